@@ -1,0 +1,1 @@
+"""Penstock: an inference system for language models."""

@@ -1,0 +1,125 @@
+"""The values that cross layers: what a step computes, what came of it, what a client is told.
+
+All are immutable and hold no object of any layer, so a `Batch` could have been read from a file. They are tuples because a
+step makes one of each per sequence.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from penstock.core.request import SamplingParams
+
+
+class Arrival(NamedTuple):
+    """What the runner must know of a sequence that takes a row. It replaces whatever the row held before."""
+
+    params: SamplingParams
+    choice: int
+    """Which of the request's n generations this is; keys the random numbers beside the seed."""
+    prompt_length: int
+    history: tuple[int, ...]
+    """Tokens before the chunk's start, where drawing needs them (penalties); else empty."""
+    adapter: str
+
+
+class Chunk(NamedTuple):
+    """A run of one sequence's tokens in one step.
+
+        positions   start ................ start + length
+        tokens      [ in the row already | token_ids      ]
+                                           [.. | drafts   ]
+
+    The last `len(token_ids)` tokens are new to the runner; those before them it sampled itself or saw earlier. The last
+    `num_drafts` of them are guesses to be verified. Attention reads positions 0 .. start + length through the row's blocks.
+    """
+
+    row: int
+    start: int
+    length: int
+    token_ids: tuple[int, ...]
+    new_blocks: tuple[int, ...]
+    """Block ids appended to the row's table; with an arrival, the whole table."""
+    samples: bool
+    """Draw a token after the last position (and after each draft)."""
+    arrival: Arrival | None
+    num_drafts: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class Batch(NamedTuple):
+    """One step's work. Copies are done before anything is computed."""
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    """(from, to) block ids whose contents are duplicated: a fork's last, partly filled block."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    def only(self, indices: Iterable[int]) -> "Batch":
+        """The same step with some of its chunks."""
+        return self._replace(chunks=tuple(self.chunks[i] for i in indices))
+
+
+class Logprob(NamedTuple):
+    """Log probability of a token and of its likeliest rivals, likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class StepOutput(NamedTuple):
+    """What a step gave, one entry per chunk of its batch."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    """Tokens drawn: none if the chunk does not sample, else accepted drafts and one more."""
+    drafts: tuple[tuple[int, ...], ...] = ()
+    """Guesses for each sequence's next tokens; empty when nobody guesses."""
+    logprobs: tuple[tuple[Logprob, ...], ...] = ()
+    """One per drawn token; empty when no request asked."""
+    prompt_logprobs: tuple[tuple[Logprob, ...], ...] = ()
+    """For the chunk's prompt positions, each predicting the token after it; empty when no request asked."""
+    failures: tuple[tuple[int, str], ...] = ()
+    """(chunk index, message) of sequences that could not be computed; the others are unharmed."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Finish(NamedTuple):
+    reason: FinishReason
+    message: str = ""
+    """Why, for an error."""
+    stop_token_id: int | None = None
+
+
+class PrefixHit(NamedTuple):
+    """What the prefix cache gave a sequence when it was first admitted."""
+
+    num_tokens: int
+    miss: str
+    """Why no more was found; empty when everything cacheable was."""
+
+
+class Delta(NamedTuple):
+    """New tokens of one choice of a request, and how it ended if it did."""
+
+    request_id: int
+    choice: int
+    token_ids: tuple[int, ...]
+    finish: Finish | None = None
+    logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    prefix: PrefixHit | None = None
+    """On the first delta of a choice only."""

@@ -1,0 +1,127 @@
+"""What a client asked for: immutable, checked once, the same for engine and simulator."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import RequestError
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 128
+MAX_TOKEN_LIST = 4096
+MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only)
+class SamplingParams:
+    """How tokens are drawn and when to end. A temperature of 0 takes the likeliest token."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these may be drawn; empty allows all."""
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
+    """Token runs that may never be completed (bad words)."""
+    seed: int = 0
+    max_tokens: int | None = None
+    """None generates until the context or the cache is full."""
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; matched outside the core, on text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the sequence, the model's own end-of-text tokens included."""
+    ignore_eos: bool = False
+    """`stop_token_ids` do not end the sequence."""
+    logprobs: int | None = None
+    """Report the log probability of each drawn token and of this many likeliest."""
+    prompt_logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_int("top_k", self.top_k, 0, 2**31)
+        _check_int("seed", self.seed, -MAX_SEED, MAX_SEED - 1)
+        _check_int("n", self.n, 1, MAX_CHOICES)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, 2**31)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; lower min_tokens",
+                    param="min_tokens",
+                )
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        for name in ("logit_bias", "allowed_token_ids", "banned_sequences", "stop", "stop_token_ids"):
+            if len(getattr(self, name)) > MAX_TOKEN_LIST:
+                raise RequestError(f"{name} has more than {MAX_TOKEN_LIST} entries; send fewer", param=name)
+        for _, bias in self.logit_bias:
+            _check_number("logit_bias", bias, -100.0, 100.0)
+        if any(not text for text in self.stop):
+            raise RequestError("stop has an empty string, which would match everywhere; remove it", param="stop")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def reads_history(self) -> bool:
+        """Drawing a token needs to know the tokens before it."""
+        return self.has_penalties or bool(self.banned_sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only)
+class Request:
+    """One call: a prompt and wishes. `request_id` is never reused; times are on the engine's monotonic clock."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    arrival_s: float = 0.0
+    priority: int = 0
+    """Larger goes first under the priority order."""
+    deadline_s: float | None = None
+    """When the answer stops being wanted."""
+    tenant: str = ""
+    """Who is charged under the fair order."""
+    salt: str = ""
+    """Prefix cache namespace: requests share blocks only under equal salts."""
+    adapter: str = ""
+    """Identity of the weights laid over the model; part of every block's hash."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise RequestError("the prompt is empty; send at least one token", param="prompt")
+        if self.deadline_s is not None and not math.isfinite(self.deadline_s):
+            raise RequestError("deadline must be a finite number of seconds", param="deadline")
+
+
+def _check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    """Written as `not (low <= value <= high)` so that NaN fails too."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (low <= value <= high) or (open_low and value == low):
+        bracket = "above" if open_low else "from"
+        raise RequestError(f"{name} is {value!r}; it must be a number {bracket} {low:g} to {high:g}", param=name)
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not (low <= value <= high):
+        raise RequestError(f"{name} is {value!r}; it must be a whole number from {low} to {high}", param=name)

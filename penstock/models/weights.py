@@ -1,0 +1,95 @@
+"""How a checkpoint's tensors become a model's parameters, as plain values.
+
+An architecture names, for each of our parameters, a recipe over the checkpoint's tensor names. The loader in the torch
+island evaluates recipes; nothing here touches a tensor. Recipes that only pick, join or permute whole rows also work on
+quantized rows without unpacking them.
+
+Our parameter names (`{i}` counts layers; a part absent from the spec is absent here; `.bias` beside `.weight` where the
+spec has one). All matrices are [out, in].
+
+    embedding.weight  positions.weight  token_types.weight  embedding_norm.weight
+    layers.{i}.attention_norm.weight        layers.{i}.attention_post_norm.weight
+    layers.{i}.attention.qkv.weight         rows q, then k, then v
+    layers.{i}.attention.q_norm.weight      layers.{i}.attention.k_norm.weight
+    layers.{i}.attention.sinks              one number per head
+    layers.{i}.attention.out.weight
+    layers.{i}.mlp_norm.weight              layers.{i}.mlp_post_norm.weight
+    layers.{i}.mlp.gate_up.weight           rows gate, then up (PlainMLP: layers.{i}.mlp.up.weight)
+    layers.{i}.mlp.down.weight
+    layers.{i}.mlp.router.weight
+    layers.{i}.mlp.experts.gate_up.weight   [experts, gate then up rows, hidden]
+    layers.{i}.mlp.experts.down.weight      [experts, hidden, width]
+    norm.weight  output.weight
+
+`attention_norm` and `mlp_norm` hold the norm of the placements pre, sandwich and residual; `*_post_norm` that of post and
+sandwich.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A checkpoint tensor as it stands."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Parts joined along the first axis."""
+
+    parts: tuple["Recipe", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Parts joined along a new first axis."""
+
+    parts: tuple["Recipe", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Rows `start`, `start + step`, ... before `stop`, counted on `axis`."""
+
+    part: "Recipe"
+    start: int
+    stop: int
+    step: int = 1
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The last two axes exchanged."""
+
+    part: "Recipe"
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesPaired:
+    """Rows of each head brought from neighbours paired (2d, 2d + 1) to halves paired (d, d + dim/2)."""
+
+    part: "Recipe"
+    num_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plus:
+    """A constant added: Gemma's norms store the distance from one."""
+
+    part: "Recipe"
+    constant: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """4-bit floats in blocks of 32 that share a power of two, as GPT-OSS stores its experts: [..., blocks, 16] and [..., blocks]."""
+
+    blocks: str
+    scales: str
+
+
+Recipe = Tensor | Rows | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4
+Recipes = dict[str, Recipe]
