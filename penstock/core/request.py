@@ -12,7 +12,7 @@ MAX_TOKEN_LIST = 4096
 MAX_SEED = 2**63
 
 
-@dataclass(frozen=True, slots=True, kw_only)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are drawn and when to end. A temperature of 0 takes the likeliest token."""
 
@@ -88,7 +88,7 @@ class SamplingParams:
         return self.has_penalties or bool(self.banned_sequences)
 
 
-@dataclass(frozen=True, slots=True, kw_only)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One call: a prompt and wishes. `request_id` is never reused; times are on the engine's monotonic clock."""
 
