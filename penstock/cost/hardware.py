@@ -1,0 +1,159 @@
+"""What a machine can do: a table of real devices, their limits, and what of them programs reach.
+
+Peaks are the vendor's dense figures; `achievable` is what a good kernel gets of them, measured where we have measured. Nothing
+here knows about models or batches.
+"""
+
+import difflib
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from penstock.errors import ConfigError
+
+NumberFormat = Literal["fp32", "bf16", "fp16", "fp8", "int8"]
+
+COMPUTE_FRACTION = 0.74
+"""Share of the dense peak that large bf16 matrix products reached on an H200; assumed where nothing was measured."""
+BANDWIDTH_FRACTION = 0.87
+"""Share of the peak bandwidth that plain reads reached on an H200; assumed where nothing was measured."""
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Dense operations per second by number format; 0 where the hardware has none."""
+
+    fp32: float = 0.0
+    bf16: float = 0.0
+    fp16: float = 0.0
+    fp8: float = 0.0
+    int8: float = 0.0
+
+    def scaled(self, fraction: float) -> "Flops":
+        return Flops(*(getattr(self, field.name) * fraction for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The two roofs of the roofline."""
+
+    bandwidth_bytes_per_s: float
+    flops: Flops
+
+    def flops_in(self, number_format: NumberFormat) -> float:
+        value: float = getattr(self.flops, number_format)
+        if not value > 0.0:
+            known = [field.name for field in fields(Flops) if getattr(self.flops, field.name) > 0.0]
+            raise ConfigError(f"this hardware does not compute in {number_format}; choose {' or '.join(known)}")
+        return value
+
+    def ridge(self, number_format: NumberFormat) -> float:
+        """Operations per byte above which work is bound by compute, below by memory."""
+        return self.flops_in(number_format) / self.bandwidth_bytes_per_s
+
+    def scaled(self, compute: float, bandwidth: float) -> "Ceilings":
+        return Ceilings(self.bandwidth_bytes_per_s * bandwidth, self.flops.scaled(compute))
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One device, or one socket with its memory."""
+
+    name: str
+    kind: Literal["gpu", "cpu"]
+    memory_bytes: int
+    """What the driver reports as present, which is less than the name on the box."""
+    peak: Ceilings
+    interconnect_bytes_per_s: float
+    """To its peers, both directions together; 0 where there is none."""
+    source: str
+    """Where the figures come from."""
+    measured: Ceilings | None = None
+
+    @property
+    def achievable(self) -> Ceilings:
+        return self.measured or self.peak.scaled(COMPUTE_FRACTION, BANDWIDTH_FRACTION)
+
+
+def find(name: str) -> Hardware:
+    """The device of that name, whatever its case."""
+    wanted = name.strip().lower()
+    if wanted in HARDWARE:
+        return HARDWARE[wanted]
+    near = difflib.get_close_matches(wanted, HARDWARE, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError(f"unknown hardware {name!r}: {hint}choose one of {', '.join(HARDWARE)}")
+
+
+def _gpu(
+    name: str, memory_gib: float, bandwidth_gb: float, tera: Flops, interconnect_gb: float, source: str
+) -> Hardware:
+    peak = Ceilings(bandwidth_gb * 1e9, tera.scaled(1e12))
+    return Hardware(name, "gpu", round(memory_gib * GIB), peak, interconnect_gb * 1e9, source)
+
+
+def _hopper(name: str, memory_gib: float, bandwidth_gb: float, source: str) -> Hardware:
+    tera = Flops(fp32=67, bf16=989, fp16=989, fp8=1979, int8=1979)
+    return _gpu(name, memory_gib, bandwidth_gb, tera, 900, source)
+
+
+_AMPERE = Flops(fp32=19.5, bf16=312, fp16=312, int8=624)
+
+_H200 = _hopper("h200", 139.8, 4800, "NVIDIA H200 datasheet; bf16, fp8 and reads measured, the rest by the same shares")
+_H200_MEASURED = Ceilings(
+    4.18e12, Flops(fp32=67e12 * COMPUTE_FRACTION, bf16=731e12, fp16=731e12, fp8=1305e12, int8=1305e12)
+)
+
+_CLOUD_2CORE = Ceilings(26e9, Flops(fp32=0.25e12, bf16=1.4e12, int8=1.5e12))
+
+_DEVICES = (
+    _gpu("a100-40", 39.6, 1555, _AMPERE, 600, "NVIDIA A100 datasheet, SXM 40 GB"),
+    _gpu("a100-80", 79.3, 2039, _AMPERE, 600, "NVIDIA A100 datasheet, SXM 80 GB"),
+    _hopper("h100-sxm", 79.2, 3350, "NVIDIA H100 datasheet, SXM"),
+    _gpu(
+        "h100-pcie",
+        79.2,
+        2000,
+        Flops(51, 756, 756, 1513, 1513),
+        128,
+        "NVIDIA H100 PCIe product brief; no NVLink bridge",
+    ),
+    _gpu("h100-nvl", 93.1, 3900, Flops(60, 835, 835, 1671, 1671), 600, "NVIDIA H100 datasheet, NVL, one of the pair"),
+    replace(_H200, measured=_H200_MEASURED),
+    _gpu("b200", 178.4, 8000, Flops(75, 2250, 2250, 4500, 4500), 1800, "NVIDIA HGX B200 datasheet, one of eight"),
+    _gpu("l4", 22.0, 300, Flops(30.3, 121, 121, 242, 242), 64, "NVIDIA L4 datasheet"),
+    _gpu("l40s", 44.4, 864, Flops(91.6, 362, 362, 733, 733), 64, "NVIDIA L40S datasheet"),
+    _gpu("a10g", 22.1, 600, Flops(fp32=35, bf16=70, fp16=70, int8=140), 64, "NVIDIA A10G datasheet"),
+    _gpu("rtx-4090", 23.6, 1008, Flops(82.6, 165, 165, 330, 661), 64, "NVIDIA Ada whitepaper, fp32 accumulation"),
+    _gpu("rtx-3090", 23.7, 936, Flops(fp32=35.6, bf16=71, fp16=71, int8=284), 112, "NVIDIA GA102 whitepaper"),
+    _gpu("t4", 14.7, 320, Flops(fp32=8.1, fp16=65, int8=130), 32, "NVIDIA T4 datasheet"),
+    _gpu("mi300x", 192.0, 5300, Flops(163, 1307, 1307, 2615, 2615), 896, "AMD Instinct MI300X datasheet"),
+    Hardware(
+        "xeon-8480",
+        "cpu",
+        256 * GIB,
+        Ceilings(307.2e9, Flops(fp32=7.2e12, bf16=115e12, int8=229e12)),
+        0.0,
+        "Intel Xeon 8480+: 56 cores at 2.0 GHz, AMX 1,024 bf16 operations a cycle, 8 channels DDR5-4800 of 32 GB",
+    ),
+    Hardware(
+        "epyc-9654",
+        "cpu",
+        384 * GIB,
+        Ceilings(460.8e9, Flops(fp32=7.4e12, bf16=14.7e12, int8=29.5e12)),
+        0.0,
+        "AMD EPYC 9654: 96 cores at 2.4 GHz, two 256-bit pipes, 12 channels DDR5-4800 of 32 GB",
+    ),
+    Hardware(
+        "cloud-2core",
+        "cpu",
+        22 * GIB,
+        _CLOUD_2CORE,
+        0.0,
+        "measured through torch on a virtual machine: two cores with AMX, reads over 1 GB, products of 512 rows",
+        measured=_CLOUD_2CORE,
+    ),
+)
+
+HARDWARE: dict[str, Hardware] = {hardware.name: hardware for hardware in _DEVICES}

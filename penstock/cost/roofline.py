@@ -1,0 +1,242 @@
+"""Seconds a batch takes, from first principles: bytes over bandwidth or operations over peak, whichever is longer.
+
+A step is parts run one after the other, each bound by its own roof:
+
+    linears    every weight is read once, each token is multiplied with all of them
+    experts    as linears, but only the experts that some token chose are read
+    attention  each chunk reads the KV it can see; operations grow with query-key pairs
+    output     rows that draw a token, times the vocabulary
+    pointwise  norms, rotations, activations: memory traffic in proportion to tokens
+    overhead   launches and host work that no roof explains
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.core.batch import Batch, Chunk
+from penstock.cost.hardware import Ceilings, NumberFormat
+from penstock.errors import ConfigError
+from penstock.models.spec import ModelSpec, MoE
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How numbers are held and multiplied."""
+
+    weight_bytes: float = 2.0
+    """Bytes a weight, scales of its group included."""
+    kv_bytes: float = 2.0
+    """Bytes a key or value number."""
+    compute: NumberFormat = "bf16"
+
+    def __post_init__(self) -> None:
+        for name in ("weight_bytes", "kv_bytes"):
+            if not 0.0 < getattr(self, name) <= 8.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose a number above 0, at most 8")
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Time that no roof explains. The defaults fit decode steps of 0.6B and 8B models, replayed as one graph on an H200."""
+
+    layer_s: float = 35e-6
+    """A layer's launches, ramps and tails."""
+    host_s: float = 250e-6
+    """Schedule, sample and hand over tokens, each step."""
+    overlaps: bool = False
+    """The host works while the device does: the longer of the two counts, not their sum."""
+
+    def __post_init__(self) -> None:
+        for name in ("layer_s", "host_s"):
+            if not 0.0 <= getattr(self, name) < 60.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose 0 to 60 seconds")
+
+
+_ACTIVATION_BYTES = {"fp32": 4.0}
+"""Between products values are held in 16 bits, but where everything is computed in 32."""
+
+NO_OVERHEAD = Overhead(layer_s=0.0, host_s=0.0)
+
+
+class Work(NamedTuple):
+    """What of a batch decides its duration. `pairs` and `reach` have one entry per kind of attention."""
+
+    num_tokens: int
+    num_drawn: int
+    """Rows of the output matrix product."""
+    pairs: tuple[int, ...]
+    """Query-key pairs scored."""
+    reach: tuple[int, ...]
+    """KV positions read, summed over chunks."""
+
+
+class Parts(NamedTuple):
+    """Seconds of a step by part."""
+
+    linears: float
+    experts: float
+    attention: float
+    output: float
+    pointwise: float
+    overhead: float
+
+
+class _Sight(NamedTuple):
+    """Which positions a query sees. Layers with equal sight are counted together."""
+
+    window: int | None
+    causal: bool
+
+
+class _AttentionKind(NamedTuple):
+    sight: _Sight
+    flops_per_pair: float
+    bytes_per_position: float
+    """Over all layers of this kind."""
+
+
+class _Experts(NamedTuple):
+    num_experts: int
+    num_active: int
+    expert_parameters: int
+    num_layers: int
+
+
+class Roofline:
+    """The cost of one model on one device; everything that does not depend on the batch is summed up beforehand."""
+
+    def __init__(
+        self, spec: ModelSpec, ceilings: Ceilings, precision: Precision | None = None, overhead: Overhead | None = None
+    ) -> None:
+        precision = precision or Precision()
+        overhead = overhead or Overhead()
+        self._flops = ceilings.flops_in(precision.compute)
+        self._bandwidth = ceilings.bandwidth_bytes_per_s
+        self._weight_bytes = precision.weight_bytes
+        self._attention = _attention_kinds(spec, precision.kv_bytes)
+        self._experts = _expert_kinds(spec)
+        self._linear_parameters = _linear_parameters(spec)
+        self._pointwise_bytes = _pointwise_values(spec) * _ACTIVATION_BYTES.get(precision.compute, 2.0)
+        self._output_parameters = spec.vocab_size * spec.hidden_size if spec.generates else 0
+        self._layers_s = overhead.layer_s * spec.num_layers
+        self._host_s = overhead.host_s
+        self._overlaps = overhead.overlaps
+
+    def step_s(self, batch: Batch) -> float:
+        return sum(self.parts(self.work(batch)))
+
+    def work(self, batch: Batch) -> Work:
+        """Add up a batch. Chunk fields are read by position: this runs for every chunk of every simulated step."""
+        chunks = batch.chunks
+        seen = [_seen(chunks, kind.sight) for kind in self._attention]
+        return Work(
+            num_tokens=sum([chunk[2] for chunk in chunks]),
+            num_drawn=sum([1 + chunk[7] for chunk in chunks if chunk[5]]),
+            pairs=tuple([pairs for pairs, _ in seen]),
+            reach=tuple([reach for _, reach in seen]),
+        )
+
+    def parts(self, work: Work) -> Parts:
+        linears = self._roof(
+            2.0 * self._linear_parameters * work.num_tokens, self._linear_parameters * self._weight_bytes
+        )
+        experts = 0.0
+        for kind in self._experts:
+            touched = expected_experts(kind.num_experts, kind.num_active, work.num_tokens)
+            size = kind.expert_parameters * kind.num_layers
+            experts += self._roof(2.0 * size * kind.num_active * work.num_tokens, size * touched * self._weight_bytes)
+        attention = 0.0
+        for attention_kind, pairs, reach in zip(self._attention, work.pairs, work.reach):
+            written = work.num_tokens * attention_kind.bytes_per_position
+            moved = reach * attention_kind.bytes_per_position + written
+            attention += self._roof(pairs * attention_kind.flops_per_pair, moved)
+        output = 0.0
+        if work.num_drawn:
+            size = self._output_parameters
+            output = self._roof(2.0 * size * work.num_drawn, size * self._weight_bytes)
+        pointwise = work.num_tokens * self._pointwise_bytes / self._bandwidth
+        device_s = linears + experts + attention + output + pointwise + self._layers_s
+        host_s = max(0.0, self._host_s - device_s) if self._overlaps else self._host_s
+        return Parts(linears, experts, attention, output, pointwise, self._layers_s + host_s)
+
+    def _roof(self, flops: float, moved_bytes: float) -> float:
+        return max(flops / self._flops, moved_bytes / self._bandwidth)
+
+
+def expected_experts(num_experts: int, num_active: int, num_tokens: int) -> float:
+    """Distinct experts that tokens choose between them, if each chooses evenly and on its own."""
+    return num_experts * (1.0 - (1.0 - num_active / num_experts) ** num_tokens)
+
+
+def _seen(chunks: Iterable[Chunk], sight: _Sight) -> tuple[int, int]:
+    """Query-key pairs and KV positions of a batch.
+
+    A causal query at position p sees p + 1 keys, so a chunk of positions start .. end - 1 scores
+
+        (start + 1) + (start + 2) + ... + end  =  length * end - length * (length - 1) / 2
+
+    pairs. Under a window a query sees at most `window` keys, and the chunk as a whole window - 1 keys before its start.
+    """
+    window, causal = sight
+    pairs = reach = 0
+    for chunk in chunks:
+        start, length = chunk[1], chunk[2]
+        end = start + length
+        if not causal:
+            pairs += length * end
+            reach += end
+        elif window is None or end <= window:
+            pairs += length * end - length * (length - 1) // 2
+            reach += end
+        else:
+            growing = max(0, window - start)
+            pairs += growing * (start + window + 1) // 2 + (length - growing) * window
+            reach += min(end, length + window - 1)
+    return pairs, reach
+
+
+def _attention_kinds(spec: ModelSpec, kv_bytes: float) -> tuple[_AttentionKind, ...]:
+    flops: dict[_Sight, float] = {}
+    moved: dict[_Sight, float] = {}
+    for layer in spec.layers:
+        attention = layer.attention
+        sight = _Sight(attention.window, attention.causal)
+        # Scoring a pair and weighing its value each take a multiplication and an addition per number of the head.
+        flops[sight] = flops.get(sight, 0.0) + 4.0 * attention.q_size
+        moved[sight] = moved.get(sight, 0.0) + attention.kv_values_per_token * kv_bytes
+    return tuple(_AttentionKind(sight, flops[sight], moved[sight]) for sight in flops)
+
+
+def _expert_kinds(spec: ModelSpec) -> tuple[_Experts, ...]:
+    layers: dict[MoE, int] = {}
+    for layer in spec.layers:
+        if isinstance(layer.mlp, MoE):
+            layers[layer.mlp] = layers.get(layer.mlp, 0) + 1
+    return tuple(
+        _Experts(moe.num_experts, moe.num_active, moe.expert.num_parameters(spec.hidden_size), num_layers)
+        for moe, num_layers in layers.items()
+    )
+
+
+def _linear_parameters(spec: ModelSpec) -> int:
+    """All weights that every token meets, but the output matrix: routers yes, experts and embeddings no."""
+    parts = spec.parameters_by_part
+    experts = sum(
+        layer.mlp.num_experts * layer.mlp.expert.num_parameters(spec.hidden_size)
+        for layer in spec.layers
+        if isinstance(layer.mlp, MoE)
+    )
+    return parts["attention"] + parts["mlp"] + parts["norms"] - experts
+
+
+def _pointwise_values(spec: ModelSpec) -> int:
+    """Numbers that a token's way between the matrix products reads and writes: two norms that add to the residual
+    (in two, out two), queries, keys and values rotated and stored (in one, out one), and the gate (in two, out one).
+    """
+    count = 0
+    for layer in spec.layers:
+        mlp = layer.mlp
+        width = mlp.num_active * mlp.expert.width if isinstance(mlp, MoE) else mlp.width
+        count += 8 * spec.hidden_size + 2 * (layer.attention.q_size + layer.attention.kv_values_per_token) + 3 * width
+    return count
