@@ -37,9 +37,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Parts joined along the first axis."""
+    """Parts joined along the first axis, or along another."""
 
     parts: tuple["Recipe", ...]
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
