@@ -97,10 +97,20 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Fault(StrEnum):
+    """Whose fault an error is."""
+
+    REQUEST = "request"
+    CAPACITY = "capacity"
+    DEADLINE = "deadline"
+    ENGINE = "engine"
+
+
 class Finish(NamedTuple):
     reason: FinishReason
     message: str = ""
     """Why, for an error."""
+    fault: Fault | None = None
     stop_token_id: int | None = None
 
 

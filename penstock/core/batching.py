@@ -1,0 +1,30 @@
+"""When waiting sequences may join: continuous batching, and the two baselines it replaced.
+
+All three run the same steps over the same paged cache. The baselines differ as the systems of their time did: a batch is
+formed whole, reserves its full length at once (it cannot pause anyone), computes all prompts before it generates, and admits
+nobody until its last sequence ends. They are spared what better systems of that time had already avoided: padding, and
+holding back finished answers.
+"""
+
+from typing import NamedTuple
+
+
+class Batching(NamedTuple):
+    joins: bool
+    """Sequences may join a batch that is running."""
+    gather_s: float = 0.0
+    """How long an idle engine waits for a batch to fill."""
+
+    def opens_s(self, since: float, *, is_full: bool) -> float:
+        """When an idle engine may start a batch for those who wait, the first of them since then."""
+        return since if is_full else since + self.gather_s
+
+
+CONTINUOUS = Batching(joins=True)
+STATIC = Batching(joins=False)
+"""Whoever waits when the engine falls idle makes the next batch."""
+
+
+def dynamic(gather_s: float) -> Batching:
+    """Like static, but a batch that is not full waits a moment for company."""
+    return Batching(joins=False, gather_s=gather_s)

@@ -1,0 +1,304 @@
+"""Sole owner of the KV blocks: who holds which, what each contains, what may be taken.
+
+A block is in exactly one state:
+
+    free      holds nothing of use
+    held      one or more sequences reference it; written only while exactly one does
+    cached    unreferenced, but its content is published and may be matched; taken in LRU order when free ones run out
+    pinned    unreferenced and published like cached, but not for taking until its pin expires or is broken
+
+Knows token ids and hashes, never tensors.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from penstock.core.prefix import Namespace, block_hash
+from penstock.core.sequence import Sequence
+
+
+class Content:
+    """What a published block holds. A find compares tokens and `parent` (by identity), so no hash is ever trusted alone."""
+
+    __slots__ = ("hash", "parent", "token_ids")
+
+    def __init__(self, hash: bytes, token_ids: tuple[int, ...], parent: "Content | Namespace") -> None:
+        self.hash = hash
+        self.token_ids = token_ids
+        self.parent = parent
+
+    def continues(self, parent: "Content | Namespace", token_ids: tuple[int, ...]) -> bool:
+        is_child = self.parent is parent or (isinstance(parent, Namespace) and self.parent == parent)
+        return is_child and self.token_ids == token_ids
+
+
+class Match(NamedTuple):
+    """Cached blocks that begin a sequence, and why there are no more."""
+
+    blocks: tuple[int, ...]
+    miss: str
+    tail: Content | None = None
+    """What the last of them holds."""
+
+
+NO_MATCH = Match((), "prefix caching is off")
+
+
+class Fork(NamedTuple):
+    """Where a forked sequence starts and which blocks to duplicate for it."""
+
+    num_tokens: int
+    copies: tuple[tuple[int, int], ...]
+
+
+class BlockPool:
+    """Invariants: see `check`. Commands do all or nothing; queries change nothing."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._caching = caching
+        self._references = [0] * num_blocks
+        self._contents: list[Content | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._pins: dict[int, float] = {}
+        self._pin_ends: list[tuple[float, int, int]] = []
+        self._num_pin_ends = 0
+        self.num_evictions = 0
+
+    # Queries
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be reserved now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that sequences reference."""
+        idle_pinned = sum(1 for block in self._pins if not self._references[block])
+        return self.num_blocks - self.num_available - idle_pinned
+
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pins)
+
+    @property
+    def num_cached(self) -> int:
+        """Published blocks, referenced or not."""
+        return len(self._index)
+
+    @property
+    def usage_fraction(self) -> float:
+        """Share of the pool that running sequences or pins keep from others."""
+        return 1.0 - self.num_available / self.num_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, sequence: Sequence) -> Match:
+        """The longest run of published blocks that begins the sequence, leaving at least one token to compute."""
+        if not self._caching:
+            return NO_MATCH
+        num_full = (len(sequence.tokens) - 1) // self.block_size
+        if not num_full:
+            return Match((), "shorter than a block")
+        self._extend_hashes(sequence, num_full)
+        found: list[int] = []
+        tail: Content | None = None
+        for number in range(num_full):
+            block = self._index.get(sequence.hashes[number])
+            content = None if block is None else self._contents[block]
+            if block is None or content is None:
+                break
+            if not content.continues(tail or sequence.namespace, self._tokens_of(sequence, number)):
+                break
+            found.append(block)
+            tail = content
+        if len(found) == num_full:
+            return Match(tuple(found), "", tail)
+        return Match(tuple(found), "differs from every cached prompt" if found else "nothing cached begins alike", tail)
+
+    def check(self, holders: Iterable[Sequence]) -> None:
+        """Raise RuntimeError if the books do not balance, given every sequence that holds blocks."""
+        counts = [0] * self.num_blocks
+        for sequence in holders:
+            if len(set(sequence.blocks)) != len(sequence.blocks):
+                raise RuntimeError(f"{sequence} holds a block twice: {sequence.blocks}")
+            for block in sequence.blocks:
+                counts[block] += 1
+        if counts != self._references:
+            raise RuntimeError("reference counts differ from the sequences that hold blocks")
+        idle_pinned = {block for block in self._pins if not counts[block]}
+        groups = [set(self._free), set(self._cached), idle_pinned, {b for b, count in enumerate(counts) if count}]
+        if sum(map(len, groups)) != self.num_blocks or set().union(*groups) != set(range(self.num_blocks)):
+            raise RuntimeError("free, cached, pinned and held blocks do not add up to the pool")
+        if len(self._free) != len(groups[0]):
+            raise RuntimeError("a block is on the free list twice")
+        published = {block: content.hash for block, content in enumerate(self._contents) if content}
+        if {hash_: block for block, hash_ in published.items()} != self._index or len(published) != len(self._index):
+            raise RuntimeError("the hash index differs from the published contents")
+        if any(self._contents[block] for block in self._free):
+            raise RuntimeError("a free block still has published content")
+        if any(not self._contents[block] for block in (*self._cached, *self._pins)):
+            raise RuntimeError("a cached or pinned block has no published content")
+
+    # Commands
+
+    def reserve(self, sequence: Sequence, num_tokens: int, match: Match | None = None, spare: int = 0) -> bool:
+        """Give the sequence blocks for its first `num_tokens` positions, starting with `match` if it holds none yet.
+
+        All or nothing; refuses if fewer than `spare` blocks would stay available.
+        """
+        matched = match.blocks if match else ()
+        num_new = self.blocks_for(num_tokens) - len(sequence.blocks) - len(matched)
+        num_idle_matched = sum(1 for block in matched if block in self._cached)
+        if num_new + spare > self.num_available - num_idle_matched:
+            return False
+        for block in matched:
+            self._hold(block)
+        if matched:
+            sequence.blocks.extend(matched)
+            sequence.num_published = len(matched)
+            sequence.tail = match.tail if match else None
+        for _ in range(num_new):
+            sequence.blocks.append(self._take())
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int, spare: int = 0) -> Fork | None:
+        """Let `child` start with the parent's first `num_tokens` positions, and room for one more.
+
+        Whole blocks are shared. The block the child will write next is its own, filled with a copy of the parent's, since a
+        block with two holders is never written. None if there is no room.
+        """
+        num_shared = num_tokens // self.block_size
+        if 1 + spare > self.num_available:
+            return None
+        shared = parent.blocks[:num_shared]
+        for block in shared:
+            self._hold(block)
+        own = self._take()
+        child.blocks.extend((*shared, own))
+        child.num_published = min(parent.num_published, num_shared)
+        child.hashes = parent.hashes[: child.num_published]
+        tail: Content | Namespace | None = parent.tail
+        for _ in range(parent.num_published - child.num_published):
+            tail = tail.parent if isinstance(tail, Content) else None
+        child.tail = tail if isinstance(tail, Content) else None
+        partial = num_tokens % self.block_size
+        return Fork(num_tokens, ((parent.blocks[num_shared], own),) if partial else ())
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the sequence's full, computed blocks to later sequences that begin alike.
+
+        Where another block already holds the same content that one stands, and ours stays private.
+        """
+        num_full = sequence.num_computed // self.block_size
+        if not self._caching or num_full <= sequence.num_published:
+            return
+        self._extend_hashes(sequence, num_full)
+        for number in range(sequence.num_published, num_full):
+            hash_ = sequence.hashes[number]
+            parent = sequence.tail or sequence.namespace
+            token_ids = self._tokens_of(sequence, number)
+            present = self._index.get(hash_)
+            content = None if present is None else self._contents[present]
+            if present is not None and content is not None:
+                if content.continues(parent, token_ids):
+                    sequence.tail = content
+                    continue
+                self._forget(present)
+            block = sequence.blocks[number]
+            sequence.tail = self._contents[block] = Content(hash_, token_ids, parent)
+            self._index[hash_] = block
+        sequence.num_published = num_full
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all blocks back. The last goes first, so that a prefix outlives what was built on it."""
+        for block in reversed(sequence.blocks):
+            self._references[block] -= 1
+            if not self._references[block]:
+                self._rest(block)
+        sequence.blocks.clear()
+        sequence.num_published = 0
+        sequence.tail = None
+
+    def pin(self, match: Match, until_s: float) -> None:
+        """Keep matched blocks from being taken until then; the later of two ends holds."""
+        for block in reversed(match.blocks):
+            if until_s <= self._pins.get(block, float("-inf")):
+                continue
+            self._cached.pop(block, None)
+            self._pins[block] = until_s
+            self._num_pin_ends += 1
+            heappush(self._pin_ends, (until_s, self._num_pin_ends, block))
+
+    def unpin(self, match: Match) -> None:
+        for block in reversed(match.blocks):
+            self._unpin(block)
+
+    def unpin_expired(self, now: float) -> None:
+        while self._pin_ends and self._pin_ends[0][0] <= now:
+            until_s, _, block = heappop(self._pin_ends)
+            if self._pins.get(block) == until_s:
+                self._unpin(block)
+
+    def unpin_all(self) -> None:
+        """Break every pin: a request that fits an empty cache may not wait for ever."""
+        for block in tuple(self._pins):
+            self._unpin(block)
+
+    # The books
+
+    def _tokens_of(self, sequence: Sequence, number: int) -> tuple[int, ...]:
+        return tuple(sequence.tokens[number * self.block_size : (number + 1) * self.block_size])
+
+    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        """Hashes are a memo of the tokens, kept on the sequence: computing them changes no state of the pool."""
+        hashes = sequence.hashes
+        parent = hashes[-1] if hashes else sequence.namespace.hash
+        for number in range(len(hashes), num_blocks):
+            parent = block_hash(parent, self._tokens_of(sequence, number))
+            hashes.append(parent)
+
+    def _hold(self, block: int) -> None:
+        if not self._references[block]:
+            self._cached.pop(block, None)
+        self._references[block] += 1
+
+    def _take(self) -> int:
+        """A block nobody holds, its old content forgotten; the caller made sure that there is one."""
+        if not self._free:
+            self._forget(next(iter(self._cached)))
+            self.num_evictions += 1
+        block = self._free.pop()
+        self._references[block] = 1
+        return block
+
+    def _rest(self, block: int) -> None:
+        """Put a block that lost its last holder where it belongs."""
+        if block in self._pins:
+            return
+        if self._contents[block]:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
+
+    def _forget(self, block: int) -> None:
+        """Unpublish a block's content."""
+        content = self._contents[block]
+        if content:
+            del self._index[content.hash]
+        self._contents[block] = None
+        self._pins.pop(block, None)
+        self._cached.pop(block, None)
+        if not self._references[block]:
+            self._free.append(block)
+
+    def _unpin(self, block: int) -> None:
+        if self._pins.pop(block, None) is not None and not self._references[block]:
+            self._rest(block)

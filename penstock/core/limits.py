@@ -1,0 +1,50 @@
+"""The bounds a scheduler works within: found at start, fixed for its life."""
+
+from typing import NamedTuple
+
+from penstock.core.request import Request
+from penstock.errors import RequestError
+
+
+class Limits(NamedTuple):
+    num_blocks: int
+    block_size: int
+    max_context: int
+    max_batch_tokens: int
+    max_sequences: int
+    max_waiting: int
+    max_waiting_tokens: int
+    prefix_caching: bool = True
+
+    @property
+    def max_positions(self) -> int:
+        """Most tokens one sequence can reach: the last one drawn needs no place in the cache."""
+        return min(self.max_context, self.num_blocks * self.block_size + 1)
+
+    def longest(self, request: Request) -> int:
+        """Tokens, prompt included, at which the request ends. Refuses what could never be served, however idle we are."""
+        num_prompt = len(request.prompt)
+        wanted = request.params.max_tokens
+        if num_prompt >= self.max_context:
+            raise RequestError(
+                f"This model's maximum context length is {self.max_context:,} tokens. However, the prompt has "
+                f"{num_prompt:,} tokens, which leaves none for an answer; shorten it or serve with a larger --max-context",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if num_prompt + (wanted or 1) > self.max_context:
+            raise RequestError(
+                f"This model's maximum context length is {self.max_context:,} tokens. However, you requested "
+                f"{num_prompt + (wanted or 1):,} ({num_prompt:,} in the prompt, {wanted:,} to generate); shorten the prompt, "
+                "lower max_tokens or serve with a larger --max-context",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        if num_prompt + (wanted or 1) > self.max_positions:
+            raise RequestError(
+                f"the request needs {num_prompt + (wanted or 1) - 1:,} cached tokens but the whole KV cache holds "
+                f"{self.num_blocks * self.block_size:,}; shorten it, lower max_tokens or serve with a larger --num-blocks",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        return num_prompt + wanted if wanted else self.max_positions

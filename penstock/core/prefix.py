@@ -1,0 +1,35 @@
+"""Names for runs of tokens: each block's hash says what it and everything before it holds.
+
+A hash is only a key. Whoever finds a block by it compares the tokens too, so a collision can cost time but never a wrong
+answer. The router computes the same hashes to guess which replica holds a prefix.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+_DIGEST_BYTES = 16
+
+
+class Namespace(NamedTuple):
+    """Sequences share blocks only inside one: what besides tokens decides a block's content, and who may see it."""
+
+    salt: str
+    adapter: str
+
+    @property
+    def hash(self) -> bytes:
+        """Parent of a first block. Fields carry their lengths, so that no two namespaces read alike."""
+        fields = [text.encode("utf-8", "surrogatepass") for text in self]
+        tagged = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+        return blake2b(tagged, digest_size=_DIGEST_BYTES, person=b"penstock.root").digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of a full block given the hash of the block before it."""
+    tokens = array("I", token_ids)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_BYTES, person=b"penstock.block").digest()

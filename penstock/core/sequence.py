@@ -1,0 +1,134 @@
+"""One generation in progress.
+
+Written by the scheduler on the engine's thread; its blocks by the pool alone. Positions count from the first prompt token:
+
+    0 ...... num_computed ...... num_launched ...... len(tokens) + num_pending
+    [ KV done | being computed    | not started     ]
+
+`num_pending` tokens have been drawn by launched steps but not reported yet, so they have a position and no known id.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.core.batch import Chunk, Finish, Logprob, PrefixHit
+from penstock.core.prefix import Namespace
+from penstock.core.request import Request
+
+if TYPE_CHECKING:
+    from penstock.core.blocks import Content
+
+
+class Sequence:
+    __slots__ = (
+        "blocks",
+        "choice",
+        "drafts",
+        "finish",
+        "hashes",
+        "holds_next",
+        "is_announced",
+        "is_prefix_told",
+        "is_waiting",
+        "limit",
+        "min_length",
+        "namespace",
+        "num_computed",
+        "num_launched",
+        "num_pending",
+        "num_prompt_logprobs",
+        "num_published",
+        "num_verifying",
+        "number",
+        "parent",
+        "prefix",
+        "request",
+        "row",
+        "siblings",
+        "stay",
+        "stop_ids",
+        "tail",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, choice: int, number: int, limit: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.number = number
+        """Order of arrival: unique per request, never reused."""
+        self.limit = limit
+        """Length at which the sequence ends."""
+        self.min_length = len(request.prompt) + request.params.min_tokens
+        """Length up to which stop tokens do not end it."""
+        self.stop_ids = frozenset() if request.params.ignore_eos else frozenset(request.params.stop_token_ids)
+        self.tokens = list(request.prompt)
+        self.finish: Finish | None = None
+        self.prefix: PrefixHit | None = None
+        self.is_prefix_told = False
+        self.is_waiting = False
+        self.num_prompt_logprobs = 0
+        """Prompt positions already reported."""
+        self.siblings: list[Sequence] = []
+        """Other choices of the request, waiting for this one to compute the prompt they share."""
+        self.parent: Sequence | None = None
+        """The choice that computed the prompt, while it can still be forked."""
+
+        # The stay: from admission to leaving.
+        self.stay = 0
+        """Counts stays; an output computed in an earlier stay is stale."""
+        self.row: int | None = None
+        self.is_announced = False
+        """The runner has been told who holds the row."""
+        self.num_computed = 0
+        self.num_launched = 0
+        self.num_pending = 0
+        self.num_verifying = 0
+        """Drafts in the launched step; until it is committed the sequence's length is unknown."""
+        self.holds_next = False
+        """The runner drew the token at `num_launched` itself and holds it in its row."""
+        self.drafts: tuple[int, ...] = ()
+
+        # Owned by BlockPool.
+        self.blocks: list[int] = []
+        self.namespace = Namespace(request.salt, request.adapter)
+        self.hashes: list[bytes] = []
+        self.num_published = 0
+        """Blocks offered to others, counted from the first."""
+        self.tail: Content | None = None
+        """What the last published block holds."""
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def is_running(self) -> bool:
+        return self.row is not None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The first choice reports them for all; its prompt is computed whole, since cached blocks hold no logits."""
+        return self.choice == 0 and self.request.params.prompt_logprobs is not None
+
+    def untold_prompt_logprobs(self, chunk: Chunk, logprobs: tuple[Logprob, ...]) -> tuple[Logprob, ...]:
+        """Those of a chunk not reported before: a sequence that was pushed out computes its prompt again."""
+        if not self.wants_prompt_logprobs:
+            return ()
+        untold = logprobs[max(self.num_prompt_logprobs - chunk.start, 0) :]
+        self.num_prompt_logprobs += len(untold)
+        return untold
+
+    def enter(self, row: int, num_cached: int) -> None:
+        self.stay += 1
+        self.row = row
+        self.num_computed = self.num_launched = num_cached
+
+    def leave(self) -> None:
+        self.stay += 1
+        self.row = None
+        self.num_computed = self.num_launched = 0
+        self.num_pending = self.num_verifying = 0
+        self.is_announced = self.holds_next = False
+        self.drafts = ()
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.number}.{self.choice} {len(self.tokens)} tokens, row {self.row}>"

@@ -1,0 +1,102 @@
+"""What was found at start: how much of the model and its cache fits. The engine and the simulator both size here."""
+
+from dataclasses import dataclass
+
+from penstock.config import EngineConfig
+from penstock.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.core.limits import Limits
+from penstock.core.order import ORDERS
+from penstock.core.scheduler import Scheduler
+from penstock.errors import ConfigError
+from penstock.models.spec import ModelSpec
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only)
+class Memory:
+    """What a device offers and what the model takes of it before the cache."""
+
+    free_bytes: int
+    weight_bytes: int
+    workspace_bytes: int = 0
+    bytes_per_kv_value: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only)
+class Sizing:
+    """The outcome of sizing an engine; never written back into a config."""
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    max_context: int
+    weight_bytes: int
+    workspace_bytes: int
+    free_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens the whole cache holds."""
+        return self.num_blocks * self.block_size
+
+
+def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory) -> Sizing:
+    """Give the cache what weights and workspace leave of the allowed memory, or say what would make it fit."""
+    max_context = config.model.max_context or spec.max_context
+    if max_context > spec.max_context:
+        raise ConfigError(
+            f"--max-context is {max_context:,} but the model was made for {spec.max_context:,} tokens; choose at most that"
+        )
+    block_size = config.cache.block_size
+    block_bytes = spec.kv_bytes_per_token(memory.bytes_per_kv_value) * block_size
+    allowed = int(memory.free_bytes * config.cache.memory_fraction)
+    left = allowed - memory.weight_bytes - memory.workspace_bytes
+    num_fitting = max(left, 0) // block_bytes
+    num_blocks = config.cache.num_blocks or num_fitting
+    if num_blocks > num_fitting or not num_fitting:
+        raise ConfigError(_does_not_fit(config, memory, block_bytes, num_fitting))
+    num_useful = config.scheduler.max_sequences * -(-max_context // block_size)
+    return Sizing(
+        num_blocks=min(num_blocks, num_useful),
+        block_size=block_size,
+        block_bytes=block_bytes,
+        max_context=max_context,
+        weight_bytes=memory.weight_bytes,
+        workspace_bytes=memory.workspace_bytes,
+        free_bytes=memory.free_bytes,
+    )
+
+
+def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
+    """The scheduler both clocks drive."""
+    asked = config.scheduler
+    limits = Limits(
+        num_blocks=sizing.num_blocks,
+        block_size=sizing.block_size,
+        max_context=sizing.max_context,
+        max_batch_tokens=asked.max_batch_tokens,
+        max_sequences=asked.max_sequences,
+        max_waiting=asked.max_waiting,
+        max_waiting_tokens=asked.max_waiting_tokens,
+        prefix_caching=config.cache.prefix_caching,
+    )
+    batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
+    return Scheduler(limits, ORDERS[asked.order](), batching)
+
+
+def _does_not_fit(config: EngineConfig, memory: Memory, block_bytes: int, num_fitting: int) -> str:
+    ledger = (
+        f"free {memory.free_bytes / GIB:.2f} GiB x --memory-fraction {config.cache.memory_fraction:g}"
+        f" - weights {memory.weight_bytes / GIB:.2f} GiB - workspace {memory.workspace_bytes / GIB:.2f} GiB"
+    )
+    if not num_fitting:
+        return f"no memory is left for the KV cache: {ledger}; use a smaller model, a smaller dtype or more memory"
+    return (
+        f"--num-blocks {config.cache.num_blocks:,} needs {(config.cache.num_blocks or 0) * block_bytes / GIB:.2f} GiB but only "
+        f"{num_fitting:,} blocks fit: {ledger}; lower --num-blocks"
+    )
