@@ -1,0 +1,79 @@
+"""When requests come: seeded processes that yield arrival times. They know nothing of what arrives."""
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from penstock.errors import ConfigError
+
+
+class Arrivals(Protocol):
+    def times(self, count: int, random: Random) -> list[float]:
+        """Seconds from the start, never falling."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """Everybody at time zero: an offline job."""
+
+    def times(self, count: int, random: Random) -> list[float]:
+        return [0.0] * count
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Evenly spaced."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def times(self, count: int, random: Random) -> list[float]:
+        return [number / self.rate for number in range(1, count + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent users: gaps are exponential."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def times(self, count: int, random: Random) -> list[float]:
+        return _cumulate([random.expovariate(self.rate) for _ in range(count)])
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Bursts: gaps of the same mean whose standard deviation is `variation` times it; 1 is Poisson, more is burstier."""
+
+    rate: float
+    variation: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        if not 0.01 <= self.variation <= 100.0:
+            raise ConfigError(f"the variation of gaps is {self.variation}; choose 0.01 to 100")
+
+    def times(self, count: int, random: Random) -> list[float]:
+        shape = 1.0 / self.variation**2
+        scale = 1.0 / (self.rate * shape)
+        return _cumulate([random.gammavariate(shape, scale) for _ in range(count)])
+
+
+def _cumulate(gaps: list[float]) -> list[float]:
+    times: list[float] = []
+    now = 0.0
+    for gap in gaps:
+        now += gap
+        times.append(now)
+    return times
+
+
+def _check_rate(rate: float) -> None:
+    if not (math.isfinite(rate) and 0.0 < rate <= 1e6):
+        raise ConfigError(f"the rate is {rate} requests per second; choose a number above 0, at most 1,000,000")

@@ -1,0 +1,102 @@
+"""A workload: requests with their arrival times and the lengths of their answers, made from a seed.
+
+An answer's length is its `max_tokens` with end-of-text ignored, so that engine, bench and simulator generate the same tokens.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+from penstock.core.request import Request, SamplingParams
+from penstock.errors import ConfigError
+from penstock.workload.arrivals import Arrivals
+from penstock.workload.lengths import Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Some prompts begin with one of a few long texts: system prompts, documents, examples."""
+
+    num_tokens: int
+    num_prefixes: int = 1
+    fraction: float = 1.0
+    """Share of requests that begin so."""
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.num_tokens <= 10_000_000 and 1 <= self.num_prefixes <= 1_000_000):
+            raise ConfigError(
+                f"{self.num_prefixes} shared prefixes of {self.num_tokens} tokens: choose at least one of at least one token"
+            )
+        if not 0.0 <= self.fraction <= 1.0:
+            raise ConfigError(f"the share of requests with a shared prefix is {self.fraction}; choose 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival."""
+
+    requests: tuple[Request, ...]
+
+    def __post_init__(self) -> None:
+        times = [request.arrival_s for request in self.requests]
+        if times != sorted(times):
+            raise ConfigError("the requests of a workload must be in order of arrival; sort them by arrival_s")
+        if len({request.request_id for request in self.requests}) != len(self.requests):
+            raise ConfigError("two requests of a workload have the same request_id; number them apart")
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(request.prompt) for request in self.requests)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(request.params.max_tokens or 0 for request in self.requests)
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last."""
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make a workload."""
+
+    arrivals: Arrivals
+    prompts: Lengths
+    """Of the part that is a prompt's own; a shared prefix comes on top."""
+    answers: Lengths
+    num_requests: int = 1000
+    prefix: SharedPrefix | None = None
+    vocab_size: int = 32_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_requests <= 10_000_000:
+            raise ConfigError(f"{self.num_requests} requests: choose 1 to 10,000,000")
+        if not 1 <= self.vocab_size <= 2**31:
+            raise ConfigError(f"a vocabulary of {self.vocab_size}: choose 1 or more")
+
+    def make(self, seed: int) -> Workload:
+        """The same seed gives the same workload. Times, lengths and tokens are drawn apart: changing one leaves the others."""
+        times = self.arrivals.times(self.num_requests, Random(f"{seed} arrivals"))
+        prompt_random, answer_random = Random(f"{seed} prompts"), Random(f"{seed} answers")
+        prefix_random, token_random = Random(f"{seed} prefixes"), Random(f"{seed} tokens")
+        tokens = range(self.vocab_size)
+        shared = self._shared_prefixes(prefix_random)
+        requests = []
+        for number, arrival_s in enumerate(times):
+            start: tuple[int, ...] = ()
+            if self.prefix and prefix_random.random() < self.prefix.fraction:
+                start = prefix_random.choice(shared)
+            own = token_random.choices(tokens, k=self.prompts.draw(prompt_random))
+            params = SamplingParams(max_tokens=self.answers.draw(answer_random), ignore_eos=True, temperature=0.0)
+            requests.append(Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=arrival_s))
+        return Workload(tuple(requests))
+
+    def _shared_prefixes(self, random: Random) -> list[tuple[int, ...]]:
+        if self.prefix is None:
+            return []
+        tokens, length = range(self.vocab_size), self.prefix.num_tokens
+        return [tuple(random.choices(tokens, k=length)) for _ in range(self.prefix.num_prefixes)]

@@ -1,0 +1,72 @@
+"""Laws of workloads: determinism, independence of what is drawn, shared prefixes."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.core.request import Request
+from penstock.errors import ConfigError
+from penstock.workload.arrivals import Constant, Poisson
+from penstock.workload.lengths import Fixed, Uniform
+from penstock.workload.workload import Recipe, SharedPrefix, Workload
+
+RECIPE = Recipe(Poisson(5.0), Uniform(5, 50), Uniform(1, 40), num_requests=200, vocab_size=1000)
+
+
+def test_the_same_seed_gives_the_same_workload_and_another_a_different_one():
+    assert RECIPE.make(3) == RECIPE.make(3)
+    assert RECIPE.make(3) != RECIPE.make(4)
+
+
+def test_changing_one_choice_leaves_the_other_draws():
+    plain, slower = RECIPE.make(1), replace(RECIPE, arrivals=Constant(1.0)).make(1)
+    longer = replace(RECIPE, answers=Fixed(9)).make(1)
+    assert (
+        [r.prompt for r in plain.requests] == [r.prompt for r in slower.requests] == [r.prompt for r in longer.requests]
+    )
+    assert [r.params for r in plain.requests] == [r.params for r in slower.requests]
+    assert [r.arrival_s for r in plain.requests] == [r.arrival_s for r in longer.requests]
+
+
+def test_totals_add_up():
+    workload = RECIPE.make(0)
+    assert len(workload) == 200
+    assert workload.num_prompt_tokens == sum(len(r.prompt) for r in workload.requests)
+    assert workload.num_output_tokens == sum(r.params.max_tokens for r in workload.requests)
+    assert workload.span_s == pytest.approx(200 / 5.0, rel=0.3)
+    assert all(0 <= token < 1000 for r in workload.requests for token in r.prompt)
+
+
+def test_shared_prefixes_come_before_the_own_part():
+    recipe = replace(RECIPE, prefix=SharedPrefix(num_tokens=64, num_prefixes=3, fraction=0.5))
+    workload, plain = recipe.make(2), RECIPE.make(2)
+    starts = [r.prompt[: -len(p.prompt)] for r, p in zip(workload.requests, plain.requests)]
+    assert all(r.prompt[-len(p.prompt) :] == p.prompt for r, p in zip(workload.requests, plain.requests))
+    shared = [start for start in starts if start]
+    assert {len(start) for start in shared} == {64}
+    assert len(set(shared)) == 3
+    assert len(shared) / len(starts) == pytest.approx(0.5, abs=0.12)
+
+
+def test_unordered_or_ambiguous_requests_are_refused():
+    early, late = (Request(request_id=1, prompt=(1,), arrival_s=1.0), Request(request_id=2, prompt=(1,), arrival_s=2.0))
+    with pytest.raises(ConfigError, match="order of arrival"):
+        Workload((late, early))
+    with pytest.raises(ConfigError, match="same request_id"):
+        Workload((early, replace(late, request_id=1)))
+    assert Workload(()).span_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: replace(RECIPE, num_requests=0),
+        lambda: replace(RECIPE, vocab_size=0),
+        lambda: SharedPrefix(0),
+        lambda: SharedPrefix(5, 0),
+        lambda: SharedPrefix(5, fraction=float("nan")),
+    ],
+)
+def test_impossible_recipes_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
