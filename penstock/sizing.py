@@ -13,7 +13,7 @@ from penstock.models.spec import ModelSpec
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """What a device offers and what the model takes of it before the cache."""
 
@@ -23,7 +23,7 @@ class Memory:
     bytes_per_kv_value: float = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
     """The outcome of sizing an engine; never written back into a config."""
 

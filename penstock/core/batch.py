@@ -63,7 +63,7 @@ class Batch(NamedTuple):
         return sum(chunk.length for chunk in self.chunks)
 
     def only(self, indices: Iterable[int]) -> "Batch":
-        """The same step with some of its chunks."""
+        """The same step, copies included, with some of its chunks."""
         return self._replace(chunks=tuple(self.chunks[i] for i in indices))
 
 

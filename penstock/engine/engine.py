@@ -116,7 +116,9 @@ class Engine:
                 _result(ticket)
             except Exception:
                 continue
-        output = self._isolate(batch, error)
+        if batch.copies:
+            self._runner.launch(batch.only(())).result()
+        output = self._isolate(batch._replace(copies=()), error)
         if len(output.failures) == len(batch.chunks):
             self._num_lost_steps += 1
             if self._num_lost_steps >= MAX_LOST_STEPS or len(batch.chunks) > 1:
@@ -131,7 +133,7 @@ class Engine:
         if len(batch.chunks) == 1:
             return StepOutput(tokens=((),), failures=((0, _describe(error)),))
         middle = len(batch.chunks) // 2
-        parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))._replace(copies=())]
+        parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
         outputs = []
         for part in parts:
             try:
