@@ -1,0 +1,125 @@
+"""The `penstock` command: finds the subcommand, builds its config, runs it, and turns errors into exit statuses.
+
+A subcommand is a module with a frozen dataclass `Config` and a function `run(config) -> int`, imported when chosen.
+Nothing heavy is imported here: the help of `penstock` must appear at once.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from shutil import get_terminal_size
+from typing import Any
+
+from penstock.cli import args, config_file
+from penstock.cli.flags import suggestion
+from penstock.cli.help import command_help, layout
+from penstock.cli.show import printable
+from penstock.errors import ConfigError, PenstockError, RequestError
+
+FAULT_STATUS = 1
+USAGE_STATUS = 2
+INTERRUPTED_STATUS = 130
+BROKEN_PIPE_STATUS = 141
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A row of the table of commands."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Command] = {}
+
+
+def main(words: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
+    """Run one command line and return its exit status. Errors nobody foresaw keep their traceback."""
+    try:
+        status = _status(sys.argv[1:] if words is None else words, commands)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        if not _is_reader_gone():
+            raise
+        return BROKEN_PIPE_STATUS
+    return status
+
+
+def _status(words: Sequence[str], commands: Mapping[str, Command]) -> int:
+    try:
+        return _dispatch(words, commands)
+    except PenstockError as error:
+        print(f"penstock: error: {printable(str(error))}", file=sys.stderr)
+        return USAGE_STATUS if isinstance(error, ConfigError | RequestError) else FAULT_STATUS
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        return INTERRUPTED_STATUS
+
+
+def _dispatch(words: Sequence[str], commands: Mapping[str, Command]) -> int:
+    first, *rest = words or ("--help",)
+    if first in ("-h", "--help"):
+        print(_overview(commands))
+    elif first == "--version":
+        print(f"penstock {_version()}")
+    elif first in commands:
+        return _run(f"penstock {first}", import_module(commands[first].module), rest)
+    elif first.startswith("-"):
+        known = suggestion(first, ("--help", "--version"))
+        raise ConfigError(f"unknown flag {first}{known or '; flags follow a command: penstock COMMAND ' + first}")
+    else:
+        raise ConfigError(f"unknown command {first}{suggestion(first, commands) or '; see penstock --help'}")
+    return 0
+
+
+def _run(program: str, module: Any, words: Sequence[str]) -> int:
+    arguments = args.parse(module.Config, words)
+    if arguments.wants_help:
+        print(command_help(program, module.Config, get_terminal_size().columns))
+        return 0
+    values: dict[str, Any] = {}
+    for path in arguments.files:
+        values |= config_file.read(module.Config, path)
+    config = args.build(module.Config, values | dict(arguments.values))
+    if arguments.wants_config:
+        print(config_file.write(config))
+        return 0
+    return int(module.run(config))
+
+
+def _overview(commands: Mapping[str, Command]) -> str:
+    width = get_terminal_size().columns
+    rows = (line for name, command in commands.items() for line in layout(name, command.help, max(width, 60), 14))
+    return "\n".join(
+        [
+            "usage: penstock COMMAND [flags]",
+            "",
+            "An inference system for language models: engine, server, simulator and planner built on one scheduler.",
+            "",
+            "commands:",
+            *rows,
+            "",
+            "penstock COMMAND --help tells the flags of a command; penstock --version tells the version.",
+        ]
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slower to import than all of the above
+
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "(not installed: run from its source)"
+
+
+def _is_reader_gone() -> bool:
+    """Whether the pipe that broke is our output, as under `| head`. What is left unwritten then goes nowhere."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

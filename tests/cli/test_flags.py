@@ -1,0 +1,124 @@
+"""Laws of flags: what a field may be, and which values it takes."""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import pytest
+
+from penstock import config as configs
+from penstock.cli.flags import by_tables, flags_of
+from penstock.cli.main import COMMANDS
+from penstock.errors import ConfigError
+from tests.cli import orchard
+
+ALL_CONFIGS = [value for value in vars(configs).values() if isinstance(value, type) and is_dataclass(value)] + [
+    orchard.Config,
+    *(import_module(command.module).Config for command in COMMANDS.values()),
+]
+
+
+def leaf_names(config: type) -> list[str]:
+    names = []
+    for declared in fields(config):
+        hint = get_type_hints(config)[declared.name]
+        names += leaf_names(hint) if is_dataclass(hint) else [declared.name]
+    return names
+
+
+@pytest.mark.parametrize("config", ALL_CONFIGS, ids=lambda config: f"{config.__module__}.{config.__name__}")
+def test_every_leaf_of_every_config_is_one_flag(config: Any) -> None:
+    assert [flag.name for flag in flags_of(config)] == leaf_names(config)
+    assert config.__dataclass_params__.frozen
+
+
+def test_the_outermost_fields_come_first_whatever_the_order_of_declaration() -> None:
+    assert list(by_tables(flags_of(orchard.Config))) == [(), ("garden", "tree"), ("garden",)]
+
+
+def test_the_default_of_an_inner_field_is_that_of_the_outer_default() -> None:
+    defaults = {flag.name: flag.default for flag in flags_of(orchard.Config)}
+    assert defaults["height_m"] == 3.0
+
+
+def test_fields_that_no_command_line_could_say_are_refused_when_declared() -> None:
+    @dataclass
+    class Inner:
+        twice: int = 0
+
+    @dataclass
+    class Twice:
+        inner: Inner = field(default_factory=Inner)
+        twice: int = 1
+
+    for hint, declared in [
+        (dict[str, int], field(default_factory=dict)),
+        (tuple[int, str], field(default=(1, ""))),
+        (int | str, field(default=1)),
+        (int | None, field(default=3)),
+        (bool | None, field(default=None)),
+        (tuple[bool, ...], field(default=())),
+        (tuple[int | None, ...], field(default=())),
+        (Literal["a", 1], field(default="a")),
+        (bool, field(default=True, metadata={"positional": True})),
+        (tuple[str, ...], field(default=("a",), metadata={"positional": True})),
+    ]:
+        config = dataclass(
+            type("Made", (), {"__annotations__": {"leaf": hint}, "leaf": declared, "__module__": __name__})
+        )
+        with pytest.raises(TypeError, match=r"Made\.leaf"):
+            flags_of(config)
+    for name in ("help", "config", "print_config", "no_cache"):
+        config = dataclass(type("Made", (), {"__annotations__": {name: str}, name: "", "__module__": __name__}))
+        with pytest.raises(TypeError, match="taken"):
+            flags_of(config)
+    with pytest.raises(TypeError, match="same name"):
+        flags_of(Twice)
+
+
+def test_only_the_last_positional_may_be_left_out() -> None:
+    @dataclass
+    class Gap:
+        first: str = field(default="a", metadata={"positional": True})
+        second: str = field(default="b", metadata={"positional": True})
+
+    with pytest.raises(TypeError, match="last positional"):
+        flags_of(Gap)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("apples", "4k", "--apples takes a whole number, not '4k'; write it out, since k may mean 1000 or 1024"),
+        ("apples", "2 MiB", "write it out"),
+        ("apples", "1.5", "--apples takes a whole number, not '1.5'"),
+        ("apples", "1e3", "a whole number"),
+        ("apples", "nan", "a whole number"),
+        ("apples", "", "a whole number"),
+        ("apples", "9" * 5000, "a whole number"),
+        ("height_m", "nan", "--height-m takes a finite number"),
+        ("height_m", "-inf", "a finite number"),
+        ("height_m", "1e999", "a finite number"),
+        ("height_m", "tall", "a finite number, not 'tall'"),
+        ("kind", "ruset", "--kind takes pippin, russet or codlin, not 'ruset'; did you mean russet?"),
+        ("graft", "4", "--graft takes 1, 2 or 3, not '4'"),
+        ("month", "", "--month takes august or september, not ''"),
+        ("note", "caf\udce9", "--note takes text in UTF-8"),
+        ("book", "caf\udce9", "--book takes a path in UTF-8"),
+        ("picker", "caf\udce9", "PICKER takes text in UTF-8"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_flag_and_what_it_takes(name: str, text: str, fault: str) -> None:
+    flag = {flag.name: flag for flag in flags_of(orchard.Config)}[name]
+    with pytest.raises(ConfigError) as caught:
+        flag.from_text(text)
+    assert fault in str(caught.value)
+
+
+def test_numbers_and_paths_read_as_python_writes_them() -> None:
+    flags = {flag.name: flag for flag in flags_of(orchard.Config)}
+    assert flags["apples"].from_text("-4_096") == -4096
+    assert flags["height_m"].from_text("1e-3") == 0.001
+    assert flags["graft"].from_text("3") == 3
+    assert flags["book"].from_text("a/b") == Path("a/b")
