@@ -25,6 +25,7 @@ spec has one). All matrices are [out, in].
 sandwich.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -86,7 +87,10 @@ class Plus:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """4-bit floats in blocks of 32 that share a power of two, as GPT-OSS stores its experts: [..., blocks, 16] and [..., blocks]."""
+    """4-bit floats in blocks of 32 that share a power of two, as GPT-OSS stores its experts.
+
+    Blocks are [..., blocks, 16] bytes, scales [..., blocks].
+    """
 
     blocks: str
     scales: str
@@ -94,3 +98,17 @@ class Mxfp4:
 
 Recipe = Tensor | Rows | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4
 Recipes = dict[str, Recipe]
+
+
+def sources(recipe: Recipe) -> Iterator[str]:
+    """Names of the checkpoint's tensors that a recipe reads."""
+    match recipe:
+        case Tensor(name):
+            yield name
+        case Mxfp4(blocks, scales):
+            yield from (blocks, scales)
+        case Rows(parts) | Stack(parts):
+            for part in parts:
+                yield from sources(part)
+        case Take(part) | Swap(part) | HalvesPaired(part) | Plus(part):
+            yield from sources(part)

@@ -1,0 +1,214 @@
+"""Published shapes by short name, so that simulator and planner need no download.
+
+Each is the part of its `config.json` that decides the spec, read by the architecture's own reader.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.models.registry import BY_MODEL_TYPE
+from penstock.models.spec import ModelSpec
+
+Config = dict[str, Any]
+
+
+def _config(model_type: str, vocabulary: int, hidden: int, width: int, layers: int, heads: str, **rest: Any) -> Config:
+    """`heads` is query heads / key-value heads, and / numbers in a head where that is not an equal share."""
+    counts = [int(count) for count in heads.split("/")]
+    config: Config = {
+        "model_type": model_type,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": counts[0],
+        "num_key_value_heads": counts[1],
+    }
+    if len(counts) == 3:
+        config["head_dim"] = counts[2]
+    return config | rest
+
+
+def _llama(*shape: Any, context: int, theta: float = 10_000.0, **rest: Any) -> Config:
+    sizes = {"max_position_embeddings": context, "rope_theta": theta, "rms_norm_eps": 1e-5}
+    return _config("llama", *shape) | sizes | rest
+
+
+def _qwen(model_type: str, *shape: Any, context: int, **rest: Any) -> Config:
+    sizes = {"max_position_embeddings": context, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
+    return _config(model_type, *shape) | sizes | rest
+
+
+def _gpt_oss(layers: int, experts: int) -> Config:
+    return _config(
+        "gpt_oss",
+        201_088,
+        2880,
+        2880,
+        layers,
+        "64/8/64",
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+    )
+
+
+_LLAMA_3_1 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_GEMMA_3 = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+# Phi 4 mini's first 31 factors grow by one ratio (to a part in a billion); the rest are listed.
+_PHI_4_LONG = [1.118320672**power for power in range(31)] + [
+    *(32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7),
+    *(32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77),
+]
+
+CONFIGS: dict[str, Config] = {
+    "llama-2-7b": _llama(32_000, 4096, 11_008, 32, "32/32", context=4096),
+    "llama-3-8b": _llama(128_256, 4096, 14_336, 32, "32/8", context=8192, theta=500_000.0),
+    "llama-3.1-8b": _llama(
+        128_256, 4096, 14_336, 32, "32/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
+    ),
+    "llama-3.1-70b": _llama(
+        128_256, 8192, 28_672, 80, "64/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
+    ),
+    "llama-3.1-405b": _llama(
+        128_256, 16_384, 53_248, 126, "128/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
+    ),
+    "smollm2-135m": _llama(49_152, 576, 1536, 30, "9/3", context=8192, theta=100_000.0, tie_word_embeddings=True),
+    "smollm2-360m": _llama(49_152, 960, 2560, 32, "15/5", context=8192, theta=100_000.0, tie_word_embeddings=True),
+    "smollm2-1.7b": _llama(49_152, 2048, 8192, 24, "32/32", context=8192, theta=130_000.0, tie_word_embeddings=True),
+    "mistral-7b": _config(
+        "mistral",
+        32_000,
+        4096,
+        14_336,
+        32,
+        "32/8",
+        max_position_embeddings=32_768,
+        rope_theta=10_000.0,
+        rms_norm_eps=1e-5,
+        sliding_window=4096,
+    ),
+    "mixtral-8x7b": _config(
+        "mixtral",
+        32_000,
+        4096,
+        14_336,
+        32,
+        "32/8",
+        max_position_embeddings=32_768,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "qwen2.5-0.5b": _qwen("qwen2", 151_936, 896, 4864, 24, "14/2", context=32_768, tie_word_embeddings=True),
+    "qwen2.5-1.5b": _qwen("qwen2", 151_936, 1536, 8960, 28, "12/2", context=32_768, tie_word_embeddings=True),
+    "qwen2.5-7b": _qwen("qwen2", 152_064, 3584, 18_944, 28, "28/4", context=32_768),
+    "qwen2.5-72b": _qwen("qwen2", 152_064, 8192, 29_568, 80, "64/8", context=32_768),
+    "qwen3-0.6b": _qwen("qwen3", 151_936, 1024, 3072, 28, "16/8/128", context=40_960, tie_word_embeddings=True),
+    "qwen3-8b": _qwen("qwen3", 151_936, 4096, 12_288, 36, "32/8/128", context=40_960),
+    "qwen3-32b": _qwen("qwen3", 151_936, 5120, 25_600, 64, "64/8/128", context=40_960),
+    "qwen3-30b-a3b": _qwen(
+        "qwen3_moe",
+        151_936,
+        2048,
+        6144,
+        48,
+        "32/4/128",
+        context=40_960,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
+    "gemma-2-9b": _config(
+        "gemma2",
+        256_000,
+        3584,
+        14_336,
+        42,
+        "16/8/256",
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-6,
+        query_pre_attn_scalar=256,
+        sliding_window=4096,
+    ),
+    "gemma-3-270m": _config(
+        "gemma3_text", 262_144, 640, 2048, 18, "4/1/256", max_position_embeddings=32_768, sliding_window=512
+    ),
+    "gemma-3-4b": _config("gemma3_text", 262_208, 2560, 10_240, 34, "8/4/256", **_GEMMA_3),
+    "gemma-3-27b": _config(
+        "gemma3_text", 262_208, 5376, 21_504, 62, "32/16/128", query_pre_attn_scalar=168, **_GEMMA_3
+    ),
+    "phi-3-mini": _config(
+        "phi3",
+        32_064,
+        3072,
+        8192,
+        32,
+        "32/32",
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        sliding_window=2047,
+    ),
+    "phi-4-mini": _config(
+        "phi3",
+        200_064,
+        3072,
+        8192,
+        32,
+        "24/8",
+        max_position_embeddings=131_072,
+        original_max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        sliding_window=262_144,
+        partial_rotary_factor=0.75,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 48, "long_factor": _PHI_4_LONG},
+        tie_word_embeddings=True,
+    ),
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 50_257,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+    },
+    "olmo-2-7b": _config(
+        "olmo2",
+        100_352,
+        4096,
+        11_008,
+        32,
+        "32/32",
+        max_position_embeddings=4096,
+        rope_theta=500_000.0,
+        rms_norm_eps=1e-6,
+    ),
+    "gpt-oss-20b": _gpt_oss(layers=24, experts=32),
+    "gpt-oss-120b": _gpt_oss(layers=36, experts=128),
+}
+
+
+def find(name: str) -> ModelSpec:
+    """The spec of a published model; case does not matter."""
+    config = CONFIGS.get(name.lower())
+    if config is None:
+        near = get_close_matches(name.lower()[:100], CONFIGS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ConfigError(f"no model is called {name[:100]!r}{hint} Known are: {', '.join(CONFIGS)}")
+    return spec_from_config(config)
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return BY_MODEL_TYPE[config["model_type"]].spec_from_config(config)
