@@ -1,0 +1,17 @@
+"""From token ids to the vectors the first layer reads."""
+
+import torch
+from torch import Tensor, nn
+
+from penstock.layers.parameter import unfilled
+from penstock.ops.embedding import embed
+
+
+class Embedding(nn.Module):
+    def __init__(self, num_rows: int, size: int, dtype: torch.dtype, scale: float = 1.0) -> None:
+        super().__init__()
+        self.weight = unfilled(num_rows, size, dtype=dtype)
+        self.scale = scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return embed(ids, self.weight, self.scale)

@@ -1,0 +1,17 @@
+"""A weight matrix and perhaps a bias."""
+
+import torch
+from torch import Tensor, nn
+
+from penstock.layers.parameter import unfilled
+from penstock.ops.linear import linear
+
+
+class Linear(nn.Module):
+    def __init__(self, in_size: int, out_size: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = unfilled(out_size, in_size, dtype=dtype)
+        self.bias = unfilled(out_size, dtype=dtype) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)

@@ -1,0 +1,203 @@
+"""Paged attention on a CPU: decodes of like length in one call, other chunks in one call each.
+
+What depends on the step alone (which slots are read, what is visible) is worked out in its first layer and kept in the
+layout. Padding repeats a sequence's own first key, so a number that is not finite stays with the sequence that made it.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.models.spec import GQA
+from penstock.ops.attention import attention, encoder_attention
+from penstock.ops.layout import LayerCache, Layout
+
+MAX_PAIRS = 1 << 22
+"""Most pairs of a query and a key handled in one call where visibility must be spelled out."""
+MAX_KEPT_PAIRS = 1 << 26
+"""Runs with more pairs than this spell visibility out anew in every layer rather than keep it."""
+MAX_PADDING = 1.25
+"""Longest over shortest context of the decodes read as one rectangle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Single queries whose keys are read as one rectangle [members, num_keys]."""
+
+    tokens: Tensor
+    slots: Tensor
+    num_keys: int
+    hidden: Tensor | None
+    """[members, 1, 1, num_keys], 0 or -inf; None when there is no padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The queries of one chunk, flattened tokens begin .. end, and the keys of positions first_key .. context.
+
+    positions   0 .... first_key ............ context
+                       [ keys                       ]
+                                     [ queries      ]
+    """
+
+    begin: int
+    end: int
+    slots: Tensor
+    first_key: int
+    context: int
+    window: int | None
+    kept: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_keys(self) -> int:
+        return self.context - self.first_key
+
+    @property
+    def is_plainly_causal(self) -> bool:
+        return self.end - self.begin == self.num_keys and (self.window is None or self.num_keys <= self.window)
+
+    def visible(self, low: int, high: int) -> Tensor:
+        """What the queries low .. high of the run see, [queries, num_keys]."""
+        mask = self.kept.get(low)
+        if mask is None:
+            start = self.context - (self.end - self.begin)
+            query = torch.arange(start + low, start + high)[:, None]
+            key = torch.arange(self.first_key, self.context)[None, :]
+            mask = key <= query
+            if self.window is not None:
+                mask &= key > query - self.window
+            if (self.end - self.begin) * self.num_keys <= MAX_KEPT_PAIRS:
+                self.kept[low] = mask
+        return mask
+
+
+@attention.kernel("cpu")
+def grouped_attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
+    key = ("cpu attention", spec.window, cache.block_size)
+    plan = layout.derived.get(key)
+    if plan is None:
+        plan = layout.derived[key] = _plan(layout, spec.window, cache.block_size)
+    keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
+    output = torch.empty_like(q)
+    for part in plan:
+        part_keys, part_values = keys.index_select(0, part.slots), values.index_select(0, part.slots)
+        if isinstance(part, Run):
+            output[part.begin : part.end] = _attend_run(
+                q[part.begin : part.end], part_keys, part_values, part, spec, sinks
+            )
+        else:
+            members = _decode(q.index_select(0, part.tokens), part_keys, part_values, part, spec, sinks)
+            output.index_copy_(0, part.tokens, members)
+    return output
+
+
+@encoder_attention.kernel("cpu")
+def encoder_attention_by_text(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], spec: GQA) -> Tensor:
+    outputs = []
+    for text in zip(*(torch.split(part, lengths) for part in (q, k, v))):
+        queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in text)
+        attended = functional.scaled_dot_product_attention(queries, keys, values, scale=spec.scale, enable_gqa=True)
+        outputs.append(attended.squeeze(0).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _decode(q: Tensor, keys: Tensor, values: Tensor, group: Decodes, spec: GQA, sinks: Tensor | None) -> Tensor:
+    """The query heads that share a kv head stand as that head's queries, so nothing is repeated."""
+    queries = q.view(len(q), spec.num_kv_heads, -1, spec.head_dim)
+    keys, values = (part.view(len(q), group.num_keys, *part.shape[1:]).transpose(1, 2) for part in (keys, values))
+    if spec.logit_softcap is None and sinks is None:
+        attended = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=group.hidden, scale=spec.scale
+        )
+        return attended.flatten(1, 2)
+    hidden = None if group.hidden is None else group.hidden.unsqueeze(2)
+    return _attend(queries.unsqueeze(3), keys, values, hidden, spec, sinks).flatten(1, 3)
+
+
+def _attend_run(q: Tensor, keys: Tensor, values: Tensor, run: Run, spec: GQA, sinks: Tensor | None) -> Tensor:
+    queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (q, keys, values))
+    is_plain = spec.logit_softcap is None and sinks is None
+    if is_plain and run.is_plainly_causal:
+        attended = functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True
+        )
+        return attended.squeeze(0).transpose(0, 1)
+    pieces = []
+    rows = max(1, MAX_PAIRS // run.num_keys)
+    for low in range(0, len(q), rows):
+        piece, visible = queries[:, :, low : low + rows], run.visible(low, min(low + rows, len(q)))
+        if is_plain:
+            attended = functional.scaled_dot_product_attention(
+                piece, keys, values, attn_mask=visible, scale=spec.scale, enable_gqa=True
+            )
+        else:
+            hidden = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+            grouped = torch.unflatten(piece, 1, (spec.num_kv_heads, -1))
+            attended = _attend(grouped, keys, values, hidden, spec, sinks).flatten(1, 2)
+        pieces.append(attended.squeeze(0).transpose(0, 1))
+    return torch.cat(pieces)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, spec: GQA, sinks: Tensor | None) -> Tensor:
+    """Spelled out, for what the stock operator lacks: q [members, kv_heads, group, queries, head_dim]."""
+    members, kv_heads, group, queries, _ = q.shape
+    scores = q.flatten(2, 3).float() @ keys.transpose(2, 3).float()
+    scores = torch.unflatten(scores.mul_(spec.scale), 2, (group, queries))
+    if spec.logit_softcap is not None:
+        scores = scores.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
+    if hidden is not None:
+        scores += hidden
+    if sinks is not None:
+        columns = sinks.float().view(1, kv_heads, group, 1, 1).expand(members, -1, -1, queries, -1)
+        scores = torch.cat((scores, columns), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : keys.shape[2]]
+    return torch.unflatten(weights.flatten(2, 3) @ values.float(), 2, (group, queries)).to(q.dtype)
+
+
+def _plan(layout: Layout, window: int | None, block_size: int) -> list[Decodes | Run]:
+    begins = layout.query_starts.tolist()
+    parts: list[Decodes | Run] = []
+    decodes = []
+    for chunk, (length, context) in enumerate(zip(layout.lengths, layout.contexts)):
+        if length == 1:
+            decodes.append(chunk)
+            continue
+        first_key = 0 if window is None else max(0, context - length - window + 1)
+        slots = _slots(layout.block_tables[chunk], torch.arange(first_key, context), block_size)
+        parts.append(Run(begins[chunk], begins[chunk + 1], slots, first_key, context, window))
+    for group in _groups(decodes, layout.contexts):
+        parts.append(_gather_decodes(group, layout, window, block_size))
+    return parts
+
+
+def _groups(decodes: list[int], contexts: list[int]) -> list[list[int]]:
+    """Chunks of like context, so that little is padded."""
+    groups: list[list[int]] = []
+    for chunk in sorted(decodes, key=contexts.__getitem__):
+        if groups and contexts[chunk] <= contexts[groups[-1][0]] * MAX_PADDING + 2:
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+    return groups
+
+
+def _gather_decodes(group: list[int], layout: Layout, window: int | None, block_size: int) -> Decodes:
+    chunks = torch.tensor(sorted(group))
+    contexts = layout.context_lengths.index_select(0, chunks).long()
+    num_keys = contexts if window is None else contexts.clamp(max=window)
+    most = int(num_keys.max())
+    column = torch.arange(most)[None, :]
+    is_padding = column >= num_keys[:, None]
+    positions = (contexts - num_keys)[:, None] + column.masked_fill(is_padding, 0)
+    slots = _slots(layout.block_tables.index_select(0, chunks), positions, block_size)
+    hidden = None
+    if is_padding.any():
+        hidden = torch.zeros(is_padding.shape).masked_fill_(is_padding, -torch.inf)[:, None, None, :]
+    return Decodes(layout.query_starts.index_select(0, chunks).long(), slots.flatten(), most, hidden)
+
+
+def _slots(tables: Tensor, positions: Tensor, block_size: int) -> Tensor:
+    blocks = tables.long().gather(-1, positions // block_size)
+    return blocks * block_size + positions % block_size

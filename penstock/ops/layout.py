@@ -1,0 +1,44 @@
+"""Where the tokens of a step lie: flattened one chunk after another, and in the paged KV cache.
+
+        tokens        | chunk 0 ......... | chunk 1 | chunk 2 .... |
+        query_starts  0                   7         8              12
+
+A chunk of length n whose sequence then has `context` tokens holds the queries of positions context - n .. context.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class LayerCache(NamedTuple):
+    """One layer's keys and values, each [num_blocks, block_size, kv_heads, head_dim]. Its numbers outlive a step."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One step's chunks. The lists repeat two of the tensors for code that runs on the host."""
+
+    positions: Tensor
+    """[tokens] place of each token in its sequence."""
+    slots: Tensor
+    """[tokens] where each token's key and value go: block * block_size + offset."""
+    block_tables: Tensor
+    """[chunks, most blocks] block ids of each chunk's sequence; those past its context mean nothing but are in range."""
+    query_starts: Tensor
+    """[chunks + 1] first flattened token of each chunk."""
+    context_lengths: Tensor
+    """[chunks] tokens of the sequence once this chunk is in."""
+    lengths: list[int]
+    contexts: list[int]
+    derived: dict[Hashable, Any] = field(default_factory=dict)
+    """What a kernel works out once and uses in every layer of the step."""

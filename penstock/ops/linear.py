@@ -1,0 +1,37 @@
+"""Matrix products with weights [out, in]."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.ops.op import operation
+
+
+def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(8)
+    for dtype in (torch.float32, torch.float16):
+        for tokens, size, out_size in ((1, 64, 96), (8, 128, 40), (33, 96, 128)):
+            x = torch.randn((tokens, size), generator=generator, device=device).to(dtype)
+            weight = (torch.randn((out_size, size), generator=generator, device=device) * size**-0.5).to(dtype)
+            yield x, weight, None
+            yield x, weight, weight[:, 0].contiguous()
+
+
+@operation(_examples)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, weight, bias)
+
+
+def _logit_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, weight, bias in _examples(device):
+        yield x, weight, None if bias is None else 2.0
+
+
+@operation(_logit_examples)
+def logits(x: Tensor, weight: Tensor, softcap: float | None) -> Tensor:
+    """The output matrix: numbers over the vocabulary in float32, bent below `softcap` where there is one."""
+    scores = functional.linear(x, weight).float()
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)

@@ -1,0 +1,71 @@
+"""Operations: a plain torch function that defines each, and faster kernels that stand in for it.
+
+An operation's definition is its meaning on every device. A kernel registers beside it for one type of device and says which
+arguments it fits; the first that fits runs. One parity test walks `OPERATIONS` and holds every kernel to its definition over
+the operation's own examples, so a kernel that is registered is a kernel that is tested.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Examples = Callable[[torch.device], Iterator[tuple[Any, ...]]]
+"""Makes argument lists on a device, the same ones every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel(Generic[P, R]):
+    name: str
+    run: Callable[P, R]
+    fits: Callable[P, bool]
+
+
+@dataclass(slots=True)
+class Op(Generic[P, R]):
+    """One operation. Its first argument is a tensor, whose device chooses the kernel."""
+
+    name: str
+    definition: Callable[P, R]
+    examples: Examples
+    kernels: dict[str, list[Kernel[P, R]]] = field(default_factory=dict)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        for kernel in self.kernels.get(args[0].device.type, ()):  # type: ignore[attr-defined]
+            if kernel.fits(*args, **kwargs):
+                return kernel.run(*args, **kwargs)
+        return self.definition(*args, **kwargs)
+
+    def kernel(
+        self, device_type: str, fits: Callable[P, bool] | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Registers the decorated function; those registered earlier are tried first."""
+
+        def register(run: Callable[P, R]) -> Callable[P, R]:
+            name = f"{device_type}.{run.__module__.rsplit('.', 1)[-1]}.{run.__name__}"
+            self.kernels.setdefault(device_type, []).append(Kernel(name, run, fits or _fits_all))
+            return run
+
+        return register
+
+
+OPERATIONS: dict[str, Op[..., Any]] = {}
+
+
+def operation(examples: Examples) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Makes the decorated function the definition of an operation of that name."""
+
+    def register(definition: Callable[P, R]) -> Op[P, R]:
+        op = Op(definition.__name__, definition, examples)
+        OPERATIONS[op.name] = op
+        return op
+
+    return register
+
+
+def _fits_all(*args: Any, **kwargs: Any) -> bool:
+    return True

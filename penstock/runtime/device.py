@@ -1,0 +1,73 @@
+"""The machine a model runs on: its name, its free memory, the number type it computes in."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from penstock.config import DType
+from penstock.errors import ConfigError
+
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Device(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that weights, cache and workspace could take now."""
+
+    def dtype(self, asked: DType) -> torch.dtype: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDevice:
+    num_threads: int
+
+    @property
+    def name(self) -> str:
+        return f"CPU, {self.num_threads} threads, {torch.backends.cpu.get_cpu_capability()}"
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def free_bytes(self) -> int:
+        return min(_available_bytes(), _group_bytes())
+
+    def dtype(self, asked: DType) -> torch.dtype:
+        """float32 unless asked otherwise: exact, and on most CPUs the fastest."""
+        return torch.float32 if asked == "auto" else DTYPES[asked]
+
+
+def open_device(asked: str) -> Device:
+    if asked in ("auto", "cpu"):
+        return CpuDevice(torch.get_num_threads())
+    raise ConfigError(f"--device {asked} is not supported yet; choose cpu")
+
+
+def _available_bytes() -> int:
+    """What the machine could give without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """What is left of a container's limit; without one, more than any machine has."""
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        return 2**62 if limit == "max" else int(limit) - int((root / "memory.current").read_text())
+    except (OSError, ValueError):
+        return 2**62
