@@ -95,9 +95,9 @@ class TensorTable:
         return self._tensors
 
 
-def quoted(text: str) -> str:
-    """Text from a file, fit for a message: escaped, and short however long it is."""
-    return _QUOTE.repr(text)
+def quoted(value: object) -> str:
+    """A value from a file, fit for a message: escaped, and short however long it is."""
+    return _QUOTE.repr(value)
 
 
 _QUOTE = reprlib.Repr()

@@ -245,19 +245,19 @@ def _check_metadata(cursor: _Cursor, metadata: Mapping[str, object]) -> None:
     num_layers = metadata.get(f"{architecture}.block_count", 1)
     if type(num_layers) is not int or num_layers < 1:
         raise cursor.fault(
-            f"metadata {quoted(architecture + '.block_count')} is {num_layers!r:.40}, not a count of layers"
+            f"metadata {quoted(architecture + '.block_count')} is {quoted(num_layers)}, not a count of layers"
         )
     num_parts = metadata.get("split.count", 1)
     if type(num_parts) is not int or num_parts > 1:
         raise cursor.fault(
-            f"it is one of {num_parts!r:.40} parts of a split model; join them first (llama-gguf-split --merge)"
+            f"it is one of {quoted(num_parts)} parts of a split model; join them first (llama-gguf-split --merge)"
         )
 
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, object]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 31:
-        raise cursor.fault(f"metadata 'general.alignment' is {alignment!r:.40}; it must be a power of two")
+        raise cursor.fault(f"metadata 'general.alignment' is {quoted(alignment)}; it must be a power of two")
     return alignment
 
 
