@@ -33,8 +33,9 @@ FILE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16
 IGNORED = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_(long|short)\.weight"
     r"|attn\.(masked_)?bias|position_ids|pooler\.dense\.(weight|bias))$"
+    r"|^cls\.|^(model\.)?(vision_tower|multi_modal_projector)\."
 )
-"""Tensors that hold no parameter: angle tables, causal masks, counters, and the pooler we do not use."""
+"""Tensors that hold no parameter of ours: angle tables, causal masks, counters, a pooler, a head for training, eyes."""
 
 
 def load_model(
@@ -139,7 +140,7 @@ def _check_names(parameters: Collection[str], recipes: recipes.Recipes, spec: Mo
 
 
 def _check_all_used(names: Iterable[str], used: set[str], spec: ModelSpec) -> None:
-    ignored = {"lm_head.weight", "output.weight"} if spec.tied_embedding else set()
+    ignored = {"lm_head.weight", "language_model.lm_head.weight", "output.weight"} if spec.tied_embedding else set()
     left = [name for name in names if name not in used | ignored and not IGNORED.search(name)]
     if left:
         raise ModelFileError(
