@@ -4,7 +4,7 @@ A step is parts run one after the other, each bound by its own roof:
 
     linears    every weight is read once, each token is multiplied with all of them
     experts    as linears, but only the experts that some token chose are read
-    attention  each chunk reads the KV it can see; operations grow with query-key pairs
+    attention  each chunk reads the KV it can see (writing its own is small); operations grow with query-key pairs
     output     rows that draw a token, times the vocabulary
     pointwise  norms, rotations, activations: memory traffic in proportion to tokens
     overhead   launches and host work that no roof explains
@@ -12,9 +12,13 @@ A step is parts run one after the other, each bound by its own roof:
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+import numpy
 
 from penstock.core.batch import Batch, Chunk
+from penstock.cost.cost import moved
 from penstock.cost.hardware import Ceilings, NumberFormat
 from penstock.errors import ConfigError
 from penstock.models.spec import ModelSpec, MoE
@@ -122,9 +126,31 @@ class Roofline:
         self._layers_s = overhead.layer_s * spec.num_layers
         self._host_s = overhead.host_s
         self._overlaps = overhead.overlaps
+        self._bare_s = lru_cache(maxsize=65536)(self._bare)
 
     def step_s(self, batch: Batch) -> float:
-        return sum(self.parts(self.work(batch)))
+        work = self.work(batch)
+        return self._total_s(self._bare_s(work.num_tokens, work.num_drawn), self._attention_s(work.pairs, work.reach))
+
+    def run_s(self, batch: Batch, num_steps: int) -> list[float]:
+        """In every further step each query sees one key more and each chunk reads one position more, up to the window."""
+        if num_steps == 1:
+            return [self.step_s(batch)]
+        work = self.work(batch)
+        bare_s = self._bare_s(work.num_tokens, work.num_drawn)
+        numbers = numpy.arange(num_steps)
+        attention_s = numpy.zeros(num_steps)
+        for kind, pairs, reach in zip(self._attention, work.pairs, work.reach):
+            if kind.sight.window is None:
+                all_pairs, all_reach = pairs + work.num_tokens * numbers, reach + len(batch.chunks) * numbers
+            else:
+                steps = [_seen(moved(batch, number).chunks, kind.sight) for number in range(num_steps)]
+                all_pairs, all_reach = numpy.array(steps).T
+            computing_s = all_pairs * kind.flops_per_pair / self._flops
+            attention_s += numpy.maximum(computing_s, all_reach * kind.bytes_per_position / self._bandwidth)
+        device_s = bare_s + attention_s
+        totals = numpy.maximum(device_s, self._host_s) if self._overlaps else device_s + self._host_s
+        return cast(list[float], totals.tolist())
 
     def work(self, batch: Batch) -> Work:
         """Add up a batch. Chunk fields are read by position: this runs for every chunk of every simulated step."""
@@ -138,27 +164,41 @@ class Roofline:
         )
 
     def parts(self, work: Work) -> Parts:
-        linears = self._roof(
-            2.0 * self._linear_parameters * work.num_tokens, self._linear_parameters * self._weight_bytes
-        )
+        """Where a step's time goes; adds up to `step_s`."""
+        bare = self._bare_parts(work.num_tokens, work.num_drawn)
+        attention_s = self._attention_s(work.pairs, work.reach)
+        device_s = self._bare_s(work.num_tokens, work.num_drawn) + attention_s
+        idle_s = self._total_s(device_s, 0.0) - device_s
+        return bare._replace(attention=attention_s, overhead=self._layers_s + idle_s)
+
+    def _total_s(self, bare_s: float, attention_s: float) -> float:
+        device_s = bare_s + attention_s
+        return max(device_s, self._host_s) if self._overlaps else device_s + self._host_s
+
+    def _bare(self, num_tokens: int, num_drawn: int) -> float:
+        """The device's time but for attention."""
+        return sum(self._bare_parts(num_tokens, num_drawn))
+
+    def _bare_parts(self, num_tokens: int, num_drawn: int) -> Parts:
+        size = self._linear_parameters
+        linears = self._roof(2.0 * size * num_tokens, size * self._weight_bytes)
         experts = 0.0
         for kind in self._experts:
-            touched = expected_experts(kind.num_experts, kind.num_active, work.num_tokens)
             size = kind.expert_parameters * kind.num_layers
-            experts += self._roof(2.0 * size * kind.num_active * work.num_tokens, size * touched * self._weight_bytes)
-        attention = 0.0
-        for attention_kind, pairs, reach in zip(self._attention, work.pairs, work.reach):
-            written = work.num_tokens * attention_kind.bytes_per_position
-            moved = reach * attention_kind.bytes_per_position + written
-            attention += self._roof(pairs * attention_kind.flops_per_pair, moved)
+            touched = expected_experts(kind.num_experts, kind.num_active, num_tokens)
+            experts += self._roof(2.0 * size * kind.num_active * num_tokens, size * touched * self._weight_bytes)
         output = 0.0
-        if work.num_drawn:
+        if num_drawn:
             size = self._output_parameters
-            output = self._roof(2.0 * size * work.num_drawn, size * self._weight_bytes)
-        pointwise = work.num_tokens * self._pointwise_bytes / self._bandwidth
-        device_s = linears + experts + attention + output + pointwise + self._layers_s
-        host_s = max(0.0, self._host_s - device_s) if self._overlaps else self._host_s
-        return Parts(linears, experts, attention, output, pointwise, self._layers_s + host_s)
+            output = self._roof(2.0 * size * num_drawn, size * self._weight_bytes)
+        pointwise = num_tokens * self._pointwise_bytes / self._bandwidth
+        return Parts(linears, experts, 0.0, output, pointwise, self._layers_s)
+
+    def _attention_s(self, pairs: tuple[int, ...], reach: tuple[int, ...]) -> float:
+        total = 0.0
+        for kind, num_pairs, num_positions in zip(self._attention, pairs, reach):
+            total += self._roof(num_pairs * kind.flops_per_pair, num_positions * kind.bytes_per_position)
+        return total
 
     def _roof(self, flops: float, moved_bytes: float) -> float:
         return max(flops / self._flops, moved_bytes / self._bandwidth)

@@ -1,12 +1,22 @@
 """A histogram of durations in bounded memory: buckets grow by 1 %, so a percentile is off by at most half of that."""
 
-import math
+from bisect import bisect_left
+from collections.abc import Sequence
 
 _GROWTH = 1.01
-_LOG_GROWTH = math.log(_GROWTH)
 _LEAST_S = 1e-6
-_NUM_BUCKETS = math.ceil(math.log(1e5 / _LEAST_S) / _LOG_GROWTH)
-"""Up to about a day; all above shares the last bucket, all below a microsecond the first."""
+_MOST_S = 1e5
+
+
+def _make_bounds() -> list[float]:
+    bounds = [_LEAST_S]
+    while bounds[-1] < _MOST_S:
+        bounds.append(bounds[-1] * _GROWTH)
+    return [*bounds, float("inf")]
+
+
+_BOUNDS = _make_bounds()
+"""Upper ends of the buckets: all up to a microsecond shares the first, all above a day the last."""
 
 
 class Histogram:
@@ -19,13 +29,32 @@ class Histogram:
         self._buckets: dict[int, int] = {}
 
     def add(self, duration_s: float, count: int = 1) -> None:
-        number = 0
-        if duration_s > _LEAST_S:
-            number = min(int(math.log(duration_s / _LEAST_S) / _LOG_GROWTH) + 1, _NUM_BUCKETS)
+        number = bisect_left(_BOUNDS, duration_s)
         self._buckets[number] = self._buckets.get(number, 0) + count
         self.count += count
         self.sum_s += duration_s * count
-        self.max_s = max(self.max_s, duration_s)
+        if duration_s > self.max_s:
+            self.max_s = duration_s
+
+    def add_gaps(self, times: Sequence[float], count: int) -> None:
+        """Each gap between neighbouring times, that often. Neighbouring gaps are mostly alike, which makes this cheap."""
+        if len(times) < 2:
+            return
+        buckets = self._buckets
+        low = high = -1.0
+        number = 0
+        before = times[0]
+        for time in times[1:]:
+            gap = time - before
+            before = time
+            if not low < gap <= high:
+                number = bisect_left(_BOUNDS, gap)
+                low, high = _BOUNDS[number - 1] if number else -1.0, _BOUNDS[number]
+            buckets[number] = buckets.get(number, 0) + count
+            if gap > self.max_s:
+                self.max_s = gap
+        self.count += count * (len(times) - 1)
+        self.sum_s += count * (times[-1] - times[0])
 
     def merge(self, other: "Histogram") -> None:
         for number, count in other._buckets.items():
@@ -50,5 +79,5 @@ class Histogram:
 
 
 def _middle(number: int) -> float:
-    """Geometric middle of a bucket."""
-    return 0.0 if number == 0 else _LEAST_S * math.exp((number - 0.5) * _LOG_GROWTH)
+    """Of a bucket; the ends have none."""
+    return 0.0 if number == 0 else _BOUNDS[number - 1] * _GROWTH**0.5

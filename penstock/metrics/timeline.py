@@ -7,7 +7,7 @@
 TPOT = (E2E - TTFT) / (tokens - 1). A request of several choices counts tokens a choice. It is told the time, never asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from penstock.core.batch import Delta, Fault, Finish
@@ -78,6 +78,16 @@ class Timeline:
             self.num_cached = delta.prefix.num_tokens
         if delta.finish is not None:
             self._end(outcome_of(delta.finish), now)
+        return gap
+
+    def observe_run(self, delta: Delta, times: Sequence[float]) -> float | None:
+        """Take in a delta of one token at each of these times; returns the gap before the first."""
+        gap = self.observe(delta, times[0])
+        self.last_token_s = times[-1]
+        if self.token_times is not None:
+            self.token_times[-len(times) :] = times
+        if self.end_s is not None:
+            self.end_s = times[-1]
         return gap
 
     def refuse(self, now: float) -> None:
@@ -170,6 +180,18 @@ class Timelines:
                 self.gaps.add(gap)
             if delta.finish is not None and timeline.is_over:
                 self.ended.append(self._open.pop(delta.request_id))
+
+    def observe_run(self, deltas: Sequence[Delta], times: Sequence[float]) -> None:
+        """Take in what a run of steps told at its end: each delta holds one token a step, drawn at these times."""
+        for delta in deltas:
+            timeline = self._open[delta.request_id]
+            gap = timeline.observe_run(delta, times)
+            if gap is not None:
+                self.gaps.add(gap)
+            if delta.finish is not None and timeline.is_over:
+                self.ended.append(self._open.pop(delta.request_id))
+        if deltas:
+            self.gaps.add_gaps(times, len(deltas))
 
     def drain(self) -> list[Timeline]:
         """Hand over the ended timelines and forget them: a server that runs for ever calls this now and then."""

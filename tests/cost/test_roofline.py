@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.batch import Batch, Chunk
+from penstock.cost.cost import moved
 from penstock.cost.hardware import Ceilings, Flops, find
 from penstock.cost.roofline import NO_OVERHEAD, Overhead, Precision, Roofline, expected_experts
 from penstock.errors import ConfigError
@@ -124,6 +125,24 @@ def test_better_hardware_is_never_slower(shapes, bandwidth, compute):
     slow = Ceilings(1e9, Flops(bf16=1e11))
     fast = slow.scaled(compute, bandwidth)
     assert Roofline(TINY, fast).step_s(batch) <= Roofline(TINY, slow).step_s(batch)
+
+
+@given(
+    starts=st.lists(st.integers(0, 70), min_size=1, max_size=6), num_steps=st.integers(1, 20), overlaps=st.booleans()
+)
+@pytest.mark.parametrize("windows", [(None,), (None, 40)])
+def test_a_run_costs_what_its_steps_cost_one_by_one(windows, starts, num_steps, overlaps):
+    spec = make_spec(3, 64, 4, 2, 16, GatedMLP(128, "silu"), 256, windows=windows)
+    cost = Roofline(spec, Ceilings(1e9, Flops(bf16=1e11)), overhead=Overhead(overlaps=overlaps))
+    batch = Batch(0, tuple(chunk(start, 1) for start in starts))
+    assert cost.run_s(batch, num_steps) == [cost.step_s(moved(batch, number)) for number in range(num_steps)]
+
+
+@given(shapes=st.lists(chunk_shapes, min_size=1, max_size=6), overlaps=st.booleans())
+def test_parts_add_up_to_the_step(shapes, overlaps):
+    batch = Batch(0, tuple(chunk(*shape) for shape in shapes))
+    cost = Roofline(TINY, Ceilings(1e9, Flops(bf16=1e11)), overhead=Overhead(overlaps=overlaps))
+    assert sum(cost.parts(cost.work(batch))) == pytest.approx(cost.step_s(batch))
 
 
 @given(shapes=st.lists(chunk_shapes, min_size=1, max_size=6), extra=chunk_shapes)

@@ -1,5 +1,7 @@
 """Laws of the histogram: percentiles within half a percent, bounded memory, merging equals counting together."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,3 +51,17 @@ def test_extremes_and_emptiness():
 def test_memory_is_bounded():
     histogram = filled([1.0003**number * 1e-7 for number in range(100_000)])
     assert len(histogram._buckets) < 3000
+
+
+@given(values=durations, count=st.integers(1, 5))
+def test_gaps_told_at_once_are_gaps_told_one_by_one(values, count):
+    times = [0.0]
+    for value in values:
+        times.append(times[-1] + value)
+    at_once, one_by_one = Histogram(), Histogram()
+    at_once.add_gaps(times, count)
+    for earlier, later in pairwise(times):
+        one_by_one.add(later - earlier, count)
+    assert at_once._buckets == one_by_one._buckets
+    assert (at_once.count, at_once.max_s) == (one_by_one.count, one_by_one.max_s)
+    assert at_once.sum_s == pytest.approx(one_by_one.sum_s)

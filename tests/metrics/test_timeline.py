@@ -113,3 +113,29 @@ def test_many_timelines_are_open_then_ended_once():
         timelines.observe([Delta(0, 0, (1,))], 7.0)
     assert len(timelines.drain()) == 3
     assert timelines.ended == []
+
+
+@given(
+    earlier=st.booleans(),
+    gaps=st.lists(st.floats(2e-6, 10), min_size=1, max_size=20),
+    ends=st.lists(st.booleans(), min_size=1, max_size=4),
+)
+def test_a_run_told_at_once_equals_its_steps_told_one_by_one(earlier, gaps, ends):
+    """One delta a request with a token a step, against a delta a request a step."""
+    times = [1.0 + sum(gaps[: number + 1]) for number in range(len(gaps))]
+    whole, stepwise = Timelines(keep_times=True), Timelines(keep_times=True)
+    for timelines in (whole, stepwise):
+        for number in range(len(ends)):
+            timelines.arrive(number, 0.0, 5)
+        if earlier:
+            timelines.observe([Delta(number, 0, (1,)) for number in range(len(ends))], 0.5)
+    whole.observe_run([Delta(n, 0, (1,) * len(times), STOP if end else None) for n, end in enumerate(ends)], times)
+    for step, now in enumerate(times):
+        is_last = step == len(times) - 1
+        stepwise.observe([Delta(n, 0, (1,), STOP if end and is_last else None) for n, end in enumerate(ends)], now)
+    assert whole.num_open == stepwise.num_open
+    for one, other in zip(whole.ended, stepwise.ended, strict=True):
+        assert all(getattr(one, name) == getattr(other, name) for name in Timeline.__slots__)
+    assert whole.gaps.count == stepwise.gaps.count
+    assert whole.gaps.quantile(0.5) == stepwise.gaps.quantile(0.5)
+    assert whole.gaps.sum_s == pytest.approx(stepwise.gaps.sum_s)
