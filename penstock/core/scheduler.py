@@ -92,6 +92,11 @@ class Scheduler:
             times.append(self._opens_s(self._waiting_since))
         return min(times, default=None)
 
+    def live(self, batch: Batch) -> tuple[int, ...]:
+        """Which chunks of a launched batch are of sequences that have not left since."""
+        flight = self._flights[batch.step]
+        return tuple(index for index, (sequence, stay) in enumerate(flight) if sequence.stay == stay)
+
     def check(self) -> None:
         """Raise RuntimeError if any book does not balance. Costs O(blocks)."""
         self.pool.check(self._running)

@@ -2,7 +2,8 @@
 
     inbox -> add / cancel -> schedule(now) -> runner.launch -> ... -> ticket.result -> commit(now) -> deltas
 
-With `depth` 2 a step is launched before the tokens of the one before it have reached the host.
+With `depth` 2 a step is launched before the tokens of the one before it have reached the host. A step that copies blocks is
+over before another is launched: the next may write over what it copied from, and it could not be computed again.
 """
 
 from collections import deque
@@ -28,6 +29,18 @@ class Heartbeat(NamedTuple):
     time_s: float
 
 
+class Part(NamedTuple):
+    """A ticket for some chunks of a batch. The others' sequences have left: nobody asks what became of them."""
+
+    ticket: Ticket | None
+    indices: tuple[int, ...]
+    num_chunks: int
+
+    def result(self) -> StepOutput:
+        output = self.ticket.result() if self.ticket else StepOutput(())
+        return _spread(output, self.indices, self.num_chunks)
+
+
 class Engine:
     """`submit` and `cancel` may be called from any thread; everything else belongs to the thread that calls `step`."""
 
@@ -38,12 +51,14 @@ class Engine:
         self._clock = clock
         self._depth = depth
         self._inbox: SimpleQueue[Request | int] = SimpleQueue()
+        self._taken: deque[Request | int] = deque()
+        """What `wait` took out of the inbox: older than all that is in it."""
         self._launched: deque[tuple[Batch, Ticket | Exception]] = deque()
         self._num_lost_steps = 0
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._launched) or not self._inbox.empty()
+        return self.scheduler.has_work or bool(self._launched or self._taken) or not self._inbox.empty()
 
     def submit(self, request: Request) -> None:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
@@ -55,11 +70,11 @@ class Engine:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
-        try:
-            message = self._inbox.get(timeout=timeout_s)
-        except Empty:
-            return False
-        self._inbox.put(message)
+        if not self._taken:
+            try:
+                self._taken.append(self._inbox.get(timeout=timeout_s))
+            except Empty:
+                return False
         return True
 
     def step(self) -> tuple[Delta, ...]:
@@ -72,14 +87,16 @@ class Engine:
             self._launched.append((batch, self._launch(batch)))
         if self._launched and (batch is None or len(self._launched) >= self._depth):
             deltas.extend(self._collect())
+        while self._launched and batch is not None and batch.copies:
+            deltas.extend(self._collect())
         beat = self.heartbeat
         self.heartbeat = Heartbeat(beat.num_loops + 1, beat.num_steps + (batch is not None), now)
         return tuple(deltas)
 
     def _take_in(self, now: float) -> list[Delta]:
         deltas: list[Delta] = []
-        while not self._inbox.empty():
-            message = self._inbox.get()
+        while self._taken or not self._inbox.empty():
+            message = self._taken.popleft() if self._taken else self._inbox.get()
             if isinstance(message, int):
                 deltas.extend(self.scheduler.cancel(message))
                 continue
@@ -91,42 +108,67 @@ class Engine:
                 deltas.extend(_refusals(message, str(error), Fault.CAPACITY))
         return deltas
 
-    def _launch(self, batch: Batch) -> Ticket | Exception:
+    def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket | Exception:
+        """Start a step, or those chunks of it. After one that could not start none does: it would read what is not there."""
+        if self._launched and isinstance(self._launched[-1][1], Exception):
+            return self._launched[-1][1]
         try:
-            return self._runner.launch(batch)
+            if indices is None:
+                return self._runner.launch(batch)
+            ticket = self._runner.launch(batch.only(indices)) if indices else None
+            return Part(ticket, indices, len(batch.chunks))
         except Exception as error:
             return error
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find out whose fault it was; the others' results stand."""
         batch, ticket = self._launched.popleft()
+        later: list[Batch] = []
         try:
             output = _result(ticket)
             self._num_lost_steps = 0
         except Exception as error:
+            later = self._withdraw()
             output = self._recover(batch, error)
-        return self.scheduler.commit(batch, output, self._clock())
+        deltas = self.scheduler.commit(batch, output, self._clock())
+        for again in later:
+            self._launched.append((again, self._launch(again, self.scheduler.live(again))))
+        return deltas
 
-    def _recover(self, batch: Batch, error: Exception) -> StepOutput:
-        """Compute a failed step again in parts. Steps launched after it read its tokens, so they are launched anew."""
-        later = [(launched, ticket) for launched, ticket in self._launched]
+    def _withdraw(self) -> list[Batch]:
+        """Steps launched after a failed one read its tokens: wait until they are over, to launch them anew."""
+        launched = list(self._launched)
         self._launched.clear()
-        for _, ticket in later:
+        for _, ticket in launched:
             try:
                 _result(ticket)
             except Exception:
                 continue
-        if batch.copies:
-            self._runner.launch(batch.only(())).result()
-        output = self._isolate(batch._replace(copies=()), error)
-        if len(output.failures) == len(batch.chunks):
+        return [batch for batch, _ in launched]
+
+    def _recover(self, batch: Batch, error: Exception) -> StepOutput:
+        """Compute a failed step again in parts, without the sequences that have left since: their rows may be others'."""
+        live = self.scheduler.live(batch)
+        part = batch.only(live)._replace(copies=())
+        try:
+            if batch.copies:
+                self._runner.launch(batch.only(())).result()
+        except Exception as copy_error:
+            raise EngineError(f"blocks could not be copied: {_describe(copy_error)}") from copy_error
+        output = self._isolate(part, error) if len(live) == len(batch.chunks) else self._compute(part)
+        if live and len(output.failures) == len(live):
             self._num_lost_steps += 1
-            if self._num_lost_steps >= MAX_LOST_STEPS or len(batch.chunks) > 1:
-                raise EngineError(
-                    f"nothing of a step of {len(batch.chunks)} could be computed: {_describe(error)}"
-                ) from error
-        self._launched.extend((launched, self._launch(launched)) for launched, _ in later)
-        return output
+            if self._num_lost_steps >= MAX_LOST_STEPS or len(live) > 1:
+                raise EngineError(f"nothing of a step of {len(live)} could be computed: {_describe(error)}") from error
+        return _spread(output, live, len(batch.chunks))
+
+    def _compute(self, part: Batch) -> StepOutput:
+        if not part.chunks:
+            return StepOutput(())
+        try:
+            return self._runner.launch(part).result()
+        except Exception as error:
+            return self._isolate(part, error)
 
     def _isolate(self, batch: Batch, error: Exception) -> StepOutput:
         """Halve a failed step until what fails is a single chunk: that sequence fails, and nobody else."""
@@ -134,13 +176,7 @@ class Engine:
             return StepOutput(tokens=((),), failures=((0, _describe(error)),))
         middle = len(batch.chunks) // 2
         parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
-        outputs = []
-        for part in parts:
-            try:
-                outputs.append(self._runner.launch(part).result())
-            except Exception as part_error:
-                outputs.append(self._isolate(part, part_error))
-        return _joined(parts, outputs)
+        return _joined(parts, [self._compute(part) for part in parts])
 
 
 def _result(ticket: Ticket | Exception) -> StepOutput:
@@ -161,6 +197,20 @@ def _joined(parts: list[Batch], outputs: list[StepOutput]) -> StepOutput:
         offset += len(part.chunks)
     filled = {name: tuple(column) if any(column) or name == "tokens" else () for name, column in columns.items()}
     return StepOutput(failures=tuple(failures), **filled)  # type: ignore[arg-type]
+
+
+def _spread(output: StepOutput, indices: tuple[int, ...], num_chunks: int) -> StepOutput:
+    """The output of a whole batch, given that of those of its chunks that were computed."""
+    if len(indices) == num_chunks:
+        return output
+    places = {index: place for place, index in enumerate(indices)}
+    columns = {
+        name: tuple(column[places[index]] if index in places else () for index in range(num_chunks)) if column else ()
+        for name, column in output._asdict().items()
+        if name != "failures"
+    }
+    failures = tuple((indices[place], message) for place, message in output.failures)
+    return StepOutput(**{**columns, "tokens": columns["tokens"] or ((),) * num_chunks}, failures=failures)
 
 
 def _refusals(request: Request, message: str, fault: Fault) -> list[Delta]:

@@ -83,6 +83,9 @@ class OracleRunner:
         if chunk.arrival is not None:
             self._rows[chunk.row] = Row(chunk.arrival.params, chunk.arrival.choice, [])
         row = self._rows[chunk.row]
+        if chunk.new_blocks and chunk.arrival is None:
+            # The table then ends with the chunk; written by place, so that a step launched again changes nothing.
+            del row.blocks[-(-chunk.end // self._block_size) - len(chunk.new_blocks) :]
         row.blocks.extend(chunk.new_blocks)
         new_from = chunk.end - len(chunk.token_ids)
         row.tokens.update(enumerate(chunk.token_ids, new_from))
