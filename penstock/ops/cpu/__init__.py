@@ -1,5 +1,5 @@
 """Kernels for CPUs, under the file names of the operations they serve."""
 
-from penstock.ops.cpu import attention
+from penstock.ops.cpu import attention, sampling
 
-__all__ = ["attention"]
+__all__ = ["attention", "sampling"]

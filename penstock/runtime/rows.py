@@ -1,0 +1,100 @@
+"""What the runner remembers of the sequences in its rows: their tokens, their blocks, their wishes.
+
+Fed by batches only. Until a step has succeeded nothing it brings is relied on: tokens and blocks are written past what the
+row counts as its own, so that a step that failed can be launched again, whole or in part.
+"""
+
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.core.batch import Chunk
+from penstock.errors import EngineError
+from penstock.runtime.wish import Wish, make_wish
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Rows:
+    """`tokens[row, position]` is the token at a position, as far as the runner has been told or has drawn it."""
+
+    def __init__(self, num_rows: int, max_context: int, block_size: int, vocab_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.tokens = torch.zeros((num_rows, max_context + 1), dtype=torch.int32, device=device)
+        self._tables = np.zeros((num_rows, -(-max_context // block_size)), dtype=np.int32)
+        self._num_blocks = [0] * num_rows
+        self._wishes: list[Wish | None] = [None] * num_rows
+        self._carried: dict[int, Tensor] = {}
+        self._max_context = max_context
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def place(self, chunks: list[Chunk]) -> None:
+        """Take in what is new: arrivals, blocks, tokens."""
+        for chunk in chunks:
+            if chunk.arrival is not None:
+                self._wishes[chunk.row] = make_wish(chunk.arrival, self._vocab_size, self._device)
+                self._num_blocks[chunk.row] = 0
+                self._carried.pop(chunk.row, None)
+            if chunk.new_blocks:
+                held = self._num_blocks[chunk.row]
+                self._tables[chunk.row, held : held + len(chunk.new_blocks)] = chunk.new_blocks
+            self._check(chunk)
+        self._write(chunks)
+
+    def _check(self, chunk: Chunk) -> None:
+        held = self._num_blocks[chunk.row] + len(chunk.new_blocks)
+        if chunk.end > min(held * self.block_size, self._max_context):
+            raise EngineError(
+                f"row {chunk.row} was asked to compute up to position {chunk.end} "
+                f"with {held} blocks of {self.block_size} and a context of {self._max_context}"
+            )
+
+    def _write(self, chunks: list[Chunk]) -> None:
+        runs = [(chunk.row, chunk.end - len(chunk.token_ids), chunk.token_ids) for chunk in chunks if chunk.token_ids]
+        runs += [(chunk.row, 0, chunk.arrival.history) for chunk in chunks if chunk.arrival and chunk.arrival.history]
+        if not runs:
+            return
+        lengths = np.array([len(tokens) for _, _, tokens in runs])
+        rows = np.repeat(np.array([row for row, _, _ in runs]), lengths)
+        places = spread(np.array([start for _, start, _ in runs]), lengths)
+        tokens = np.fromiter(chain.from_iterable(tokens for _, _, tokens in runs), dtype=np.int32, count=lengths.sum())
+        where = (self.upload(rows), self.upload(places))
+        self.tokens[where] = torch.from_numpy(tokens).to(self._device)
+
+    def upload(self, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(numbers).to(self._device, non_blocking=True)
+
+    def tables(self, rows: Numbers) -> npt.NDArray[np.int32]:
+        """Block ids of some rows, [rows, most blocks]."""
+        return self._tables[rows]
+
+    def wish(self, row: int) -> Wish:
+        wish = self._wishes[row]
+        if wish is None:
+            raise EngineError(f"row {row} is computed before a sequence has taken it")
+        return wish
+
+    def carried(self, row: int) -> Tensor | None:
+        """The hidden state before the row's next position, where a prompt's log probabilities need it."""
+        return self._carried.get(row)
+
+    def commit(self, chunks: list[Chunk], drawn: list[tuple[int, int, int]], carried: dict[int, Tensor]) -> None:
+        """The step has succeeded. `drawn` holds (row, position, token)."""
+        for chunk in chunks:
+            self._num_blocks[chunk.row] += len(chunk.new_blocks)
+            self._carried.pop(chunk.row, None)
+        self._carried.update(carried)
+        if drawn:
+            rows, places, tokens = torch.tensor(drawn, device=self._device).unbind(1)
+            self.tokens[rows, places] = tokens.int()
+
+
+def spread(starts: Numbers, lengths: Numbers) -> Numbers:
+    """start, start + 1, ... for each run, one after another."""
+    begins = np.cumsum(lengths) - lengths
+    places: Numbers = np.arange(lengths.sum()) + np.repeat(starts - begins, lengths)
+    return places

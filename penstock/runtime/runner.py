@@ -1,0 +1,164 @@
+"""Runs batches of one model on one device. Implements the engine's `Runner`.
+
+    copies -> rows take in what is new -> one forward pass -> draws -> rows keep what came of it
+
+Nothing outlives a step but the KV cache and the rows, and the rows count on a step's results only once it has succeeded.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.core.batch import Batch, Chunk, Logprob, StepOutput
+from penstock.layers.decoder import Decoder
+from penstock.layers.step import Rotations, Step
+from penstock.runtime.inputs import Inputs, make_inputs
+from penstock.runtime.kv_cache import KVCache
+from penstock.runtime.prompt import score_prompt
+from penstock.runtime.rows import Rows
+from penstock.runtime.sampler import NOT_FINITE, Draw, Drawn, are_finite, draw_tokens
+
+LOGITS_AT_ONCE = 1 << 23
+"""Scores over the vocabulary held at a time, whatever the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was computed when it was launched."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+class Outcome(NamedTuple):
+    """What a step gave one chunk."""
+
+    drawn: tuple[Drawn, ...] = ()
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    failure: str | None = None
+
+
+class ModelRunner:
+    def __init__(self, model: Decoder, num_blocks: int, block_size: int, max_sequences: int, max_context: int) -> None:
+        weight = model.embedding.weight
+        self._model = model
+        self._vocab_size = model.spec.vocab_size
+        self._cache = KVCache(model.spec, num_blocks, block_size, weight.dtype, weight.device)
+        self._rotations = Rotations(model.spec, max_context, weight.device)
+        self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, weight.device)
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Done:
+        self._cache.copy(batch.copies)
+        refusals = [self._refusal(chunk) for chunk in batch.chunks]
+        chunks = [chunk for chunk, refusal in zip(batch.chunks, refusals) if refusal is None]
+        computed = iter(self._compute(chunks) if chunks else ())
+        return Done(_output([refusal or next(computed) for refusal in refusals]))
+
+    def _refusal(self, chunk: Chunk) -> Outcome | None:
+        """A token the model has no embedding for fails its own sequence, not the step."""
+        for token in (min(chunk.token_ids), max(chunk.token_ids)) if chunk.token_ids else ():
+            if not 0 <= token < self._vocab_size:
+                return Outcome(failure=f"token id {token} is outside the vocabulary of {self._vocab_size}")
+        return None
+
+    def _compute(self, chunks: list[Chunk]) -> list[Outcome]:
+        self._rows.place(chunks)
+        inputs = make_inputs(chunks, self._rows)
+        step = Step(inputs.layout, self._rotations.at(inputs.layout.positions), self._cache.layers)
+        hidden = self._model(inputs.token_ids, step)
+        drawn = self._draw(chunks, hidden, inputs)
+        told = self._score_prompts(chunks, hidden, inputs)
+        ruined = _ruined(hidden, inputs)
+        outcomes = [
+            Outcome(failure=NOT_FINITE) if index in ruined else _outcome(chunk, drawn[index], told[index])
+            for index, chunk in enumerate(chunks)
+        ]
+        self._rows.commit(chunks, _last_tokens(chunks, outcomes), self._carried(chunks, hidden, inputs))
+        return outcomes
+
+    def _draw(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> list[list[Drawn]]:
+        """The tokens drawn after the last position of each chunk that samples, and after each position before a draft."""
+        draws: list[Draw] = []
+        places: list[int] = []
+        for chunk, begin in zip(chunks, inputs.begins):
+            if chunk.samples:
+                wish = self._rows.wish(chunk.row)
+                for ahead in range(chunk.length - 1 - chunk.num_drafts, chunk.length):
+                    draws.append(Draw(chunk.row, chunk.start + ahead, wish))
+                    places.append(begin + ahead)
+        drawn: list[Drawn] = []
+        most = max(1, LOGITS_AT_ONCE // self._vocab_size)
+        for low in range(0, len(draws), most):
+            states = hidden.index_select(0, torch.tensor(places[low : low + most], device=hidden.device))
+            drawn += draw_tokens(self._model.logits(states), draws[low : low + most], self._rows.tokens)
+        results = iter(drawn)
+        return [[next(results) for _ in range((1 + chunk.num_drafts) * chunk.samples)] for chunk in chunks]
+
+    def _score_prompts(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> list[tuple[Logprob, ...]]:
+        told: list[tuple[Logprob, ...]] = []
+        for chunk, begin in zip(chunks, inputs.begins):
+            wish = self._rows.wish(chunk.row)
+            if not wish.wants_prompt_logprobs or chunk.start >= wish.prompt_length:
+                told.append(())
+                continue
+            states = hidden[begin : begin + chunk.length]
+            before, tokens = self._rows.carried(chunk.row), self._rows.tokens[chunk.row]
+            told.append(score_prompt(chunk, wish, before, states, tokens, self._model.logits))
+        return told
+
+    def _carried(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> dict[int, Tensor]:
+        carried = {}
+        for chunk, begin in zip(chunks, inputs.begins):
+            wish = self._rows.wish(chunk.row)
+            if wish.wants_prompt_logprobs and chunk.end < wish.prompt_length:
+                carried[chunk.row] = hidden[begin + chunk.length - 1].clone()
+        return carried
+
+
+def _ruined(hidden: Tensor, inputs: Inputs) -> set[int]:
+    """Chunks with a hidden state that is not finite: what they wrote to the cache must not be used."""
+    is_finite = are_finite(hidden)
+    if bool(is_finite.all()):
+        return set()
+    by_chunk = torch.split(is_finite, inputs.layout.lengths)
+    return {index for index, states in enumerate(by_chunk) if not bool(states.all())}
+
+
+def _outcome(chunk: Chunk, drawn: list[Drawn], told: tuple[Logprob, ...]) -> Outcome:
+    """Accept drafts for as long as the token drawn in their place is the same.
+
+    Drawing from the model's own distribution and accepting a match accepts a draft with exactly its probability, and what is
+    drawn at the first mismatch is distributed as the rest: drafts change how fast text comes, never which.
+    """
+    drafts = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
+    num_accepted = 0
+    while num_accepted < len(drafts) and drawn[num_accepted].token == drafts[num_accepted]:
+        num_accepted += 1
+    kept = tuple(drawn[: num_accepted + 1])
+    failure = next((entry.failure for entry in kept if entry.failure), None)
+    return Outcome(failure=failure) if failure else Outcome(kept, told)
+
+
+def _last_tokens(chunks: list[Chunk], outcomes: list[Outcome]) -> list[tuple[int, int, int]]:
+    """(row, position, token) of what each row reads next."""
+    return [
+        (chunk.row, chunk.end - chunk.num_drafts + len(outcome.drawn) - 1, outcome.drawn[-1].token)
+        for chunk, outcome in zip(chunks, outcomes)
+        if outcome.drawn
+    ]
+
+
+def _output(outcomes: list[Outcome]) -> StepOutput:
+    logprobs = tuple(tuple(entry.logprob for entry in each.drawn if entry.logprob) for each in outcomes)
+    prompt_logprobs = tuple(each.prompt_logprobs for each in outcomes)
+    return StepOutput(
+        tokens=tuple(tuple(entry.token for entry in each.drawn) for each in outcomes),
+        logprobs=logprobs if any(logprobs) else (),
+        prompt_logprobs=prompt_logprobs if any(prompt_logprobs) else (),
+        failures=tuple((index, each.failure) for index, each in enumerate(outcomes) if each.failure),
+    )

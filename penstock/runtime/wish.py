@@ -1,0 +1,76 @@
+"""A sequence's sampling parameters, made ready for drawing when it takes its row."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.core.batch import Arrival
+from penstock.core.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BannedRuns:
+    """Banned sequences of one length: [count, length - 1] and the token that would complete each, [count]."""
+
+    prefixes: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Token ids outside the vocabulary are left out: they can neither be drawn nor forbidden."""
+
+    params: SamplingParams
+    choice: int
+    prompt_length: int
+    bias_ids: Tensor
+    bias: Tensor
+    allowed: Tensor | None
+    banned: Tensor
+    banned_runs: tuple[BannedRuns, ...]
+    stops: Tensor
+    """Not to be drawn before `min_tokens`."""
+
+    @property
+    def is_plain(self) -> bool:
+        """The scores of the model are drawn from as they are."""
+        params = self.params
+        return not (params.reads_history or params.logit_bias or params.allowed_token_ids or params.min_tokens)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The first choice reports them for all choices."""
+        return self.params.prompt_logprobs is not None and self.choice == 0
+
+
+def make_wish(arrival: Arrival, vocab_size: int, device: torch.device) -> Wish:
+    params = arrival.params
+
+    def known(ids: tuple[int, ...]) -> Tensor:
+        return torch.tensor([token for token in ids if 0 <= token < vocab_size], dtype=torch.int64, device=device)
+
+    bias = {token: value for token, value in params.logit_bias if 0 <= token < vocab_size}
+    stops_matter = params.min_tokens > 0 and not params.ignore_eos
+    return Wish(
+        params=params,
+        choice=arrival.choice,
+        prompt_length=arrival.prompt_length,
+        bias_ids=torch.tensor(list(bias), dtype=torch.int64, device=device),
+        bias=torch.tensor(list(bias.values()), dtype=torch.float32, device=device),
+        allowed=known(params.allowed_token_ids) if params.allowed_token_ids else None,
+        banned=known(tuple(run[0] for run in params.banned_sequences if len(run) == 1)),
+        banned_runs=_banned_runs(params.banned_sequences, vocab_size, device),
+        stops=known(params.stop_token_ids if stops_matter else ()),
+    )
+
+
+def _banned_runs(
+    sequences: tuple[tuple[int, ...], ...], vocab_size: int, device: torch.device
+) -> tuple[BannedRuns, ...]:
+    by_length: dict[int, list[tuple[int, ...]]] = {}
+    for run in sequences:
+        if len(run) > 1 and all(0 <= token < vocab_size for token in run):
+            by_length.setdefault(len(run), []).append(run)
+    tables = (torch.tensor(runs, dtype=torch.int64, device=device) for runs in by_length.values())
+    return tuple(BannedRuns(table[:, :-1], table[:, -1]) for table in tables)
