@@ -31,6 +31,8 @@ MAX_KEY_BYTES = (1 << 16) - 1
 MAX_TEXT_BYTES = 1 << 26
 """Bytes of a string that stands alone, such as a chat template."""
 
+_LEAST_KEY_BYTES = 14
+_LEAST_TENSOR_BYTES = 33
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
@@ -203,6 +205,8 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     for count, what in ((num_tensors, "tensors"), (num_keys, "metadata keys")):
         if count > MAX_ENTRIES:
             raise cursor.fault(f"it claims {count} {what}; at most {MAX_ENTRIES} are read; {_DAMAGED}")
+    least = num_tensors * _LEAST_TENSOR_BYTES + num_keys * _LEAST_KEY_BYTES
+    cursor.check_room(least, f"a table of {num_tensors} tensors and {num_keys} metadata keys")
     return num_tensors, num_keys
 
 

@@ -48,9 +48,10 @@ def unpack(dtype: str, rows: Bytes) -> Floats:
     # A group's intermediate arrays stay in the processor's cache, which is both small and several times faster.
     group = max(1, _GROUP_VALUES // max(1, values.shape[1]))
     for start in range(0, num_rows, group):
+        part = values[start : start + group]
         blocks = np.ascontiguousarray(rows[start : start + group]).reshape(-1).view(layout)
         with np.errstate(over="ignore"):  # a scale beyond float32 gives infinity, which is for the loader to refuse
-            values[start : start + group] = function(blocks).reshape(-1, values.shape[1])
+            part[...] = function(blocks).reshape(part.shape)
     return values
 
 

@@ -1,0 +1,46 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ModelFileError
+from penstock.formats.mapping import map_file
+
+
+def test_the_bytes_are_the_files_and_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"some bytes")
+    data = map_file(path)
+    assert data.tobytes() == b"some bytes"
+    assert not data.flags.writeable
+    assert data.base is not None  # a view, not a copy
+
+
+def test_a_mapping_outlives_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"some bytes")
+    data = map_file(path)
+    path.unlink()
+    assert data.tobytes() == b"some bytes"
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path, Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(ModelFileError, match="not a regular file"):
+            map_file(path)
+
+
+@pytest.mark.parametrize("name", ["absent", "nul\0name", "long" * 30_000])
+def test_what_cannot_be_opened_is_refused_briefly(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        map_file(tmp_path / name)
+    assert len(str(caught.value)) < 1000
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    with pytest.raises(ModelFileError, match="empty"):
+        map_file(path)
