@@ -1,0 +1,22 @@
+"""The engine's process: `python -m penstock.cli.worker FOLDER`, its config as JSON on standard input. Not for people."""
+
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from penstock.cli.machines import make_engine
+from penstock.config import EngineConfig
+from penstock.engine.process import run_engine
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupt ends us
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    return run_engine(partial(make_engine, config), Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

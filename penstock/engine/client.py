@@ -1,0 +1,362 @@
+"""The engine as the server sees it: submit, cancel, streams of deltas; and the supervisor that keeps it alive.
+
+When the engine's process dies or hangs every request that has begun ends in an error at once, a new process is started, and
+what had not begun is given to it. Requests have ids that are never reused, and a process that was given up is never heard.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from penstock.core.batch import Delta, Fault, Finish, FinishReason
+from penstock.core.request import Request
+from penstock.core.scheduler import Load
+from penstock.engine.child import Child
+from penstock.engine.machine import Facts, Vector
+from penstock.engine.stream import DeltaStream
+from penstock.engine.wire import (
+    Beat,
+    Cancel,
+    Embedded,
+    EmbedPrompts,
+    Failed,
+    Phase,
+    Ready,
+    Report,
+    Step,
+    Stop,
+    Submit,
+)
+from penstock.errors import ConfigError, EngineError, PenstockError
+
+IDLE = Load(0, 0, 0, 0.0, 0)
+MAX_SENT = 3
+"""Engines that are given a request which kills them before its first token."""
+MAX_FAILED_STARTS = 3
+"""Processes in a row that end before they are of use before we give up."""
+USEFUL_S = 2.0
+"""An engine that was ready this long was a good one, whatever ended it; so was one that a request may have ended."""
+STEP_FACTOR = 6.0
+"""A single step may take this many times as long as silence may."""
+WATCH_S = 0.25
+STOP_S = 2.0
+GONE = "the engine stopped while answering; send the request again"
+
+OnStep = Callable[[Step], None]
+OnPhase = Callable[[str, float], None]
+
+
+class EngineClient:
+    """Lives on one event loop. `run` supervises until `stop`, or raises when the engine cannot be kept alive."""
+
+    def __init__(self, command: Sequence[str], setup: bytes, *, hang_s: float = 10.0) -> None:
+        self.facts: Facts | None = None
+        """Known once an engine has been ready."""
+        self.load = IDLE
+        self.num_steps = 0
+        self.num_restarts = 0
+        self.on_step: OnStep | None = None
+        """Told every step before its readers are: metrics listen here."""
+        self.on_phase: OnPhase | None = None
+        self.ready = asyncio.Event()
+        self._command = command
+        self._setup = setup
+        self._hang_s = hang_s
+        self._child: Child | None = None
+        self._streams: dict[int, DeltaStream] = {}
+        self._embeddings: dict[int, asyncio.Future[tuple[Vector, ...]]] = {}
+        self._ids = count(1)
+        self._heard_s = 0.0
+        self._moved_s = 0.0
+        """When the engine's loop last turned, or had nothing to do."""
+        self._num_loops = 0
+        self._ready_s = 0.0
+        self._ready_for_s = 0.0
+        """How long the last engine was ready."""
+        self._last_words: Failed | None = None
+        self._is_stopping = False
+        self._suspects: deque[DeltaStream] = deque()
+        """Requests that saw two engines die before their first token: given to the next one by one."""
+        self._suspect: DeltaStream | None = None
+        """The one of them that the engine has now."""
+
+    # Queries
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.is_set()
+
+    @property
+    def silence_s(self) -> float:
+        """How long ago the engine was last heard."""
+        return time.monotonic() - self._heard_s
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    @property
+    def streams(self) -> tuple[DeltaStream, ...]:
+        return tuple(self._streams.values())
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    # Commands
+
+    def next_id(self) -> int:
+        """A request id, never given before."""
+        return next(self._ids)
+
+    def submit(self, request: Request) -> DeltaStream:
+        """Hand over a request; while the engine restarts it waits here. The stream ends in a finish whatever happens."""
+        if self._is_stopping:
+            raise EngineError("the engine is stopping; send the request elsewhere")
+        stream = DeltaStream(request)
+        self._streams[request.request_id] = stream
+        if self.is_ready:
+            self._send(stream)
+        return stream
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request, wherever it is; what still arrives for it is dropped."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None and self._child is not None:
+            self._child.send(Cancel(request_id))
+            self._acquit(stream)
+
+    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
+        if self._child is None or not self.is_ready:
+            raise EngineError("the engine is not ready; try again in a moment")
+        request_id = self.next_id()
+        answer: asyncio.Future[tuple[Vector, ...]] = asyncio.get_running_loop().create_future()
+        self._embeddings[request_id] = answer
+        self._child.send(EmbedPrompts(request_id, tuple(prompts)))
+        try:
+            return await answer
+        finally:
+            self._embeddings.pop(request_id, None)
+
+    async def stop(self) -> None:
+        """End the engine. Requests still open end in an error."""
+        self._is_stopping = True
+        child = self._child
+        if child is not None:
+            if self.is_ready:
+                child.send(Stop())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(child.wait(), STOP_S)
+            child.kill()
+
+    # The supervisor
+
+    async def run(self) -> None:
+        """Keep an engine alive until `stop`. Raises ConfigError or EngineError when there is no use in trying."""
+        num_failed = 0
+        try:
+            while not self._is_stopping:
+                status = await self._live()
+                is_good = self._ready_for_s > USEFUL_S or (self._ready_for_s > 0.0 and bool(self._streams))
+                self._bury(status)
+                if self.is_stopping:
+                    return
+                num_failed = 0 if is_good else num_failed + 1
+                words = self._last_words
+                if words is not None and (words.is_config or self.facts is None):
+                    raise ConfigError(words.message) if words.is_config else EngineError(words.message)
+                if num_failed >= MAX_FAILED_STARTS or self.facts is None:
+                    raise EngineError(
+                        f"the engine ended {num_failed} times in a row without an answer, {_named(status)}"
+                    )
+                self.num_restarts += 1
+        finally:
+            self._is_stopping = True
+            self._end_all(self._streams)
+
+    async def _live(self) -> int:
+        """One process, from its start to its end; returns its exit status."""
+        self._last_words = None
+        self._heard_s = self._moved_s = time.monotonic()
+        child = await Child.start(self._command, self._setup)
+        self._child = child
+        if self._is_stopping:
+            child.kill()
+        tasks = [asyncio.create_task(self._listen(child)), asyncio.create_task(self._watch(child))]
+        try:
+            status = await child.wait()
+            await self._hear_the_rest(tasks[0])
+            return status
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._ready_for_s = time.monotonic() - self._ready_s if self.is_ready else 0.0
+            self.ready.clear()
+            self._child = None
+            await child.close()
+
+    async def _hear_the_rest(self, listening: "asyncio.Task[None]") -> None:
+        """Frames the process sent before it ended are still on their way: wait until none has come for a moment."""
+        heard_s = -1.0
+        while heard_s != self._heard_s and not listening.done():
+            heard_s = self._heard_s
+            await asyncio.sleep(0.02)
+
+    async def _listen(self, child: Child) -> None:
+        while True:
+            try:
+                report = await child.receive()
+            except PenstockError as error:
+                print(f"penstock: {error}; it is dropped", file=sys.stderr)
+                continue
+            self._heard_s = time.monotonic()
+            self._take_in(report, child)
+
+    def _take_in(self, report: Report, child: Child) -> None:
+        match report:
+            case Step():
+                self._take_in_step(report)
+            case Beat(num_loops, is_busy):
+                if num_loops != self._num_loops or not is_busy:
+                    self._moved_s = self._heard_s
+                self._num_loops = num_loops
+            case Embedded(request_id, vectors, message):
+                self._answer_embedding(request_id, vectors, message)
+            case Phase(name, seconds):
+                if self.on_phase is not None:
+                    self.on_phase(name, seconds)
+            case Failed():
+                self._last_words = report
+            case Ready(facts):
+                self._begin(facts, child)
+
+    def _take_in_step(self, step: Step) -> None:
+        now = self._heard_s
+        self._moved_s = now
+        self.load = step.load
+        self.num_steps += 1
+        if self.on_step is not None:
+            self.on_step(step)
+        streams = self._streams
+        for delta in step.deltas:
+            stream = streams.get(delta.request_id)
+            if stream is None:
+                continue  # cancelled while this was on its way
+            if not stream.is_started:
+                self._acquit(stream)
+            stream.push(delta, now)
+            if not stream.unended:
+                del streams[delta.request_id]
+
+    def _answer_embedding(self, request_id: int, vectors: tuple[Vector, ...], message: str) -> None:
+        answer = self._embeddings.get(request_id)
+        if answer is None or answer.done():
+            return
+        if message:
+            answer.set_exception(EngineError(message))
+        else:
+            answer.set_result(vectors)
+
+    def _begin(self, facts: Facts, child: Child) -> None:
+        """A new engine is ready: it is given all that waits."""
+        self.facts = facts
+        child.connect()
+        self._moved_s = time.monotonic()
+        self._num_loops = 0
+        self._ready_s = self._moved_s
+        self.ready.set()
+        waiting = tuple(self._streams.values())
+        self._suspects = deque(stream for stream in waiting if stream.num_sent >= MAX_SENT - 1)
+        for stream in waiting:
+            if stream.num_sent < MAX_SENT - 1:
+                self._send(stream)
+        self._send_suspect()
+
+    def _send_suspect(self) -> None:
+        """Give the engine the next request that may be what killed others; with one at a time the guilty one is known."""
+        self._suspect = None
+        while self._suspects:
+            stream = self._suspects.popleft()
+            if stream.request.request_id in self._streams:
+                self._suspect = stream
+                self._send(stream)
+                return
+
+    def _acquit(self, stream: DeltaStream) -> None:
+        if stream is self._suspect:
+            self._send_suspect()
+
+    def _send(self, stream: DeltaStream) -> None:
+        if self._child is not None:
+            stream.num_sent += 1
+            self._child.send(Submit(stream.request))
+
+    async def _watch(self, child: Child) -> None:
+        """End a process that is silent, or whose step does not end. Time in which we did not run ourselves is no silence."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(WATCH_S)
+            late = time.monotonic() - before - WATCH_S
+            if late > WATCH_S:
+                self._heard_s += late
+                self._moved_s += late
+            if not self.is_ready:
+                continue
+            now = time.monotonic()
+            if now - self._heard_s > self._hang_s or now - self._moved_s > self._hang_s * STEP_FACTOR:
+                print("penstock: the engine hangs; its stacks follow, if it can print them", file=sys.stderr)
+                await child.dump_stacks()
+                child.kill()
+                return
+
+    def _bury(self, status: int) -> None:
+        """The process is gone: end what had begun, keep the rest for its successor."""
+        self.load = IDLE
+        begun = {
+            request_id: stream
+            for request_id, stream in self._streams.items()
+            if stream.is_started or stream.num_sent >= MAX_SENT or self._is_stopping
+        }
+        if not self._is_stopping:
+            print(
+                f"penstock: the engine ended, {_named(status)}: {len(begun)} requests end with it, "
+                f"{len(self._streams) - len(begun)} wait for the next",
+                file=sys.stderr,
+            )
+        self._end_all(begun)
+        for answer in self._embeddings.values():
+            if not answer.done():
+                answer.set_exception(EngineError(GONE))
+
+    def _end_all(self, streams: dict[int, DeltaStream]) -> None:
+        now = time.monotonic()
+        deltas: list[Delta] = []
+        for request_id, stream in tuple(streams.items()):
+            ended = _ends(stream)
+            deltas.extend(ended)
+            for delta in ended:
+                stream.push(delta, now)
+            self._streams.pop(request_id, None)
+        if deltas and self.on_step is not None:
+            self.on_step(Step(now, tuple(deltas), self.load, self.num_steps))
+
+
+def _ends(stream: DeltaStream) -> list[Delta]:
+    """An error for every choice that has not ended."""
+    finish = Finish(FinishReason.ERROR, GONE, Fault.ENGINE)
+    request = stream.request
+    return [Delta(request.request_id, choice, (), finish) for choice in stream.unended]
+
+
+def _named(status: int) -> str:
+    return f"killed by signal {-status}" if status < 0 else f"with exit status {status}"

@@ -1,0 +1,195 @@
+"""The engine in its own process: the child's side of the line.
+
+    post thread     reads commands into the engine's inbox; beats; ends the process when the parent is gone
+    main thread     makes the machine, then turns the engine's loop and sends one frame a turn
+
+The parent holds the other end of standard input for as long as it lives: reading its end is how an orphan learns of it.
+Sockets lie in a folder only this user may enter.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import zmq
+
+from penstock.engine.engine import Engine
+from penstock.engine.machine import Machine
+from penstock.engine.wire import (
+    MAX_FRAME_BYTES,
+    Beat,
+    Cancel,
+    Embedded,
+    EmbedPrompts,
+    Failed,
+    Phase,
+    Ready,
+    Step,
+    Stop,
+    Submit,
+    decode_command,
+    encode,
+)
+from penstock.errors import ConfigError, PenstockError
+
+COMMANDS_SOCKET = "commands"
+REPORTS_SOCKET = "reports"
+BEAT_S = 0.25
+MAX_UNREAD_FRAMES = 4096
+"""Frames a parent may leave unread before the engine waits for it."""
+IDLE_S = 1.0
+"""Longest sleep of an idle loop; whatever is handed over ends it at once."""
+WAKE = -1
+"""A request id nobody has: cancelling it only wakes the loop."""
+
+OnPhase = Callable[[str], None]
+"""Told the name of each part of the start as it ends."""
+
+
+def run_engine(make: Callable[[OnPhase], Machine], folder: Path) -> int:
+    """Make a machine and serve it until told to stop. Returns the exit status."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    context = zmq.Context()
+    reports = _reports_socket(context, folder)
+    post = Post(context, folder)
+    post.start()
+    try:
+        machine = make(_phase_reporter(reports))
+        post.engine = machine.engine
+        reports.send(encode(Ready(machine.facts)))
+        _turn(machine, post, reports)
+    except PenstockError as error:
+        reports.send(encode(Failed(str(error), isinstance(error, ConfigError))))
+        return 2 if isinstance(error, ConfigError) else 1
+    except Exception as error:
+        # The parent prints it last, where the operator looks; the traceback stands above it.
+        reports.send(encode(Failed(f"{type(error).__name__}: {error}", False)))
+        raise
+    finally:
+        reports.close(linger=500)
+    return 0
+
+
+class Post(threading.Thread):
+    """Commands in, beats out."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
+        super().__init__(name="post", daemon=True)
+        self.engine: Engine | None = None
+        self.errands: SimpleQueue[EmbedPrompts] = SimpleQueue()
+        """Work that is no request: done between steps."""
+        self.is_stopping = False
+        self._context = context
+        self._folder = folder
+        path = folder / COMMANDS_SOCKET
+        self._commands = context.socket(zmq.PULL)
+        self._commands.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._commands.setsockopt(zmq.RCVHWM, 0)
+        self._commands.bind(f"ipc://{path}")
+        path.chmod(0o600)
+
+    def run(self) -> None:
+        beats = _reports_socket(self._context, self._folder)
+        poller = zmq.Poller()
+        poller.register(self._commands, zmq.POLLIN)
+        poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        next_beat_s = 0.0
+        while True:
+            ready = dict(poller.poll(int(BEAT_S * 1000)))
+            if sys.stdin.fileno() in ready:
+                os._exit(0)  # nothing is ever written there after the setup: this is its end, and so the parent's
+            if self._commands in ready:
+                self._read()
+            now = time.monotonic()
+            if now >= next_beat_s:
+                next_beat_s = now + BEAT_S
+                beats.send(encode(self._beat()))
+
+    def _beat(self) -> Beat:
+        engine = self.engine
+        return Beat(0, False) if engine is None else Beat(engine.heartbeat.num_loops, engine.has_work)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                command = decode_command(self._commands.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except PenstockError as error:
+                print(f"penstock engine: {error}; it is dropped", file=sys.stderr)
+                continue
+            if self.engine is not None:
+                self._hand_over(command, self.engine)
+
+    def _hand_over(self, command: object, engine: Engine) -> None:
+        match command:
+            case Submit(request):
+                engine.submit(request)
+            case Cancel(request_id):
+                engine.cancel(request_id)
+            case EmbedPrompts():
+                self.errands.put(command)
+                engine.cancel(WAKE)
+            case Stop():
+                self.is_stopping = True
+                engine.cancel(WAKE)
+
+
+def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
+    """The loop. A turn that computed nothing sleeps until something is handed over or comes due."""
+    engine = machine.engine
+    while not post.is_stopping:
+        _run_errands(machine, post, reports)
+        num_steps = engine.heartbeat.num_steps
+        deltas = engine.step()
+        has_stepped = engine.heartbeat.num_steps != num_steps
+        if deltas or has_stepped:
+            step = Step(time.monotonic(), deltas, engine.scheduler.load, engine.heartbeat.num_steps)
+            reports.send(encode(step))
+        elif not engine.has_work:
+            engine.wait(IDLE_S)
+        else:
+            wake_s = engine.scheduler.wake_s
+            engine.wait(IDLE_S if wake_s is None else min(max(wake_s - time.monotonic(), 0.0), IDLE_S))
+
+
+def _run_errands(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
+    while True:
+        try:
+            errand = post.errands.get_nowait()
+        except Empty:
+            return
+        try:
+            if machine.embed is None:
+                raise ConfigError("this model does not embed")
+            answer = Embedded(errand.request_id, machine.embed(errand.prompts))
+        except Exception as error:
+            answer = Embedded(errand.request_id, (), f"{type(error).__name__}: {error}")
+        reports.send(encode(answer))
+
+
+def _reports_socket(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> "zmq.Socket[bytes]":
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_FRAMES)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(f"ipc://{folder / REPORTS_SOCKET}")
+    return socket
+
+
+def _phase_reporter(reports: "zmq.Socket[bytes]") -> OnPhase:
+    last_s = time.monotonic()
+
+    def report(name: str) -> None:
+        nonlocal last_s
+        now = time.monotonic()
+        reports.send(encode(Phase(name, now - last_s)))
+        last_s = now
+
+    return report

@@ -1,0 +1,89 @@
+"""The answer to one request as it arrives: deltas wait here for their reader.
+
+A reader that falls behind finds fewer, larger deltas, so what waits stays as small as the tokens themselves.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from penstock.core.batch import Delta
+from penstock.core.request import Request
+
+MAX_PENDING = 64
+"""Deltas that wait one by one before they are folded into one a choice."""
+
+
+class DeltaStream:
+    """Written by the client on the event loop, read by one task there. Every choice ends in exactly one finish."""
+
+    __slots__ = ("_pending", "_waiter", "is_started", "num_sent", "request", "unended", "waiting_since_s")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.unended = set(range(request.params.n))
+        """Choices whose finish has not arrived."""
+        self.is_started = False
+        """Something of the answer has arrived: it can no longer be begun anew unnoticed."""
+        self.num_sent = 0
+        """Engines that have been given the request."""
+        self.waiting_since_s: float | None = None
+        """Since when the oldest unread delta waits."""
+        self._pending: list[Delta] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Everything has been read."""
+        return not self.unended and not self._pending
+
+    def push(self, delta: Delta, now: float) -> None:
+        self.is_started = True
+        if delta.finish is not None:
+            self.unended.discard(delta.choice)
+        pending = self._pending
+        if not pending:
+            self.waiting_since_s = now
+        pending.append(delta)
+        if len(pending) >= MAX_PENDING:
+            self._pending = folded(pending)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def take(self) -> list[Delta]:
+        """All that has arrived since the last time, at least one delta; empty only when everything has been read."""
+        if not self._pending and self.unended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        taken, self._pending = self._pending, []
+        self.waiting_since_s = None
+        return taken
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while not self.is_over:
+            for delta in await self.take():
+                yield delta
+
+
+def folded(deltas: list[Delta]) -> list[Delta]:
+    """The same news in one delta a choice."""
+    by_choice: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        by_choice.setdefault(delta.choice, []).append(delta)
+    return [_joined(parts) for parts in by_choice.values()]
+
+
+def _joined(parts: list[Delta]) -> Delta:
+    first, last = parts[0], parts[-1]
+    return Delta(
+        first.request_id,
+        first.choice,
+        tuple(token for part in parts for token in part.token_ids),
+        last.finish,
+        tuple(logprob for part in parts for logprob in part.logprobs),
+        tuple(logprob for part in parts for logprob in part.prompt_logprobs),
+        first.prefix,
+    )

@@ -1,0 +1,108 @@
+"""The messages between the server's process and the engine's: msgpack, checked against these types on arrival.
+
+Nothing that can run code is ever read from a socket. A frame that does not fit its type is an error of the sender.
+"""
+
+import msgspec
+
+from penstock.core.batch import Delta
+from penstock.core.request import Request
+from penstock.core.scheduler import Load
+from penstock.engine.machine import Facts, Vector
+from penstock.errors import EngineError, RequestError
+
+MAX_FRAME_BYTES = 64 << 20
+UNREADABLE = (msgspec.MsgspecError, RequestError, ValueError, RecursionError)
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
+    request: Request
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
+    request_id: int
+
+
+class EmbedPrompts(msgspec.Struct, tag="embed", array_like=True, frozen=True):
+    request_id: int
+    prompts: tuple[tuple[int, ...], ...]
+
+
+class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
+    """End the process."""
+
+
+Command = Submit | Cancel | EmbedPrompts | Stop
+"""To the engine."""
+
+
+class Phase(msgspec.Struct, tag="phase", array_like=True, frozen=True):
+    """A part of the start is over."""
+
+    name: str
+    seconds: float
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
+    facts: Facts
+
+
+class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
+    """Everything one turn of the engine's loop had to tell, in one frame for all sequences."""
+
+    time_s: float
+    """When the step ended, on the monotonic clock both processes share."""
+    deltas: tuple[Delta, ...]
+    load: Load
+    num_steps: int
+
+
+class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
+    """Proof of life, sent by a thread of its own: a long step silences nothing, a stopped process does."""
+
+    num_loops: int
+    is_busy: bool
+
+
+class Embedded(msgspec.Struct, tag="embedded", array_like=True, frozen=True):
+    request_id: int
+    vectors: tuple[Vector, ...]
+    message: str = ""
+    """Why there are none."""
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
+    """The engine's last words. `is_config` tells a wrong setting from a fault of ours."""
+
+    message: str
+    is_config: bool
+
+
+Report = Phase | Ready | Step | Beat | Embedded | Failed
+"""From the engine."""
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Command | Report) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    try:
+        return _command_decoder.decode(frame)
+    except UNREADABLE as error:
+        raise _malformed(error) from error
+
+
+def decode_report(frame: bytes) -> Report:
+    try:
+        return _report_decoder.decode(frame)
+    except UNREADABLE as error:
+        raise _malformed(error) from error
+
+
+def _malformed(error: Exception) -> EngineError:
+    return EngineError(f"a frame between server and engine is malformed: {type(error).__name__}")

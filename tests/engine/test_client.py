@@ -1,0 +1,311 @@
+"""Laws of the engine behind its process line: every request ends once, rightly or in an error, whatever befalls the engine."""
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.core.batch import Fault, FinishReason
+from penstock.core.request import Request, SamplingParams
+from penstock.engine.client import EngineClient
+from penstock.engine.oracle import expected_tokens
+from penstock.errors import ConfigError, EngineError
+from tests.engine.poisoned import DIE, EXHAUST, HANG, RAISE
+
+VOCAB = 256
+SLOW_STEPS = "oracle:step_ms=5"
+
+
+def config_of(model: str = "oracle:", **scheduler: Any) -> EngineConfig:
+    return EngineConfig(ModelConfig(model), CacheConfig(num_blocks=512), SchedulerConfig(**scheduler))
+
+
+@asynccontextmanager
+async def running(config: EngineConfig, *, hang_s: float = 10.0) -> AsyncIterator[EngineClient]:
+    command = [sys.executable, "-m", "tests.engine.poisoned"]
+    client = EngineClient(command, msgspec.json.encode(config), hang_s=hang_s)
+    supervisor = asyncio.create_task(client.run())
+    ready = asyncio.create_task(client.ready.wait())
+    await asyncio.wait([supervisor, ready], return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    try:
+        if supervisor.done():
+            supervisor.result()
+        yield client
+    finally:
+        await client.stop()
+        await supervisor
+
+
+def run(law: Callable[[EngineClient], Awaitable[None]], config: EngineConfig | None = None, **options: Any) -> None:
+    async def session() -> None:
+        async with running(config or config_of(), **options) as client:
+            await law(client)
+
+    asyncio.run(session())
+
+
+@dataclass
+class Ledger:
+    """One line a request: what it must be answered, and how it ended."""
+
+    complete: int = 0
+    failed: int = 0
+    wrong: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+
+    async def ask(self, client: EngineClient, prompt: tuple[int, ...], **wishes: Any) -> None:
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12} | wishes)
+        request = Request(request_id=client.next_id(), prompt=prompt, params=params, arrival_s=time.monotonic())
+        tokens: dict[int, list[int]] = {choice: [] for choice in range(params.n)}
+        ends: dict[int, FinishReason] = {}
+        async for delta in client.submit(request):
+            assert delta.choice not in ends, "told more after the end"
+            tokens[delta.choice].extend(delta.token_ids)
+            if delta.finish is not None:
+                ends[delta.choice] = delta.finish.reason
+        if len(ends) != params.n:
+            self.lost.append(request.request_id)
+        elif FinishReason.ERROR in ends.values():
+            self.failed += 1
+        else:
+            self.complete += 1
+            for choice, told in tokens.items():
+                if told != expected_tokens(prompt, params, choice, len(told), VOCAB) or len(told) != params.max_tokens:
+                    self.wrong.append(request.request_id)
+
+
+def prompts(seed: int, number: int) -> list[tuple[int, ...]]:
+    random = Random(seed)
+    stem = tuple(random.randrange(200) for _ in range(40))
+    return [stem[: random.randrange(40)] + tuple(random.randrange(200) for _ in range(1, 20)) for _ in range(number)]
+
+
+def test_many_at_once_are_all_answered_rightly() -> None:
+    async def law(client: EngineClient) -> None:
+        ledger = Ledger()
+        asks = [ledger.ask(client, prompt, n=1 + number % 3) for number, prompt in enumerate(prompts(1, 120))]
+        await asyncio.gather(*asks)
+        assert (ledger.complete, ledger.failed, ledger.wrong, ledger.lost) == (120, 0, [], [])
+        assert client.num_open == 0
+        assert client.load.num_running == 0
+        assert client.load.kv_usage_fraction == 0.0
+
+    run(law)
+
+
+@pytest.mark.parametrize("num_kills", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_engines_lose_nothing(num_kills: int) -> None:
+    """What had begun ends in an error within a second; what had not is answered by the next engine."""
+
+    async def law(client: EngineClient) -> None:
+        ledger = Ledger()
+        for round_ in range(num_kills):
+            asks = [asyncio.create_task(ledger.ask(client, prompt)) for prompt in prompts(round_, 32)]
+            while not any(stream.is_started for stream in client.streams):
+                await asyncio.sleep(0.001)
+            begun = [stream for stream in client.streams if stream.is_started]
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            start_s = time.monotonic()
+            while not all(stream.is_over or not stream.unended for stream in begun):
+                await asyncio.sleep(0.005)
+            assert time.monotonic() - start_s < 1.0
+            await asyncio.gather(*asks)
+        assert ledger.complete + ledger.failed == 32 * num_kills
+        assert ledger.failed > 0
+        assert ledger.complete > 0
+        assert not ledger.wrong
+        assert not ledger.lost
+        assert client.num_restarts == num_kills
+
+    run(law, config_of(SLOW_STEPS, max_sequences=8))
+
+
+def test_a_stopped_engine_is_replaced_and_never_heard_again() -> None:
+    async def law(client: EngineClient) -> None:
+        ledger = Ledger()
+        asks = [asyncio.create_task(ledger.ask(client, prompt)) for prompt in prompts(2, 16)]
+        while not any(stream.is_started for stream in client.streams):
+            await asyncio.sleep(0.001)
+        first = client.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        await asyncio.gather(*asks)
+        assert client.pid != first
+        assert ledger.complete + ledger.failed == 16
+        assert (ledger.wrong, ledger.lost) == ([], [])
+
+    run(law, config_of(SLOW_STEPS, max_sequences=4), hang_s=0.8)
+
+
+def test_a_short_pause_harms_nobody() -> None:
+    async def law(client: EngineClient) -> None:
+        ledger = Ledger()
+        asks = [asyncio.create_task(ledger.ask(client, prompt)) for prompt in prompts(3, 16)]
+        while not any(stream.is_started for stream in client.streams):
+            await asyncio.sleep(0.001)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        await asyncio.sleep(0.5)
+        os.kill(client.pid, signal.SIGCONT)
+        await asyncio.gather(*asks)
+        assert (ledger.complete, ledger.wrong, ledger.lost, client.num_restarts) == (16, [], [], 0)
+
+    run(law, config_of(SLOW_STEPS))
+
+
+def test_a_step_that_never_ends_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    """The stacks tell where; the request that hung three engines is refused and the rest are answered."""
+
+    async def law(client: EngineClient) -> None:
+        ledger, poison = Ledger(), Ledger()
+        asks = [asyncio.create_task(ledger.ask(client, prompt)) for prompt in prompts(4, 6)]
+        await asyncio.gather(poison.ask(client, (HANG, 1, 2)), *asks)
+        assert poison.failed == 1
+        assert ledger.complete + ledger.failed == 6
+        assert (ledger.wrong, ledger.lost) == ([], [])
+
+    run(law, hang_s=0.1)
+    assert "launch" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("poison", [RAISE, EXHAUST])
+def test_a_request_that_cannot_be_computed_fails_alone(poison: int) -> None:
+    async def law(client: EngineClient) -> None:
+        ledger, sick = Ledger(), Ledger()
+        asks = [ledger.ask(client, prompt) for prompt in prompts(5, 31)]
+        await asyncio.gather(*asks[:15], sick.ask(client, (poison, 7)), *asks[15:])
+        assert (ledger.complete, ledger.failed, ledger.wrong, ledger.lost) == (31, 0, [], [])
+        assert (sick.failed, client.num_restarts) == (1, 0)
+
+    run(law)
+
+
+def test_a_request_that_kills_engines_is_found_and_refused() -> None:
+    """Requests that wait behind it are answered: from the third engine on, suspects are tried one by one."""
+
+    async def law(client: EngineClient) -> None:
+        ledger, sick = Ledger(), Ledger()
+        asks = [ledger.ask(client, prompt) for prompt in prompts(6, 8)]
+        await asyncio.gather(sick.ask(client, (DIE, 1)), *asks)
+        assert (sick.failed, client.num_restarts) == (1, 3)
+        assert (ledger.complete, ledger.failed, ledger.wrong, ledger.lost) == (8, 0, [], [])
+
+    run(law)
+
+
+def test_a_cancelled_request_frees_the_cache_and_is_heard_no_more() -> None:
+    async def law(client: EngineClient) -> None:
+        request = Request(
+            request_id=client.next_id(), prompt=(1, 2, 3), params=SamplingParams(max_tokens=500), arrival_s=0.0
+        )
+        stream = client.submit(request)
+        await stream.take()
+        client.cancel(request.request_id)
+        ledger = Ledger()
+        await ledger.ask(client, (4, 5))
+        assert client.load.num_running == 0
+        assert client.load.kv_usage_fraction == 0.0
+        assert ledger.complete == 1
+
+    run(law, config_of(SLOW_STEPS))
+
+
+def test_too_much_waiting_and_too_long_a_prompt_are_refused_by_kind() -> None:
+    async def law(client: EngineClient) -> None:
+        faults = []
+        for number, prompt in enumerate([(1,) * 9000, (1, 2), (3, 4), (5, 6)]):
+            request = Request(
+                request_id=client.next_id(), prompt=prompt, params=SamplingParams(n=1 + 3 * (number == 1))
+            )
+            stream = client.submit(request)
+            async for delta in stream:
+                faults.append(delta.finish.fault if delta.finish else None)
+                break
+        assert faults[0] is Fault.REQUEST
+        assert faults[1] is Fault.CAPACITY
+
+    run(law, config_of(max_waiting=3))
+
+
+def test_embeddings_come_through_the_same_line() -> None:
+    async def law(client: EngineClient) -> None:
+        first, again, other = await client.embed([(1, 2, 3), (1, 2, 3), (1, 2)])
+        assert first == again != other
+
+    run(law)
+
+
+def test_an_impossible_config_ends_the_start_with_its_reason() -> None:
+    async def start(config: EngineConfig) -> None:
+        async with running(config):
+            pass
+
+    with pytest.raises(ConfigError, match="no option"):
+        asyncio.run(start(config_of("oracle:colour=3")))
+
+
+def test_an_engine_that_cannot_start_is_given_up() -> None:
+    async def start() -> None:
+        await EngineClient([sys.executable, "-c", "import sys; sys.exit(3)"], b"").run()
+
+    with pytest.raises(EngineError, match="exit status 3"):
+        asyncio.run(start())
+
+
+def test_sockets_are_private_and_vanish() -> None:
+    folders: list[Path] = []
+
+    async def law(client: EngineClient) -> None:
+        folder = Path(client._child._folder)  # type: ignore[union-attr]
+        folders.append(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+        assert len(list(folder.iterdir())) == 2
+
+    run(law)
+    assert not folders[0].exists()
+
+
+def test_an_orphan_ends_itself() -> None:
+    """The parent is killed with no chance to say goodbye."""
+    code = (
+        "import asyncio, sys, os, signal, msgspec\n"
+        "from tests.engine.test_client import running, config_of\n"
+        "async def main():\n"
+        "    async with running(config_of()) as client:\n"
+        "        print(client.pid, flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def law() -> int:
+        parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+        out, _ = await parent.communicate()
+        return int(out)
+
+    pid = asyncio.run(law())
+    deadline_s = time.monotonic() + 5.0
+    while time.monotonic() < deadline_s and _is_alive(pid):
+        time.sleep(0.01)
+    assert not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
