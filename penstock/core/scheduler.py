@@ -329,11 +329,12 @@ class Scheduler:
         num_cached = len(match.blocks) * self.limits.block_size
         if sequence.prefix is None:
             sequence.prefix = PrefixHit(num_cached, match.miss)
-            self._order.charge(sequence, sequence.num_prompt - num_cached)
         return num_cached
 
     def _enter(self, sequence: Sequence, num_cached: int) -> None:
         self._order.pop()
+        if not sequence.stay:  # a charge may change who is first, so it comes after the pop
+            self._order.charge(sequence, sequence.num_prompt - num_cached)
         sequence.is_waiting = False
         sequence.parent = None
         self._num_waiting_tokens -= len(sequence.tokens)
