@@ -31,6 +31,8 @@ class Flight(NamedTuple):
     """A launched batch, and when each of its steps ends: one step, or a run of them that was foretold."""
 
     batch: Batch
+    num_tokens: int
+    """Of its first step."""
     start_s: float
     ends: list[float]
 
@@ -128,25 +130,26 @@ class Replica:
         for chunk in batch.chunks:
             if chunk.arrival is not None:
                 self._lengths[chunk.row] = self._length(chunk.arrival)
-        for duration_s in self._cost.run_s(_without_drafts(batch), 1 + num_drafts):
+        first = _without_drafts(batch)
+        for duration_s in self._cost.run_s(first, 1 + num_drafts):
             end_s += duration_s
             ends.append(end_s)
-        self._flights.append(Flight(batch, start_s, ends))
+        self._flights.append(Flight(batch, first.num_tokens, start_s, ends))
 
     def _complete(self, now: float) -> None:
         """A step or a run has ended; or an event came that was posted before its run was cut."""
         if not self._flights or self._flights[0].ends[-1] != now:
             return
         flight = self._flights.popleft()
-        batch, start_s, ends = flight
+        batch, ends = flight.batch, flight.ends
         drawn = (_TOKEN,) * len(ends)
         tokens = tuple([drawn if chunk.samples else () for chunk in batch.chunks])
         num_drafts = self._foretell(flight) - 1 if self._foretells else 0
         drafts = ((_TOKEN,) * num_drafts,) * len(tokens) if num_drafts >= _MIN_RUN else ()
         self._timelines.observe_run(self.scheduler.commit(batch, StepOutput(tokens, drafts), now), ends)
         self.num_steps += len(ends)
-        self.num_computed_tokens += batch.num_tokens if len(ends) == 1 else len(ends) * len(tokens)
-        self.busy_s += now - start_s
+        self.num_computed_tokens += flight.num_tokens + (len(ends) - 1) * len(tokens)
+        self.busy_s += now - flight.start_s
         self._loop(now)
 
     def _foretell(self, flight: Flight) -> int:
@@ -171,8 +174,12 @@ class Replica:
                 num_steps = min(num_steps, num_left)
         if not num_staying or (load.num_waiting and self._joins and num_staying < limits.max_sequences):
             return 0
-        num_blocks = scheduler.pool.num_available // num_staying
-        return min(num_steps, limits.max_batch_tokens // num_staying, (num_blocks - 1) * limits.block_size)
+        num_steps = min(num_steps, limits.max_batch_tokens // num_staying)
+        if self._joins:
+            # A run that is cut keeps its blocks a while longer than its steps would have. Nobody must miss them.
+            num_blocks = (scheduler.pool.num_available - limits.num_blocks // 2) // num_staying
+            num_steps = min(num_steps, (num_blocks - 1) * limits.block_size)
+        return num_steps
 
     def _length(self, arrival: Arrival) -> int | None:
         """At which a sequence ends; None if it has siblings, which may join at any step."""

@@ -1,0 +1,41 @@
+"""Laws of histories: exact averages, curves of bounded length."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.scheduler import Load
+from penstock.sim.history import MAX_SAMPLES, History
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0.001, 5), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1)), min_size=1)
+)
+def test_averages_weigh_every_moment(steps):
+    history = History()
+    now = 0.0
+    areas = [0.0, 0.0, 0.0]
+    for duration, running, waiting, usage in steps:
+        history.add(Load(running, waiting, 0, usage, 0), now)
+        now += duration
+        areas = [area + duration * value for area, value in zip(areas, (running, waiting, usage))]
+    history.add(Load(0, 0, 0, 0.0, 0), now)
+    means = (history.mean_running(now), history.mean_waiting(now), history.mean_kv_usage_fraction(now))
+    assert means == pytest.approx([area / now for area in areas])
+    assert history.max_waiting == max(waiting for _, _, waiting, _ in steps)
+    assert history.max_kv_usage_fraction == max(usage for _, _, _, usage in steps)
+
+
+def test_the_curve_stays_short_and_spans_the_run():
+    history = History()
+    for number in range(50_000):
+        history.add(Load(number, 0, 0, 0.0, 0), number * 0.01)
+    times = [sample.time_s for sample in history.samples]
+    assert MAX_SAMPLES // 4 < len(times) <= MAX_SAMPLES
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert times[-1] > 490.0
+
+
+def test_no_time_has_no_averages():
+    assert History().mean_running(0.0) == History().mean_waiting(0.0) == History().mean_kv_usage_fraction(0.0) == 0.0
