@@ -141,9 +141,9 @@ class Scheduler:
             for sequence in others:
                 self._wait(sequence)
 
-    def cancel(self, request_id: int) -> tuple[Delta, ...]:
-        """End a request in whatever state it is. Unknown ids, ended ones among them, give nothing."""
-        return self._end(request_id, CANCELLED)
+    def cancel(self, request_id: int, choice: int | None = None) -> tuple[Delta, ...]:
+        """End a request, or one choice of it, in whatever state it is. Unknown ids, ended ones among them, give nothing."""
+        return self._end(request_id, CANCELLED, choice)
 
     def expire(self, now: float) -> tuple[Delta, ...]:
         """End the requests whose deadline has passed."""
@@ -453,11 +453,15 @@ class Scheduler:
             del self._requests[request_id]
         return self._delta(sequence, token_ids, finish, logprobs, prompt_logprobs)
 
-    def _end(self, request_id: int, finish: Finish) -> tuple[Delta, ...]:
-        """End every choice of a request that has not ended yet."""
-        choices = [sequence for sequence in self._requests.get(request_id, ()) if sequence.finish is None]
+    def _end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
+        """End every choice of a request, or one, that has not ended yet."""
+        choices = [
+            sequence
+            for sequence in self._requests.get(request_id, ())
+            if sequence.finish is None and choice in (None, sequence.choice)
+        ]
         for sequence in choices:
-            sequence.siblings = []
+            sequence.siblings = [sibling for sibling in sequence.siblings if sibling not in choices]
         return tuple(self._finish(sequence, finish) for sequence in choices)
 
 

@@ -29,6 +29,13 @@ class Heartbeat(NamedTuple):
     time_s: float
 
 
+class Cancel(NamedTuple):
+    """A request, or one choice of it, that is not wanted any more."""
+
+    request_id: int
+    choice: int | None
+
+
 class Part(NamedTuple):
     """A ticket for some chunks of a batch. The others' sequences have left: nobody asks what became of them."""
 
@@ -50,8 +57,8 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._depth = depth
-        self._inbox: SimpleQueue[Request | int] = SimpleQueue()
-        self._taken: deque[Request | int] = deque()
+        self._inbox: SimpleQueue[Request | Cancel] = SimpleQueue()
+        self._taken: deque[Request | Cancel] = deque()
         """What `wait` took out of the inbox: older than all that is in it."""
         self._launched: deque[tuple[Batch, Ticket | Exception]] = deque()
         self._num_lost_steps = 0
@@ -64,9 +71,9 @@ class Engine:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
         self._inbox.put(request)
 
-    def cancel(self, request_id: int) -> None:
-        """End a request, wherever it is; nothing happens if it has ended."""
-        self._inbox.put(request_id)
+    def cancel(self, request_id: int, choice: int | None = None) -> None:
+        """End a request, or one choice of it, wherever it is; nothing happens if it has ended."""
+        self._inbox.put(Cancel(request_id, choice))
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
@@ -97,8 +104,8 @@ class Engine:
         deltas: list[Delta] = []
         while self._taken or not self._inbox.empty():
             message = self._taken.popleft() if self._taken else self._inbox.get()
-            if isinstance(message, int):
-                deltas.extend(self.scheduler.cancel(message))
+            if isinstance(message, Cancel):
+                deltas.extend(self.scheduler.cancel(*message))
                 continue
             try:
                 self.scheduler.add(message, now)
