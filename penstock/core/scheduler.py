@@ -425,10 +425,11 @@ class Scheduler:
 
     def _let_siblings_wait(self, sequence: Sequence) -> None:
         """The prompt they share is computed, or never will be by this one: its siblings stand on their own."""
-        for sibling in sequence.siblings:
-            sibling.parent = sequence
-            self._wait(sibling)
-        sequence.siblings = []
+        siblings, sequence.siblings = sequence.siblings, []
+        for sibling in siblings:
+            if sibling.finish is None:
+                sibling.parent = sequence
+                self._wait(sibling)
 
     def _finish(
         self,
