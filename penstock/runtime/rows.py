@@ -1,7 +1,8 @@
 """What the runner remembers of the sequences in its rows: their tokens, their blocks, their wishes.
 
 Fed by batches only. Until a step has succeeded nothing it brings is relied on: tokens and blocks are written past what the
-row counts as its own, so that a step that failed can be launched again, whole or in part.
+row counts as its own, so that a step that failed can be launched again, whole or in part. Steps launched after it, which read
+what it did not write, are launched again too: a row remembers how it stood before each of its last few steps.
 """
 
 from itertools import chain
@@ -17,6 +18,9 @@ from penstock.runtime.wish import Wish, make_wish
 
 Numbers = npt.NDArray[np.int64]
 
+REMEMBERED_STEPS = 4
+"""More than an engine ever has under way at once."""
+
 
 class Rows:
     """`tokens[row, position]` is the token at a position, as far as the runner has been told or has drawn it."""
@@ -26,19 +30,25 @@ class Rows:
         self.tokens = torch.zeros((num_rows, max_context + 1), dtype=torch.int32, device=device)
         self._tables = np.zeros((num_rows, -(-max_context // block_size)), dtype=np.int32)
         self._num_blocks = [0] * num_rows
+        self._grown: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
+        """(step, blocks before it) of the last steps that brought a row blocks."""
         self._wishes: list[Wish | None] = [None] * num_rows
-        self._carried: dict[int, Tensor] = {}
+        self._carried: list[dict[int, Tensor]] = [{} for _ in range(num_rows)]
         self._max_context = max_context
         self._vocab_size = vocab_size
         self._device = device
 
-    def place(self, chunks: list[Chunk]) -> None:
+    def place(self, step: int, chunks: list[Chunk]) -> None:
         """Take in what is new: arrivals, blocks, tokens."""
         for chunk in chunks:
             if chunk.arrival is not None:
                 self._wishes[chunk.row] = make_wish(chunk.arrival, self._vocab_size, self._device)
                 self._num_blocks[chunk.row] = 0
-                self._carried.pop(chunk.row, None)
+                self._grown[chunk.row].clear()
+                self._carried[chunk.row].clear()
+            grown = self._grown[chunk.row]
+            while grown and grown[-1][0] >= step:
+                self._num_blocks[chunk.row] = grown.pop()[1]
             if chunk.new_blocks:
                 held = self._num_blocks[chunk.row]
                 self._tables[chunk.row, held : held + len(chunk.new_blocks)] = chunk.new_blocks
@@ -78,19 +88,28 @@ class Rows:
             raise EngineError(f"row {row} is computed before a sequence has taken it")
         return wish
 
-    def carried(self, row: int) -> Tensor | None:
-        """The hidden state before the row's next position, where a prompt's log probabilities need it."""
-        return self._carried.get(row)
+    def carried(self, row: int, position: int) -> Tensor | None:
+        """The hidden state at a position, where the next chunk of a prompt needs it."""
+        return self._carried[row].get(position)
 
-    def commit(self, chunks: list[Chunk], drawn: list[tuple[int, int, int]], carried: dict[int, Tensor]) -> None:
+    def commit(self, step: int, chunks: list[Chunk], drawn: list[tuple[int, int, int]]) -> None:
         """The step has succeeded. `drawn` holds (row, position, token)."""
         for chunk in chunks:
-            self._num_blocks[chunk.row] += len(chunk.new_blocks)
-            self._carried.pop(chunk.row, None)
-        self._carried.update(carried)
+            if chunk.new_blocks:
+                grown = self._grown[chunk.row]
+                grown.append((step, self._num_blocks[chunk.row]))
+                del grown[:-REMEMBERED_STEPS]
+                self._num_blocks[chunk.row] += len(chunk.new_blocks)
         if drawn:
             rows, places, tokens = torch.tensor(drawn, device=self._device).unbind(1)
             self.tokens[rows, places] = tokens.int()
+
+    def carry(self, row: int, position: int, state: Tensor) -> None:
+        """Keep a hidden state for the chunk after it."""
+        carried = self._carried[row]
+        carried[position] = state
+        for old in sorted(carried)[:-REMEMBERED_STEPS]:
+            del carried[old]
 
 
 def spread(starts: Numbers, lengths: Numbers) -> Numbers:

@@ -56,7 +56,7 @@ class ModelRunner:
         self._cache.copy(batch.copies)
         refusals = [self._refusal(chunk) for chunk in batch.chunks]
         chunks = [chunk for chunk, refusal in zip(batch.chunks, refusals) if refusal is None]
-        computed = iter(self._compute(chunks) if chunks else ())
+        computed = iter(self._compute(batch.step, chunks) if chunks else ())
         return Done(_output([refusal or next(computed) for refusal in refusals]))
 
     def _refusal(self, chunk: Chunk) -> Outcome | None:
@@ -66,11 +66,11 @@ class ModelRunner:
                 return Outcome(failure=f"token id {token} is outside the vocabulary of {self._vocab_size}")
         return None
 
-    def _compute(self, chunks: list[Chunk]) -> list[Outcome]:
-        self._rows.place(chunks)
+    def _compute(self, step: int, chunks: list[Chunk]) -> list[Outcome]:
+        self._rows.place(step, chunks)
         inputs = make_inputs(chunks, self._rows)
-        step = Step(inputs.layout, self._rotations.at(inputs.layout.positions), self._cache.layers)
-        hidden = self._model(inputs.token_ids, step)
+        angles = self._rotations.at(inputs.layout.positions)
+        hidden = self._model(inputs.token_ids, Step(inputs.layout, angles, self._cache.layers))
         drawn = self._draw(chunks, hidden, inputs)
         told = self._score_prompts(chunks, hidden, inputs)
         ruined = _ruined(hidden, inputs)
@@ -78,7 +78,7 @@ class ModelRunner:
             Outcome(failure=NOT_FINITE) if index in ruined else _outcome(chunk, drawn[index], told[index])
             for index, chunk in enumerate(chunks)
         ]
-        self._rows.commit(chunks, _last_tokens(chunks, outcomes), self._carried(chunks, hidden, inputs))
+        self._rows.commit(step, chunks, _last_tokens(chunks, outcomes))
         return outcomes
 
     def _draw(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> list[list[Drawn]]:
@@ -107,17 +107,10 @@ class ModelRunner:
                 told.append(())
                 continue
             states = hidden[begin : begin + chunk.length]
-            before, tokens = self._rows.carried(chunk.row), self._rows.tokens[chunk.row]
+            before, tokens = self._rows.carried(chunk.row, chunk.start - 1), self._rows.tokens[chunk.row]
             told.append(score_prompt(chunk, wish, before, states, tokens, self._model.logits))
+            self._rows.carry(chunk.row, chunk.end - 1, states[-1].clone())
         return told
-
-    def _carried(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> dict[int, Tensor]:
-        carried = {}
-        for chunk, begin in zip(chunks, inputs.begins):
-            wish = self._rows.wish(chunk.row)
-            if wish.wants_prompt_logprobs and chunk.end < wish.prompt_length:
-                carried[chunk.row] = hidden[begin + chunk.length - 1].clone()
-        return carried
 
 
 def _ruined(hidden: Tensor, inputs: Inputs) -> set[int]:
