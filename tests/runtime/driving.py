@@ -10,7 +10,10 @@ import torch
 from penstock.core.batch import Arrival, Batch, Chunk, Logprob, StepOutput
 from penstock.core.request import SamplingParams
 from penstock.layers.decoder import Decoder
+from penstock.layers.step import Rotations, Step
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
+from penstock.ops.layout import Layout
+from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load import dummy_model
 from penstock.runtime.runner import ModelRunner
 
@@ -129,3 +132,22 @@ def prompts(*lengths: int, vocab_size: int = 96, seed: int = 3) -> list[tuple[in
 
 def alone(model: Decoder, text: Text, num_tokens: int) -> list[int]:
     return Driver(model).finish([text], num_tokens)[0]
+
+
+@torch.inference_mode()
+def all_logits(model: Decoder, tokens: Sequence[int]) -> torch.Tensor:
+    """Scores at every position of a text, computed whole, by the model alone."""
+    length, num_blocks = len(tokens), -(-len(tokens) // BLOCK_SIZE)
+    layout = Layout(
+        positions=torch.arange(length),
+        slots=torch.arange(length),
+        block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
+        query_starts=torch.tensor([0, length], dtype=torch.int32),
+        context_lengths=torch.tensor([length], dtype=torch.int32),
+        lengths=[length],
+        contexts=[length],
+    )
+    cpu = torch.device("cpu")
+    cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, model.embedding.weight.dtype, cpu)
+    step = Step(layout, Rotations(model.spec, length, cpu).at(layout.positions), cache.layers)
+    return model.logits(model(torch.tensor(tokens), step))

@@ -48,9 +48,7 @@ def test_those_who_join_later_change_nothing(model: Decoder, expected: list[list
 
 
 @pytest.mark.parametrize("num_blocks_shared", [1, 2, 4])
-def test_a_cached_prefix_equals_a_cold_one(
-    model: Decoder, expected: list[list[int]], num_blocks_shared: int
-) -> None:
+def test_a_cached_prefix_equals_a_cold_one(model: Decoder, expected: list[list[int]], num_blocks_shared: int) -> None:
     driver = Driver(model)
     prompt = prompts(*LENGTHS)[-1]
     first = Text(prompt)
@@ -184,9 +182,7 @@ def test_a_text_that_breaks_the_model_fails_alone(model: Decoder, expected: list
 
 
 @pytest.mark.parametrize("token_id", [-1, 96, 2**31])
-def test_a_token_outside_the_vocabulary_fails_alone(
-    model: Decoder, expected: list[list[int]], token_id: int
-) -> None:
+def test_a_token_outside_the_vocabulary_fails_alone(model: Decoder, expected: list[list[int]], token_id: int) -> None:
     texts = [Text(prompt) for prompt in prompts(*LENGTHS)]
     driver = Driver(model)
     output = driver.step([Text((1, token_id, 2)), *texts])
@@ -204,7 +200,9 @@ SHAPES = {
         )
     },
     "capped": {
-        "layers": (Layer(GQA(4, 1, 16, ROPE, 0.25, window=9, logit_softcap=5.0), GatedMLP(48, "gelu_tanh"), "sandwich"),)
+        "layers": (
+            Layer(GQA(4, 1, 16, ROPE, 0.25, window=9, logit_softcap=5.0), GatedMLP(48, "gelu_tanh"), "sandwich"),
+        )
         * 2,
         "logit_softcap": 4.0,
         "embedding_scale": 5.5,
