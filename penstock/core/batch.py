@@ -85,7 +85,7 @@ class StepOutput(NamedTuple):
     logprobs: tuple[tuple[Logprob, ...], ...] = ()
     """One per drawn token; empty when no request asked."""
     prompt_logprobs: tuple[tuple[Logprob, ...], ...] = ()
-    """For the chunk's prompt positions, each predicting the token after it; empty when no request asked."""
+    """Of the chunk's own prompt tokens, the prompt's very first left out; empty when no request asked."""
     failures: tuple[tuple[int, str], ...] = ()
     """(chunk index, message) of sequences that could not be computed; the others are unharmed."""
 

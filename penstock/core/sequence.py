@@ -113,7 +113,8 @@ class Sequence:
         """Those of a chunk not reported before: a sequence that was pushed out computes its prompt again."""
         if not self.wants_prompt_logprobs:
             return ()
-        untold = logprobs[max(self.num_prompt_logprobs - chunk.start, 0) :]
+        first_token = max(chunk.start, 1)
+        untold = logprobs[max(self.num_prompt_logprobs + 1 - first_token, 0) :]
         self.num_prompt_logprobs += len(untold)
         return untold
 
