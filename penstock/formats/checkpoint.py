@@ -72,27 +72,20 @@ class TensorTable:
 
     def __init__(self, path: Path, tensors: Mapping[str, RawTensor]) -> None:
         self.path = path
+        self.names = tuple(tensors)
         self._tensors: Mapping[str, RawTensor] | None = tensors
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._open_tensors())
-
     def tensor(self, name: str) -> RawTensor:
-        tensors = self._open_tensors()
-        if name not in tensors:
-            near = ", ".join(quoted(other) for other in get_close_matches(name[:200], tensors))
+        if self._tensors is None:
+            raise ModelFileError(f"{self.path} is closed; open it again")
+        if name not in self._tensors:
+            near = ", ".join(quoted(other) for other in get_close_matches(name[:200], self._tensors))
             hint = f"; it has {near}" if near else ""
             raise ModelFileError(f"{self.path} has no tensor {quoted(name)}{hint}")
-        return tensors[name]
+        return self._tensors[name]
 
     def close(self) -> None:
         self._tensors = None
-
-    def _open_tensors(self) -> Mapping[str, RawTensor]:
-        if self._tensors is None:
-            raise ModelFileError(f"{self.path} is closed; open it again")
-        return self._tensors
 
 
 def quoted(value: object) -> str:

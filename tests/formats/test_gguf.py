@@ -210,11 +210,11 @@ def test_hostile_files_are_refused_quickly_and_cheaply(tmp_path: Path, case: str
     path = tmp_path / "hostile.gguf"
     path.write_bytes(data)
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         with pytest.raises(ModelFileError, match=fault) as caught:
             GgufFile(path)
-        took, peak = time.perf_counter() - started, tracemalloc.get_traced_memory()[1]
+        took, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value)
@@ -252,9 +252,9 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 )
 def test_a_real_vocabulary_is_read_in_a_moment(name: str, num_tensors: int, num_words: int) -> None:
     path = real_model(name)
-    started = time.perf_counter()
+    started = time.process_time()
     file = GgufFile(path)
-    assert time.perf_counter() - started < 2  # measured: 0.06 s and 0.15 s; the room is for a busy machine
+    assert time.process_time() - started < 2  # measured: 0.06 s and 0.15 s
     assert len(file.names) == num_tensors
     assert len(file.metadata["tokenizer.ggml.tokens"]) == num_words
     assert file.tensor("token_embd.weight").shape[0] == num_words

