@@ -79,6 +79,7 @@ class Hardware:
 def find(name: str) -> Hardware:
     """The device of that name, whatever its case."""
     wanted = name.strip().lower()
+    wanted = ALIASES.get(wanted, wanted)
     if wanted in HARDWARE:
         return HARDWARE[wanted]
     near = difflib.get_close_matches(wanted, HARDWARE, n=1, cutoff=0.4)
@@ -157,3 +158,5 @@ _DEVICES = (
 )
 
 HARDWARE: dict[str, Hardware] = {hardware.name: hardware for hardware in _DEVICES}
+ALIASES = {"a100": "a100-80", "h100": "h100-sxm"}
+"""What people say when they do not say which."""

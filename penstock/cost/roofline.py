@@ -19,25 +19,10 @@ import numpy
 
 from penstock.core.batch import Batch, Chunk
 from penstock.cost.cost import moved
-from penstock.cost.hardware import Ceilings, NumberFormat
+from penstock.cost.hardware import Ceilings
+from penstock.cost.precision import Precision
 from penstock.errors import ConfigError
 from penstock.models.spec import ModelSpec, MoE
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """How numbers are held and multiplied."""
-
-    weight_bytes: float = 2.0
-    """Bytes a weight, scales of its group included."""
-    kv_bytes: float = 2.0
-    """Bytes a key or value number."""
-    compute: NumberFormat = "bf16"
-
-    def __post_init__(self) -> None:
-        for name in ("weight_bytes", "kv_bytes"):
-            if not 0.0 < getattr(self, name) <= 8.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a number above 0, at most 8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,14 @@ _SHARES = (0.5, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must meet to count as good; None asks nothing."""
+    """What a request must meet to count as good. A target that is not set asks nothing."""
 
     ttft_s: float | None = None
+    """Longest time to the first token, in seconds, that counts as good"""
     tpot_s: float | None = None
+    """Longest mean time between tokens, in seconds, that counts as good"""
     e2e_s: float | None = None
+    """Longest time to the last token, in seconds, that counts as good"""
 
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tpot_s", "e2e_s"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cost.hardware import HARDWARE, Ceilings, Flops, find
+from penstock.cost.hardware import ALIASES, HARDWARE, Ceilings, Flops, find
 from penstock.errors import ConfigError
 
 
@@ -43,6 +43,10 @@ def test_an_unknown_name_suggests_the_nearest():
         find("h100-smx")
     with pytest.raises(ConfigError, match="choose one of"):
         find("abacus")
+
+
+def test_short_names_mean_the_common_kind():
+    assert {name: find(name).name for name in ALIASES} == ALIASES
 
 
 def test_a_missing_number_format_names_the_others():

@@ -1,0 +1,307 @@
+"""`penstock simulate`: serve an imagined load on imagined hardware with the engine's own scheduler, and tell how it went.
+
+Puts the parts together and lays out the answer; it computes nothing itself.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.cli.show import print_json, print_table, printable
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.cost import hardware as devices
+from penstock.cost.memory import weight_bytes, workspace_bytes
+from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
+from penstock.cost.roofline import Overhead, Roofline
+from penstock.errors import ConfigError, ModelFileError
+from penstock.metrics.summary import Percentiles, Slo, Summary
+from penstock.models import catalog, registry
+from penstock.models.spec import ModelSpec
+from penstock.sim.simulation import POLICIES, Fleet, ReplicaReport, Result, simulate
+from penstock.sizing import GIB, Memory, Sizing, size_engine
+from penstock.workload import lengths
+from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
+from penstock.workload.workload import Recipe, SharedPrefix, Workload
+
+STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
+MAX_CONFIG_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What computes."""
+
+    hardware: str = "h100-sxm"
+    """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..."""
+    replicas: int = 1
+    """How many replicas serve"""
+    weights: WeightFormat = "bf16"
+    """How weights are held"""
+    kv: KvFormat = "bf16"
+    """How keys and values are held"""
+    overlap: bool = False
+    """The host schedules the next step while the device computes"""
+    policy: Literal["least-pending", "round-robin"] = "least-pending"
+    """Which replica gets a request"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= 10_000:
+            raise ConfigError(f"--replicas is {self.replicas}; choose 1 to 10000")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of them."""
+
+    rate: float = 8.0
+    """Requests a second, over the whole fleet; 0 for all at once"""
+    burstiness: float = 1.0
+    """Spread of the gaps between arrivals: 0 even, 1 as of independent users, more in bursts"""
+    num_requests: int = 2000
+    """How many requests come"""
+    prompts: str = "sharegpt-prompts"
+    """Prompt lengths in tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH] or sharegpt-prompts"""
+    answers: str = "sharegpt-answers"
+    """Answer lengths in tokens, written likewise, or sharegpt-answers"""
+    shared_prefix: int = 0
+    """Tokens that all prompts begin with, before those of their own"""
+    seed: int = 0
+    """The same seed gives the same load"""
+
+    def recipe(self, vocab_size: int) -> Recipe:
+        return Recipe(
+            arrivals=self._arrivals(),
+            prompts=lengths.parse(self.prompts),
+            answers=lengths.parse(self.answers),
+            num_requests=self.num_requests,
+            prefix=SharedPrefix(self.shared_prefix) if self.shared_prefix else None,
+            vocab_size=vocab_size,
+        )
+
+    def _arrivals(self) -> Arrivals:
+        if self.rate == 0.0:
+            return AtOnce()
+        if self.burstiness == 0.0:
+            return Constant(self.rate)
+        return Poisson(self.rate) if self.burstiness == 1.0 else Gamma(self.rate, self.burstiness)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Serve an imagined load on imagined hardware and tell how it went.
+
+    The engine's own scheduler runs under a virtual clock; a roofline model says how long each step takes. Nothing is
+    downloaded and nothing is computed.
+    """
+
+    model: str = "llama-3.1-8b"
+    """A known model (llama-3.1-8b, qwen3-30b-a3b, ...) or the path of a config.json"""
+    max_context: int | None = None
+    """Longest prompt plus answer, in tokens (default: the model's own)"""
+    compare: bool = False
+    """Run static, dynamic and continuous batching on the same load, side by side"""
+    json: bool = False
+    """Print JSON for machines"""
+    machines: Machines = field(default_factory=Machines)
+    load: Load = field(default_factory=Load)
+    slo: Slo = field(default_factory=Slo)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+
+
+def run(config: Config) -> int:
+    spec = read_spec(config.model)
+    device = devices.find(config.machines.hardware)
+    precision = precision_of(config.machines.weights, config.machines.kv, device.achievable)
+    workload = config.load.recipe(spec.vocab_size).make(config.load.seed)
+    chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
+    fleets = {
+        strategy: make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)), spec, precision)
+        for strategy in chosen
+    }
+    results: dict[str, Result] = {}
+    for strategy, fleet in fleets.items():
+        with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
+            results[strategy] = simulate(fleet, workload, config.slo)
+    sizing = next(iter(fleets.values())).sizing
+    if config.json:
+        print_json(as_data(config, sizing, workload, results))
+    else:
+        _print_heading(config, device, sizing, workload)
+        if config.compare:
+            _print_comparison(results, config.slo)
+        else:
+            _print_result(next(iter(results.values())), config.slo)
+    return 0
+
+
+def read_spec(model: str) -> ModelSpec:
+    """The spec of a known model, or of the config.json at a path."""
+    if not model.endswith(".json"):
+        spec = catalog.find(model)
+    else:
+        try:
+            with Path(model).open("rb") as file:
+                config = json.loads(file.read(MAX_CONFIG_BYTES))
+        except OSError as error:
+            raise ModelFileError(f"cannot read {model}: {error.strerror}; give the path of a config.json") from error
+        except (ValueError, RecursionError) as error:
+            raise ModelFileError(f"{model} is not JSON; give the path of a config.json") from error
+        if not isinstance(config, Mapping):
+            raise ModelFileError(f"{model} holds no JSON object; give the path of a config.json")
+        spec = registry.read_config(config).spec
+    if not spec.generates:
+        raise ConfigError(f"{model} makes embeddings, no text; choose a model that generates")
+    return spec
+
+
+def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
+    machines = config.machines
+    device = devices.find(machines.hardware)
+    engine = EngineConfig(ModelConfig(config.model, max_context=config.max_context), config.cache, config.scheduler)
+    memory = Memory(
+        free_bytes=device.memory_bytes,
+        weight_bytes=weight_bytes(spec, precision),
+        workspace_bytes=workspace_bytes(spec, config.scheduler.max_batch_tokens, config.scheduler.max_sequences),
+        bytes_per_kv_value=precision.kv_bytes,
+    )
+    return Fleet(
+        config=engine,
+        sizing=size_engine(engine, spec, memory),
+        cost=Roofline(spec, device.achievable, precision, Overhead(overlaps=machines.overlap)),
+        num_replicas=machines.replicas,
+        policy=POLICIES[machines.policy],
+        depth=2 if machines.overlap else 1,
+    )
+
+
+def as_data(config: Config, sizing: Sizing, workload: Workload, results: Mapping[str, Result]) -> dict[str, Any]:
+    """Everything that was asked and found, as JSON holds it."""
+    device = devices.find(config.machines.hardware)
+    return {
+        "asked": asdict(config),
+        "sizing": asdict(sizing),
+        "step_times": {"from": "roofline", "hardware": asdict(device), "achievable": asdict(device.achievable)},
+        "workload": {
+            "num_requests": len(workload),
+            "num_prompt_tokens": workload.num_prompt_tokens,
+            "num_output_tokens": workload.num_output_tokens,
+            "span_s": workload.span_s,
+        },
+        "results": {
+            name: {"summary": asdict(result.summary), "replicas": [_replica_data(one) for one in result.replicas]}
+            for name, result in results.items()
+        },
+    }
+
+
+def _replica_data(replica: ReplicaReport) -> dict[str, Any]:
+    return {**asdict(replica), "history": [sample._asdict() for sample in replica.history]}
+
+
+def _status(text: str) -> Any:
+    """A spinner while somebody watches."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+def _print_heading(config: Config, device: devices.Hardware, sizing: Sizing, workload: Workload) -> None:
+    machines = config.machines
+    reach = "measured" if device.measured else "assumed"
+    rows = [
+        ("model", f"{config.model}, {machines.weights} weights of {sizing.weight_bytes / GIB:.1f} GiB"),
+        ("fleet", f"{machines.replicas} x {device.name} of {device.memory_bytes / GIB:.0f} GiB, {machines.policy}"),
+        (
+            "KV cache",
+            f"{sizing.num_cached_tokens:,} tokens a replica in {sizing.num_blocks:,} blocks of {sizing.block_size}, "
+            f"{sizing.kv_bytes / GIB:.1f} GiB in {machines.kv}",
+        ),
+        (
+            "load",
+            f"{len(workload):,} requests in {workload.span_s:,.1f} s, {workload.num_prompt_tokens:,} prompt tokens, "
+            f"{workload.num_output_tokens:,} to generate",
+        ),
+        (
+            "step times",
+            f"roofline at {reach} {device.achievable.bandwidth_bytes_per_s / 1e9:,.0f} GB/s; not calibrated on a live engine",
+        ),
+    ]
+    for name, text in rows:
+        print(f"{name:12}{printable(text)}")
+    print()
+
+
+def _print_result(result: Result, slo: Slo) -> None:
+    summary = result.summary
+    latencies = [(name, *_milliseconds(values)) for name, values in _latencies(summary).items()]
+    print_table(("ms", "mean", "p50", "p90", "p95", "p99", "max"), latencies)
+    print()
+    print_table(("outcome", ""), list(_outcome_rows(result, slo).items()))
+    print()
+    columns = ("replica", "requests", "steps", "busy %", "running", "waiting", "KV %", "KV max %", "preemptions")
+    print_table(columns, [(number, *_replica_row(one)) for number, one in enumerate(result.replicas)])
+
+
+def _print_comparison(results: Mapping[str, Result], slo: Slo) -> None:
+    """One column a strategy, one row a figure."""
+    columns = []
+    for result in results.values():
+        column: dict[str, object] = {}
+        for name, values in _latencies(result.summary).items():
+            if name != "ITL":
+                column[f"{name} p50, ms"] = values.p50 * 1e3
+                column[f"{name} p99, ms"] = values.p99 * 1e3
+        columns.append(column | _outcome_rows(result, slo))
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [(name, *(column.get(name, 0) for column in columns)) for name in names]
+    print_table(("batching", *results), rows)
+
+
+def _latencies(summary: Summary) -> dict[str, Percentiles]:
+    return {"TTFT": summary.ttft, "TPOT": summary.tpot, "ITL": summary.itl, "E2E": summary.e2e}
+
+
+def _milliseconds(values: Percentiles) -> list[float]:
+    return [1e3 * value for value in (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)]
+
+
+def _outcome_rows(result: Result, slo: Slo) -> dict[str, object]:
+    summary = result.summary
+    cached = summary.num_cached_tokens / summary.num_prompt_tokens if summary.num_prompt_tokens else 0.0
+    rows: dict[str, object] = {
+        "duration, s": summary.duration_s,
+        "requests/s": summary.requests_per_s,
+        "output tokens/s": summary.output_tokens_per_s,
+    }
+    if slo != Slo():
+        rows["good requests/s"] = summary.good_requests_per_s
+        rows["good, %"] = 100.0 * summary.good_fraction
+    others = {name: count for name, count in summary.outcomes.items() if count and name not in ("stop", "length")}
+    return rows | {
+        "complete": summary.num_successes,
+        **others,
+        "prompt tokens cached, %": 100.0 * cached,
+        "KV used at most, %": 100.0 * max(one.max_kv_usage_fraction for one in result.replicas),
+        "preemptions": result.num_preemptions,
+        "steps": result.num_steps,
+    }
+
+
+def _replica_row(replica: ReplicaReport) -> tuple[object, ...]:
+    return (
+        replica.num_requests,
+        replica.num_steps,
+        100.0 * replica.busy_fraction,
+        replica.mean_running,
+        replica.mean_waiting,
+        100.0 * replica.mean_kv_usage_fraction,
+        100.0 * replica.max_kv_usage_fraction,
+        replica.num_preemptions,
+    )
