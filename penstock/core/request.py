@@ -1,7 +1,8 @@
 """What a client asked for: immutable, checked once, the same for engine and simulator."""
 
-import math
+from array import array
 from dataclasses import dataclass, field
+from reprlib import repr as short_repr
 from typing import Any
 
 from penstock.errors import RequestError
@@ -10,6 +11,8 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 128
 MAX_TOKEN_LIST = 4096
 MAX_SEED = 2**63
+MAX_TOKEN_ID = 2**31 - 1
+MAX_TIME_S = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,11 @@ class SamplingParams:
                 raise RequestError(f"{name} has more than {MAX_TOKEN_LIST} entries; send fewer", param=name)
         for _, bias in self.logit_bias:
             _check_number("logit_bias", bias, -100.0, 100.0)
+        _check_token_ids("logit_bias", [token_id for token_id, _ in self.logit_bias])
+        _check_token_ids("allowed_token_ids", self.allowed_token_ids)
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+        for token_ids in self.banned_sequences:
+            _check_token_ids("banned_sequences", token_ids)
         if any(not text for text in self.stop):
             raise RequestError("stop has an empty string, which would match everywhere; remove it", param="stop")
 
@@ -110,8 +118,12 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise RequestError("the prompt is empty; send at least one token", param="prompt")
-        if self.deadline_s is not None and not math.isfinite(self.deadline_s):
-            raise RequestError("deadline must be a finite number of seconds", param="deadline")
+        _check_token_ids("prompt", self.prompt)
+        _check_int("request_id", self.request_id, 0, 2**63)
+        _check_int("priority", self.priority, -(2**31), 2**31)
+        _check_number("arrival_s", self.arrival_s, -MAX_TIME_S, MAX_TIME_S)
+        if self.deadline_s is not None:
+            _check_number("deadline_s", self.deadline_s, -MAX_TIME_S, MAX_TIME_S)
 
 
 def _check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -119,9 +131,28 @@ def _check_number(name: str, value: Any, low: float, high: float, *, open_low: b
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not (low <= value <= high) or (open_low and value == low):
         bracket = "above" if open_low else "from"
-        raise RequestError(f"{name} is {value!r}; it must be a number {bracket} {low:g} to {high:g}", param=name)
+        raise RequestError(f"{name} is {_shown(value)}; it must be a number {bracket} {low:g} to {high:g}", param=name)
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not (low <= value <= high):
-        raise RequestError(f"{name} is {value!r}; it must be a whole number from {low} to {high}", param=name)
+        raise RequestError(f"{name} is {_shown(value)}; it must be a whole number from {low} to {high}", param=name)
+
+
+def _check_token_ids(name: str, token_ids: Any) -> None:
+    try:
+        is_valid = min(array("i", token_ids), default=0) >= 0
+    except (TypeError, OverflowError):
+        is_valid = False
+    if not is_valid:
+        raise RequestError(
+            f"{name} has something that is no token id; ids are whole numbers from 0 to {MAX_TOKEN_ID}", param=name
+        )
+
+
+def _shown(value: Any) -> str:
+    """A value as a message shows it: short, whatever was sent."""
+    try:
+        return short_repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
