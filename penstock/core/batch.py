@@ -120,6 +120,8 @@ class PrefixHit(NamedTuple):
     num_tokens: int
     miss: str
     """Why no more was found; empty when everything cacheable was."""
+    admitted_s: float = 0.0
+    """When it was admitted: before that it waited, after that it computed."""
 
 
 class Delta(NamedTuple):

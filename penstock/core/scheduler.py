@@ -320,7 +320,7 @@ class Scheduler:
             if fork is None:
                 return None
             plan.copies.extend(fork.copies)
-            sequence.prefix = PrefixHit(fork.num_tokens, "")
+            sequence.prefix = PrefixHit(fork.num_tokens, "", self._now)
             return fork.num_tokens
         match = NO_MATCH if sequence.wants_prompt_logprobs else self.pool.match(sequence)
         num_tokens = sequence.limit - 1 if is_whole else len(sequence.tokens)
@@ -328,7 +328,7 @@ class Scheduler:
             return None
         num_cached = len(match.blocks) * self.limits.block_size
         if sequence.prefix is None:
-            sequence.prefix = PrefixHit(num_cached, match.miss)
+            sequence.prefix = PrefixHit(num_cached, match.miss, self._now)
         return num_cached
 
     def _enter(self, sequence: Sequence, num_cached: int) -> None:
