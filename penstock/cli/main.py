@@ -32,7 +32,9 @@ class Command:
     help: str
 
 
-COMMANDS: Mapping[str, Command] = {}
+COMMANDS: Mapping[str, Command] = {
+    "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
+}
 
 
 def main(words: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:

@@ -13,9 +13,7 @@ A step is parts run one after the other, each bound by its own roof:
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, cast
-
-import numpy
+from typing import NamedTuple
 
 from penstock.core.batch import Batch, Chunk
 from penstock.cost.cost import moved
@@ -118,24 +116,26 @@ class Roofline:
         return self._total_s(self._bare_s(work.num_tokens, work.num_drawn), self._attention_s(work.pairs, work.reach))
 
     def run_s(self, batch: Batch, num_steps: int) -> list[float]:
-        """In every further step each query sees one key more and each chunk reads one position more, up to the window."""
+        """As `step_s`, spelled out in loops with no calls inside: most of a simulation's steps come through here."""
         if num_steps == 1:
             return [self.step_s(batch)]
         work = self.work(batch)
-        bare_s = self._bare_s(work.num_tokens, work.num_drawn)
-        numbers = numpy.arange(num_steps)
-        attention_s = numpy.zeros(num_steps)
+        bare_s, host_s = self._bare_s(work.num_tokens, work.num_drawn), self._host_s
+        peak, bandwidth = self._flops, self._bandwidth
+        attention_s = [0.0] * num_steps
         for kind, pairs, reach in zip(self._attention, work.pairs, work.reach):
+            flops, size = kind.flops_per_pair, kind.bytes_per_position
             if kind.sight.window is None:
-                all_pairs, all_reach = pairs + work.num_tokens * numbers, reach + len(batch.chunks) * numbers
+                # In every further step each query sees one key more and each chunk reads one position more.
+                growth, spread = work.num_tokens, len(batch.chunks)
+                seen = [(pairs + growth * number, reach + spread * number) for number in range(num_steps)]
             else:
-                steps = [_seen(moved(batch, number).chunks, kind.sight) for number in range(num_steps)]
-                all_pairs, all_reach = numpy.array(steps).T
-            computing_s = all_pairs * kind.flops_per_pair / self._flops
-            attention_s += numpy.maximum(computing_s, all_reach * kind.bytes_per_position / self._bandwidth)
-        device_s = bare_s + attention_s
-        totals = numpy.maximum(device_s, self._host_s) if self._overlaps else device_s + self._host_s
-        return cast(list[float], totals.tolist())
+                seen = [_seen(moved(batch, number).chunks, kind.sight) for number in range(num_steps)]
+            roofs = [(p * flops / peak, r * size / bandwidth) for p, r in seen]
+            attention_s = [so_far + (a if a > b else b) for so_far, (a, b) in zip(attention_s, roofs)]
+        if self._overlaps:
+            return [self._total_s(bare_s, seconds) for seconds in attention_s]
+        return [bare_s + seconds + host_s for seconds in attention_s]
 
     def work(self, batch: Batch) -> Work:
         """Add up a batch. Chunk fields are read by position: this runs for every chunk of every simulated step."""

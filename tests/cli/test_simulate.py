@@ -6,14 +6,13 @@ import pytest
 
 from penstock.cli import simulate as command
 from penstock.cli.args import build
-from penstock.cli.main import Command, main
+from penstock.cli.main import main
 
-COMMANDS = {"simulate": Command("penstock.cli.simulate", "Simulate")}
 SMALL = ("--num-requests", "40", "--rate", "20", "--answers", "5-60")
 
 
 def simulate(capsys, *words):
-    status = main(["simulate", *SMALL, *words], COMMANDS)
+    status = main(["simulate", *SMALL, *words])
     return status, capsys.readouterr()
 
 
