@@ -151,7 +151,7 @@ def _find(table: Mapping[str, Architecture], name: str, what: str) -> Architectu
     if name in table:
         return table[name]
     near = get_close_matches(name[:100], table, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     raise ModelFileError(f"{what} {name[:100]!r} is not known{hint} Known are: {', '.join(table)}")
 
 
