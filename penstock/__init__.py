@@ -1,1 +1,48 @@
 """Penstock: an inference system for language models."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.config import EngineConfig
+    from penstock.core.request import SamplingParams
+    from penstock.errors import (
+        CapacityError,
+        ConfigError,
+        EngineError,
+        ModelFileError,
+        PenstockError,
+        RequestError,
+    )
+    from penstock.llm import LLM
+
+_HOMES = {
+    "LLM": "penstock.llm",
+    "EngineConfig": "penstock.config",
+    "SamplingParams": "penstock.core.request",
+    "CapacityError": "penstock.errors",
+    "ConfigError": "penstock.errors",
+    "EngineError": "penstock.errors",
+    "ModelFileError": "penstock.errors",
+    "PenstockError": "penstock.errors",
+    "RequestError": "penstock.errors",
+}
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "ConfigError",
+    "EngineConfig",
+    "EngineError",
+    "ModelFileError",
+    "PenstockError",
+    "RequestError",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names load when first used, so that `penstock --help` imports no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -3,8 +3,11 @@
 Each field's docstring is its help text on the command line. What was found at start lives in `sizing.Sizing`.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal
 
 from penstock.errors import ConfigError
 
@@ -89,6 +92,71 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Who may call, and how patient we are with them."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; other than this machine's own only with --api-key"""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one"""
+    api_key: tuple[str, ...] = ()
+    """Key that clients must send; PENSTOCK_API_KEY holds one too, unseen by others on this machine"""
+    allowed_host: tuple[str, ...] = ()
+    """Host name that clients may call us by, besides this machine's own"""
+    allowed_origin: tuple[str, ...] = ()
+    """Web page origin that may call us from a browser"""
+    max_body_mib: int = 16
+    """Largest request body, in MiB"""
+    drain_s: float = 30.0
+    """How long a shutdown waits for answers in progress"""
+    hang_s: float = 10.0
+    """How long the engine may be silent before it is replaced; one step may take six times as long"""
+    stall_s: float = 60.0
+    """How long a client may stop reading before it is cut off"""
+    record: Path | None = None
+    """File to append a trace of every request to: times and counts, never text"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
+        if not 1 <= self.max_body_mib <= 1024:
+            raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
+        for name, least in (("drain_s", 0.0), ("hang_s", 0.1), ("stall_s", 0.1)):
+            if not least <= getattr(self, name) <= 86_400.0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day")
+        if any(len(key) < 8 for key in self.api_key):
+            raise ConfigError("an --api-key is shorter than 8 characters; choose one that cannot be guessed")
+        if not self.api_key and not is_loopback(self.host):
+            raise ConfigError(
+                f"--host {self.host} can be reached from other machines but there is no key; "
+                "give one with --api-key, or listen on 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """The address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def configure(config: EngineConfig | None = None, **settings: Any) -> EngineConfig:
+    """A config with some leaves set by name: `configure(max_context=4096, order="fair")`."""
+    config = config or EngineConfig()
+    groups = {group.name: getattr(config, group.name) for group in fields(config)}
+    homes = {leaf.name: name for name, group in groups.items() for leaf in fields(group)}
+    for name, value in settings.items():
+        if name not in homes:
+            near = get_close_matches(name, homes, 1)
+            raise ConfigError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        groups[homes[name]] = replace(groups[homes[name]], **{name: value})
+    return replace(config, **groups)
 
 
 def _check_positive(flag: str, value: int | None) -> None:

@@ -21,6 +21,8 @@ class Memory:
     weight_bytes: int
     workspace_bytes: int = 0
     bytes_per_kv_value: float = 2.0
+    enough_kv_bytes: int | None = None
+    """More cache than this is taken only if a number of blocks is asked for: a laptop has other uses for its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory) -> Sizing
     left = allowed - memory.weight_bytes - memory.workspace_bytes
     num_fitting = max(left, 0) // block_bytes
     num_blocks = config.cache.num_blocks or num_fitting
+    if config.cache.num_blocks is None and memory.enough_kv_bytes is not None:
+        num_blocks = min(num_fitting, -(-memory.enough_kv_bytes // block_bytes))
     if num_blocks > num_fitting or not num_fitting:
         raise ConfigError(_does_not_fit(config, memory, block_bytes, num_fitting))
     num_useful = config.scheduler.max_sequences * -(-max_context // block_size)

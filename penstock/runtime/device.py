@@ -48,10 +48,31 @@ class CpuDevice:
         return torch.float32 if asked == "auto" else DTYPES[asked]
 
 
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name()
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cuda")
+
+    @property
+    def free_bytes(self) -> int:
+        """What the driver has free, and what torch holds of it without using it."""
+        free, _ = torch.cuda.mem_get_info()
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def dtype(self, asked: DType) -> torch.dtype:
+        return torch.bfloat16 if asked == "auto" else DTYPES[asked]
+
+
 def open_device(asked: str) -> Device:
-    if asked in ("auto", "cpu"):
-        return CpuDevice(torch.get_num_threads())
-    raise ConfigError(f"--device {asked} is not supported yet; choose cpu")
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise ConfigError("--device cuda was asked for but torch finds no CUDA device; check the driver, or choose cpu")
+    return CudaDevice() if has_cuda and asked != "cpu" else CpuDevice(torch.get_num_threads())
 
 
 def _available_bytes() -> int:

@@ -6,7 +6,7 @@ Nothing outlives a step but the KV cache and the rows, and the rows count on a s
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,12 @@ from penstock.runtime.sampler import NOT_FINITE, Draw, Drawn, are_finite, draw_t
 
 LOGITS_AT_ONCE = 1 << 23
 """Scores over the vocabulary held at a time, whatever the batch."""
+
+
+class Ticket(Protocol):
+    """A launched step, as the engine takes it."""
+
+    def result(self) -> StepOutput: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class ModelRunner:
         self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, weight.device)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Done:
+    def launch(self, batch: Batch) -> Ticket:
         self._cache.copy(batch.copies)
         refusals = [self._refusal(chunk) for chunk in batch.chunks]
         chunks = [chunk for chunk, refusal in zip(batch.chunks, refusals) if refusal is None]

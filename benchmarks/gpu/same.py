@@ -1,0 +1,38 @@
+"""Laws on the GPU: the recorded path, the plain path and the CPU give the same greedy tokens (ties aside)."""
+
+import random
+
+import torch
+
+from penstock import LLM, SamplingParams
+
+
+def main() -> None:
+    numbers = random.Random(1)
+    made = [[numbers.randrange(1000, 40000) for _ in range(numbers.randint(3, 300))] for _ in range(24)]
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    settings = {"max_context": 1024, "dtype": "float32", "num_blocks": 2000, "max_batch_tokens": 512}
+    fast = LLM("dummy:smollm2-135m", **settings)
+    together = [completion.choices[0].token_ids for completion in fast.generate(made, params)]
+    alone = [fast.generate([prompt], params)[0].choices[0].token_ids for prompt in made]
+    from penstock.ops.op import OPERATIONS
+
+    kernels = {name: op.kernels.pop("cuda", []) for name, op in OPERATIONS.items()}
+    plain = LLM("dummy:smollm2-135m", **settings)
+    slow = [plain.generate([prompt], params)[0].choices[0].token_ids for prompt in made]
+    for name, each in kernels.items():
+        OPERATIONS[name].kernels["cuda"] = each
+    scored = fast.generate(made, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=1))
+    print("equal tokens: together/alone", sum(a == b for a, b in zip(together, alone)),
+          "together/definitions", sum(a == b for a, b in zip(together, slow)),
+          "together/host path", sum(a == s.choices[0].token_ids for a, s in zip(together, scored)), "of", len(made))
+    warm = SamplingParams(max_tokens=24, temperature=0.8, seed=5, ignore_eos=True)
+    drawn = [completion.choices[0].token_ids for completion in fast.generate(made, warm)]
+    again = [fast.generate([prompt], warm)[0].choices[0].token_ids for prompt in made]
+    top = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, top_k=50, seed=5, ignore_eos=True)
+    fast.generate(made, top)
+    print("sampled together/alone", sum(a == b for a, b in zip(drawn, again)), "peak GB", torch.cuda.max_memory_allocated() / 2**30)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""One GPU, whole engine: the workloads of a serving comparison through `LLM.generate`, with made-up weights.
+
+    python benchmarks/gpu/suite.py [--models llama-3.1-8b,qwen3-0.6b] [--json FILE]
+
+Prompts are random tokens; sequences run to their full length; medians where a workload is short enough to repeat.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+START = time.perf_counter()
+
+import torch  # noqa: E402 - the clock starts before anything is imported
+
+from penstock import LLM, SamplingParams  # noqa: E402
+
+
+def prompts(lengths: list[int], vocab_size: int, seed: int) -> list[list[int]]:
+    numbers = random.Random(seed)
+    return [[numbers.randrange(100, vocab_size - 100) for _ in range(length)] for length in lengths]
+
+
+def wish(num_tokens: int, temperature: float = 0.0) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=temperature, ignore_eos=True)
+
+
+def timed(run: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+class Suite:
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.seed = 0
+
+    def run(self, lengths: list[int], wishes: list[SamplingParams]) -> float:
+        self.seed += 1
+        made = prompts(lengths, self.llm.spec.vocab_size, self.seed)
+        return timed(lambda: self.llm.generate(made, wishes))
+
+    def step_ms(self, num_sequences: int, num_in: int, num_out: int, repeats: int = 3) -> float:
+        """Time of a decode step: what the answer takes beyond its first token, by the number of steps."""
+        lengths = [num_in] * num_sequences
+        times = []
+        for _ in range(repeats + 1):
+            first = self.run(lengths, [wish(1)] * num_sequences)
+            whole = self.run(lengths, [wish(num_out)] * num_sequences)
+            times.append((whole - first) / (num_out - 1) * 1e3)
+        return statistics.median(times[1:])
+
+    def prefill_ms(self, num_in: int, repeats: int = 5) -> float:
+        return statistics.median([self.run([num_in], [wish(1)]) for _ in range(repeats + 1)][1:]) * 1e3
+
+    def fixed_s(self, num_sequences: int, num_in: int, num_out: int) -> float:
+        return self.run([num_in] * num_sequences, [wish(num_out)] * num_sequences)
+
+    def random_s(self, num_sequences: int = 256) -> float:
+        numbers = random.Random(0)
+        ins = [numbers.randint(100, 1024) for _ in range(num_sequences)]
+        outs = [numbers.randint(100, 1024) for _ in range(num_sequences)]
+        return self.run(ins, [wish(out, 0.6) for out in outs])
+
+
+def measure(model: str, settings: dict[str, object]) -> dict[str, float]:
+    begun = time.perf_counter()
+    llm = LLM(f"dummy:{model}", max_context=4096, prefix_caching=False, max_batch_tokens=8192, **settings)
+    results = {"ready_s": time.perf_counter() - begun}
+    suite = Suite(llm)
+    suite.run([128], [wish(2)])
+    results["first_token_s"] = time.perf_counter() - begun
+    for num_sequences, num_out in ((1, 256), (8, 128), (32, 128), (128, 128)):
+        results[f"step_ms_{num_sequences}"] = suite.step_ms(num_sequences, 128, num_out)
+        print(model, {name: round(value, 3) for name, value in results.items()}, flush=True)
+    results["prefill_4000_ms"] = suite.prefill_ms(4000)
+    results["256x(512+128)_s"] = min(suite.fixed_s(256, 512, 128) for _ in range(2))
+    results["256_random_s"] = min(suite.random_s() for _ in range(2))
+    print(model, {name: round(value, 3) for name, value in results.items()}, flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="llama-3.1-8b,qwen3-0.6b")
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    print(f"imports took {time.perf_counter() - START:.1f} s")
+    record = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "results": {model: measure(model, {}) for model in arguments.models.split(",")},
+    }
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(record, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

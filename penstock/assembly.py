@@ -1,0 +1,98 @@
+"""Puts an engine together: files, weights on a device, sizing, scheduler, runner, loop.
+
+A composition root beside the command line: it may know every layer, and nothing but the roots knows it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.errors import ConfigError
+from penstock.files import ModelFiles, dummy_spec, open_files
+from penstock.layers.decoder import Decoder
+from penstock.layers.encoder import Encoder
+from penstock.models.spec import ModelSpec
+from penstock.runtime.cuda_runner import CudaRunner
+from penstock.runtime.device import Device, open_device
+from penstock.runtime.load import dummy_model, load_model
+from penstock.runtime.runner import ModelRunner
+from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
+
+Progress = Callable[[str, int, int | None], None]
+"""Told the stage, and how much of how much is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights on a device, and the files they came from unless they are made up."""
+
+    network: Decoder | Encoder
+    device: Device
+    files: ModelFiles | None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.network.spec
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.network.parameters())
+
+
+def load(config: EngineConfig, cache: Path | None = None, progress: Progress | None = None) -> LoadedModel:
+    """Find the model, fetching it if need be, and put its weights on the device."""
+    device = open_device(config.model.device)
+    dtype = device.dtype(config.model.dtype)
+    spec = dummy_spec(config.model.model)
+    if spec is not None:
+        return LoadedModel(dummy_model(spec, device.torch_device, dtype), device, None)
+    files = open_files(config.model.model, cache, progress)
+    told = None if progress is None else lambda done, total: progress("load", done, total)
+    network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told)
+    return LoadedModel(network, device, files)
+
+
+def size(config: EngineConfig, loaded: LoadedModel) -> Sizing:
+    """How much cache the device holds beside the weights it holds already."""
+    weight = loaded.network.embedding.weight
+    spec = loaded.spec
+    memory = Memory(
+        free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
+        weight_bytes=loaded.weight_bytes,
+        workspace_bytes=_workspace_bytes(loaded.device, spec, config),
+        bytes_per_kv_value=weight.element_size(),
+        enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, weight.element_size()),
+    )
+    return size_engine(config, spec, memory)
+
+
+def make_engine(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Engine:
+    """An engine over a loaded model, on the monotonic clock."""
+    if not isinstance(loaded.network, Decoder):
+        raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
+    kind, depth = (CudaRunner, 2) if loaded.device.torch_device.type == "cuda" else (ModelRunner, 1)
+    runner = kind(
+        loaded.network, sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
+    )
+    return Engine(make_scheduler(config, sizing), runner, time.monotonic, depth=depth)
+
+
+def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, bytes_per_value: int) -> int | None:
+    """On a CPU: a gibibyte, or one whole context if that is more."""
+    if device.torch_device.type != "cpu":
+        return None
+    max_context = config.model.max_context or spec.max_context
+    return max(GIB, max_context * spec.kv_bytes_per_token(bytes_per_value))
+
+
+def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig) -> int:
+    """On a GPU: activations of the widest step, scores of every sequence for each recorded batch size, and slack."""
+    if device.torch_device.type == "cpu":
+        return 0
+    widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
+    activations = config.scheduler.max_batch_tokens * (6 * widest + 12 * spec.hidden_size) * 2
+    scores = 8 * config.scheduler.max_sequences * spec.vocab_size * 4
+    return activations + scores + GIB

@@ -1,0 +1,99 @@
+"""Drawing in two launches that read the scores once: sums of tiles, then the tile and the place in it."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.draw import Keys, draw_whole
+
+TILE = 4096
+
+
+@triton.jit
+def _sum_tiles(logits, temperature, peaks, places, sums, width, num_tiles, TILE: tl.constexpr):
+    """For each tile: its highest score, where that is, and the sum of weights relative to it."""
+    row = tl.program_id(0)
+    tile = tl.program_id(1)
+    columns = tile * TILE + tl.arange(0, TILE)
+    scores = tl.load(logits + row.to(tl.int64) * width + columns, mask=columns < width, other=float("-inf"))
+    heat = tl.load(temperature + row)
+    heat = tl.where(heat == 0.0, 1.0, heat)
+    peak = tl.max(scores, axis=0)
+    weights = tl.exp((scores - peak) / heat)
+    out = row * num_tiles + tile
+    tl.store(peaks + out, peak)
+    tl.store(places + out, tile * TILE + tl.argmax(scores, axis=0))
+    # A score that is NaN or +inf makes the sum NaN, whatever the peak: that is how the row is known to be ruined.
+    tl.store(sums + out, tl.sum(weights, axis=0))
+
+
+@triton.jit
+def _mixed(state):
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def _uniform(seed, choice, position):
+    """The number `ops.sampling.uniform` gives for this key, rounded to float32."""
+    golden = 0x9E3779B97F4A7C15
+    state = _mixed(seed.to(tl.uint64) + golden)
+    state = _mixed(state ^ (choice.to(tl.uint64) + golden))
+    state = _mixed(state ^ (position.to(tl.uint64) + golden))
+    return (state >> 11).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def _pick(
+    logits, temperature, seeds, choices, positions, peaks, places, sums, out, width,
+    NUM_TILES: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    heat = tl.load(temperature + row)
+    tiles = tl.arange(0, PAD)
+    there = tiles < NUM_TILES
+    peak = tl.load(peaks + row * NUM_TILES + tiles, mask=there, other=float("-inf"))
+    highest = tl.max(peak, axis=0)
+    warm = tl.where(heat == 0.0, 1.0, heat)
+    mass = tl.load(sums + row * NUM_TILES + tiles, mask=there, other=0.0)
+    shares = mass * tl.exp((peak - highest) / warm)
+    shares = tl.where(mass == 0.0, 0.0, shares)
+    total = tl.sum(shares, axis=0)
+    if heat == 0.0:
+        token = tl.load(places + row * NUM_TILES + tl.argmax(peak, axis=0)).to(tl.int64)
+    else:
+        number = _uniform(tl.load(seeds + row), tl.load(choices + row), tl.load(positions + row))
+        target = (number * total).to(tl.float32)
+        until = tl.cumsum(shares, axis=0)
+        tile = tl.min(tl.where((until > target) & there & (shares > 0.0), tiles, PAD), axis=0)
+        last = tl.max(tl.where(there & (shares > 0.0), tiles, 0), axis=0)
+        tile = tl.minimum(tile, last)
+        before = tl.sum(tl.where(tiles < tile, shares, 0.0), axis=0)
+        columns = tile * TILE + tl.arange(0, TILE)
+        scores = tl.load(logits + row.to(tl.int64) * width + columns, mask=columns < width, other=float("-inf"))
+        weights = tl.exp((scores - highest) / warm)
+        passed = tl.cumsum(weights, axis=0) + before > target
+        first = tl.min(tl.where(passed & (weights > 0.0), columns, width), axis=0)
+        final = tl.max(tl.where(weights > 0.0, columns, 0), axis=0)
+        token = tl.minimum(first, final).to(tl.int64)
+    is_finite = (total == total) & (tl.abs(highest) != float("inf"))
+    tl.store(out + row, tl.where(is_finite, token, -1))
+
+
+@draw_whole.kernel("cuda", fits=lambda logits, *rest: logits.is_contiguous() and logits.dtype == torch.float32)
+def draw_by_tiles(logits: Tensor, temperature: Tensor, keys: Keys) -> Tensor:
+    num_rows, width = logits.shape
+    num_tiles = triton.cdiv(width, TILE)
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    peaks, sums = torch.empty((2, num_rows, num_tiles), device=logits.device)
+    places = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=logits.device)
+    _sum_tiles[(num_rows, num_tiles)](
+        logits, temperature, peaks, places, sums, width, num_tiles, TILE=TILE, num_warps=8
+    )
+    _pick[(num_rows,)](
+        logits, temperature, *keys, peaks, places, sums, out, width,
+        NUM_TILES=num_tiles, PAD=triton.next_power_of_2(num_tiles), TILE=TILE, num_warps=8,
+    )  # fmt: skip
+    return out
