@@ -40,7 +40,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> list[D
     if any(not entry.wish.is_plain for entry in draws):
         _adjust(logits, draws, tokens)
         can_draw = is_finite & (logits.amax(-1) > -torch.inf)
-    if all(entry.wish.params.is_greedy for entry in draws):
+    if all(entry.wish.is_greedy for entry in draws):
         drawn = logits.argmax(-1)
     else:
         drawn = draw(logits, _wishes(draws, logits.device))
@@ -114,18 +114,18 @@ def _penalize(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
 
 
 def _add_bias(logits: Tensor, draws: Sequence[Draw]) -> None:
-    biased = [(index, entry.wish) for index, entry in enumerate(draws) if len(entry.wish.bias_ids)]
+    biased = [(index, *entry.wish.bias) for index, entry in enumerate(draws) if entry.wish.bias is not None]
     if biased:
-        counts = torch.tensor([len(wish.bias_ids) for _, wish in biased], device=logits.device)
-        rows = torch.tensor([index for index, _ in biased], device=logits.device).repeat_interleave(counts)
-        ids, bias = torch.cat([wish.bias_ids for _, wish in biased]), torch.cat([wish.bias for _, wish in biased])
+        counts = torch.tensor([len(ids) for _, ids, _ in biased], device=logits.device)
+        rows = torch.tensor([index for index, _, _ in biased], device=logits.device).repeat_interleave(counts)
+        ids, bias = (torch.cat(parts) for parts in list(zip(*biased))[1:])
         logits.index_put_((rows, ids), bias, accumulate=True)
 
 
 def _forbidden(entry: Draw, tokens: Tensor) -> list[Tensor]:
     wish = entry.wish
-    forbidden = [wish.banned] if len(wish.banned) else []
-    if len(wish.stops) and entry.position + 1 - wish.prompt_length < wish.params.min_tokens:
+    forbidden = [] if wish.banned is None else [wish.banned]
+    if wish.stops is not None and entry.position + 1 - wish.prompt_length < wish.params.min_tokens:
         forbidden.append(wish.stops)
     for runs in wish.banned_runs:
         length = runs.prefixes.shape[1]

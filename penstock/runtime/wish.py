@@ -1,5 +1,6 @@
 """A sequence's sampling parameters, made ready for drawing when it takes its row."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -19,24 +20,21 @@ class BannedRuns:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Token ids outside the vocabulary are left out: they can neither be drawn nor forbidden."""
+    """Token ids outside the vocabulary are left out: they can neither be drawn nor forbidden. None stands for no tokens."""
 
     params: SamplingParams
     choice: int
     prompt_length: int
-    bias_ids: Tensor
-    bias: Tensor
+    is_plain: bool
+    """The scores of the model are drawn from as they are."""
+    is_greedy: bool
+    bias: tuple[Tensor, Tensor] | None
+    """Token ids and what is added to their scores."""
     allowed: Tensor | None
-    banned: Tensor
+    banned: Tensor | None
     banned_runs: tuple[BannedRuns, ...]
-    stops: Tensor
+    stops: Tensor | None
     """Not to be drawn before `min_tokens`."""
-
-    @property
-    def is_plain(self) -> bool:
-        """The scores of the model are drawn from as they are."""
-        params = self.params
-        return not (params.reads_history or params.logit_bias or params.allowed_token_ids or params.min_tokens)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -47,22 +45,31 @@ class Wish:
 def make_wish(arrival: Arrival, vocab_size: int, device: torch.device) -> Wish:
     params = arrival.params
 
-    def known(ids: tuple[int, ...]) -> Tensor:
+    def known(ids: Collection[int]) -> Tensor | None:
+        if not ids:
+            return None
         return torch.tensor([token for token in ids if 0 <= token < vocab_size], dtype=torch.int64, device=device)
 
-    bias = {token: value for token, value in params.logit_bias if 0 <= token < vocab_size}
-    stops_matter = params.min_tokens > 0 and not params.ignore_eos
+    is_bounded = params.min_tokens > 0 and not params.ignore_eos
     return Wish(
         params=params,
         choice=arrival.choice,
         prompt_length=arrival.prompt_length,
-        bias_ids=torch.tensor(list(bias), dtype=torch.int64, device=device),
-        bias=torch.tensor(list(bias.values()), dtype=torch.float32, device=device),
-        allowed=known(params.allowed_token_ids) if params.allowed_token_ids else None,
-        banned=known(tuple(run[0] for run in params.banned_sequences if len(run) == 1)),
+        is_plain=not (params.reads_history or params.logit_bias or params.allowed_token_ids or is_bounded),
+        is_greedy=params.is_greedy,
+        bias=_bias(params.logit_bias, vocab_size, device),
+        allowed=known(params.allowed_token_ids),
+        banned=known([run[0] for run in params.banned_sequences if len(run) == 1]),
         banned_runs=_banned_runs(params.banned_sequences, vocab_size, device),
-        stops=known(params.stop_token_ids if stops_matter else ()),
+        stops=known(params.stop_token_ids if is_bounded else ()),
     )
+
+
+def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    known = {token: value for token, value in pairs if 0 <= token < vocab_size}
+    if not known:
+        return None
+    return torch.tensor(list(known), device=device), torch.tensor(list(known.values()), device=device)
 
 
 def _banned_runs(

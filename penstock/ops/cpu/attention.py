@@ -1,4 +1,4 @@
-"""Paged attention on a CPU: decodes of like length in one call, other chunks in one call each.
+"""Paged attention on a CPU: short chunks of one length and like context in one call, long chunks in one call each.
 
 What depends on the step alone (which slots are read, what is visible) is worked out in its first layer and kept in the
 layout. Padding repeats a sequence's own first key, so a number that is not finite stays with the sequence that made it.
@@ -19,18 +19,21 @@ MAX_PAIRS = 1 << 22
 MAX_KEPT_PAIRS = 1 << 26
 """Runs with more pairs than this spell visibility out anew in every layer rather than keep it."""
 MAX_PADDING = 1.25
-"""Longest over shortest context of the decodes read as one rectangle."""
+"""Longest over shortest context of the chunks read as one rectangle."""
+MAX_GROUPED = 16
+"""Queries of the longest chunk that is grouped with others: decodes, and decodes with guesses behind them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decodes:
-    """Single queries whose keys are read as one rectangle [members, num_keys]."""
+class Group:
+    """Chunks of `length` queries each, whose keys are read as one rectangle [members, num_keys]."""
 
     tokens: Tensor
+    length: int
     slots: Tensor
     num_keys: int
     hidden: Tensor | None
-    """[members, 1, 1, num_keys], 0 or -inf; None when there is no padding."""
+    """[members, 1, length, num_keys], 0 or -inf; None when every query sees every key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def grouped_attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, s
                 q[part.begin : part.end], part_keys, part_values, part, spec, sinks
             )
         else:
-            members = _decode(q.index_select(0, part.tokens), part_keys, part_values, part, spec, sinks)
+            members = _attend_group(q.index_select(0, part.tokens), part_keys, part_values, part, spec, sinks)
             output.index_copy_(0, part.tokens, members)
     return output
 
@@ -103,17 +106,24 @@ def encoder_attention_by_text(q: Tensor, k: Tensor, v: Tensor, lengths: list[int
     return torch.cat(outputs)
 
 
-def _decode(q: Tensor, keys: Tensor, values: Tensor, group: Decodes, spec: GQA, sinks: Tensor | None) -> Tensor:
+def _attend_group(q: Tensor, keys: Tensor, values: Tensor, group: Group, spec: GQA, sinks: Tensor | None) -> Tensor:
     """The query heads that share a kv head stand as that head's queries, so nothing is repeated."""
-    queries = q.view(len(q), spec.num_kv_heads, -1, spec.head_dim)
-    keys, values = (part.view(len(q), group.num_keys, *part.shape[1:]).transpose(1, 2) for part in (keys, values))
+    members = len(q) // group.length
+    heads_of_kv = spec.num_heads // spec.num_kv_heads
+    queries = q.view(members, group.length, spec.num_kv_heads, heads_of_kv, spec.head_dim).permute(0, 2, 3, 1, 4)
+    keys, values = (part.view(members, group.num_keys, *part.shape[1:]).transpose(1, 2) for part in (keys, values))
     if spec.logit_softcap is None and sinks is None:
+        hidden = group.hidden
+        if hidden is not None and group.length > 1:
+            hidden = hidden.repeat(1, 1, heads_of_kv, 1)
         attended = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=group.hidden, scale=spec.scale
+            queries.flatten(2, 3), keys, values, attn_mask=hidden, scale=spec.scale
         )
-        return attended.flatten(1, 2)
-    hidden = None if group.hidden is None else group.hidden.unsqueeze(2)
-    return _attend(queries.unsqueeze(3), keys, values, hidden, spec, sinks).flatten(1, 3)
+        attended = attended.view(members, spec.num_kv_heads, heads_of_kv, group.length, spec.head_dim)
+    else:
+        hidden = None if group.hidden is None else group.hidden.unsqueeze(2)
+        attended = _attend(queries, keys, values, hidden, spec, sinks)
+    return attended.permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 def _attend_run(q: Tensor, keys: Tensor, values: Tensor, run: Run, spec: GQA, sinks: Tensor | None) -> Tensor:
@@ -156,46 +166,63 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, spec
     return torch.unflatten(weights.flatten(2, 3) @ values.float(), 2, (group, queries)).to(q.dtype)
 
 
-def _plan(layout: Layout, window: int | None, block_size: int) -> list[Decodes | Run]:
+def _plan(layout: Layout, window: int | None, block_size: int) -> list[Group | Run]:
     begins = layout.query_starts.tolist()
-    parts: list[Decodes | Run] = []
-    decodes = []
+    parts: list[Group | Run] = []
+    short = []
     for chunk, (length, context) in enumerate(zip(layout.lengths, layout.contexts)):
-        if length == 1:
-            decodes.append(chunk)
+        if length <= MAX_GROUPED:
+            short.append(chunk)
             continue
         first_key = 0 if window is None else max(0, context - length - window + 1)
         slots = _slots(layout.block_tables[chunk], torch.arange(first_key, context), block_size)
         parts.append(Run(begins[chunk], begins[chunk + 1], slots, first_key, context, window))
-    for group in _groups(decodes, layout.contexts):
-        parts.append(_gather_decodes(group, layout, window, block_size))
+    for chunks in _alike(short, layout):
+        parts.append(_gather(chunks, layout, window, block_size))
     return parts
 
 
-def _groups(decodes: list[int], contexts: list[int]) -> list[list[int]]:
-    """Chunks of like context, so that little is padded."""
+def _alike(chunks: list[int], layout: Layout) -> list[list[int]]:
+    """Chunks of one length and like context, so that little is padded."""
     groups: list[list[int]] = []
-    for chunk in sorted(decodes, key=contexts.__getitem__):
-        if groups and contexts[chunk] <= contexts[groups[-1][0]] * MAX_PADDING + 2:
+    for chunk in sorted(chunks, key=lambda each: (layout.lengths[each], layout.contexts[each])):
+        first = groups[-1][0] if groups else chunk
+        is_like = layout.contexts[chunk] <= layout.contexts[first] * MAX_PADDING + 2
+        if groups and is_like and layout.lengths[chunk] == layout.lengths[first]:
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
     return groups
 
 
-def _gather_decodes(group: list[int], layout: Layout, window: int | None, block_size: int) -> Decodes:
-    chunks = torch.tensor(sorted(group))
-    contexts = layout.context_lengths.index_select(0, chunks).long()
-    num_keys = contexts if window is None else contexts.clamp(max=window)
+def _gather(chunks: list[int], layout: Layout, window: int | None, block_size: int) -> Group:
+    """
+    positions   first_key ....... context - length ....... context
+                [ keys                                   ] padding
+                                  [ queries              ]
+    """
+    length = layout.lengths[chunks[0]]
+    members = torch.tensor(sorted(chunks))
+    contexts = layout.context_lengths.index_select(0, members).long()
+    num_keys = contexts if window is None else contexts.clamp(max=window + length - 1)
+    first_keys = contexts - num_keys
     most = int(num_keys.max())
     column = torch.arange(most)[None, :]
-    is_padding = column >= num_keys[:, None]
-    positions = (contexts - num_keys)[:, None] + column.masked_fill(is_padding, 0)
-    slots = _slots(layout.block_tables.index_select(0, chunks), positions, block_size)
+    is_key = column < num_keys[:, None]
+    positions = first_keys[:, None] + torch.where(is_key, column, 0)
+    slots = _slots(layout.block_tables.index_select(0, members), positions, block_size)
+
+    query = (contexts - length)[:, None, None] + torch.arange(length)[None, :, None]
+    key = positions[:, None, :]
+    visible = is_key[:, None, :] & (key <= query)
+    if window is not None:
+        visible &= key > query - window
     hidden = None
-    if is_padding.any():
-        hidden = torch.zeros(is_padding.shape).masked_fill_(is_padding, -torch.inf)[:, None, None, :]
-    return Decodes(layout.query_starts.index_select(0, chunks).long(), slots.flatten(), most, hidden)
+    if not bool(visible.all()):
+        hidden = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None]
+    first_tokens = layout.query_starts.index_select(0, members).long()
+    tokens = (first_tokens[:, None] + torch.arange(length)).flatten()
+    return Group(tokens, length, slots.flatten(), most, hidden)
 
 
 def _slots(tables: Tensor, positions: Tensor, block_size: int) -> Tensor:

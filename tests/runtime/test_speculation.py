@@ -1,0 +1,147 @@
+"""Guessed tokens change no distribution: the joint of two tokens drawn around guesses is that of the model."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.core.batch import Arrival, Batch, Chunk
+from penstock.core.request import SamplingParams
+from penstock.layers.decoder import Decoder
+from penstock.runtime import runner as runner_module
+from penstock.runtime.runner import ModelRunner, Outcome
+from penstock.runtime.sampler import Drawn
+from tests.ops.statistics import distribution, is_plausible
+from tests.runtime.driving import BLOCK_SIZE, all_logits, tiny_model
+
+VOCABULARY = 4
+PROMPT = (2, 0, 3)
+ROWS = 500
+
+Guess = Callable[[Decoder, SamplingParams, np.random.Generator], tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return tiny_model(VOCABULARY, seed=1)
+
+
+def joint(model: Decoder, params: SamplingParams) -> np.ndarray:
+    """Probabilities of the next two tokens, by the book."""
+    first = distribution(all_logits(model, PROMPT)[-1].numpy(), params)
+    rows = [distribution(all_logits(model, (*PROMPT, token))[-1].numpy(), params) for token in range(VOCABULARY)]
+    return first[:, None] * np.array(rows)
+
+
+def random_guess(model: Decoder, params: SamplingParams, source: np.random.Generator) -> tuple[int, int]:
+    first, second = source.integers(0, VOCABULARY, 2)
+    return int(first), int(second)
+
+
+def likeliest_guess(model: Decoder, params: SamplingParams, source: np.random.Generator) -> tuple[int, int]:
+    first, second = np.unravel_index(joint(model, params).argmax(), (VOCABULARY, VOCABULARY))
+    return int(first), int(second)
+
+
+def unlikeliest_guess(model: Decoder, params: SamplingParams, source: np.random.Generator) -> tuple[int, int]:
+    first, second = np.unravel_index(joint(model, params).argmin(), (VOCABULARY, VOCABULARY))
+    return int(first), int(second)
+
+
+def draw_pairs(model: Decoder, params: SamplingParams, guess: Guess, num_draws: int) -> np.ndarray:
+    """Counts of the two tokens after the prompt, drawn with two guesses in the step, each pair under its own choice."""
+    counts = np.zeros((VOCABULARY, VOCABULARY))
+    source = np.random.default_rng(5)
+    runner = ModelRunner(model, ROWS, BLOCK_SIZE, ROWS, BLOCK_SIZE)
+    guesses = [guess(model, params, source) for _ in range(ROWS)]
+    for first_choice in range(0, num_draws, ROWS):
+        chunks = tuple(
+            Chunk(row, 0, 5, (*PROMPT, *guesses[row]), (row,), True, Arrival(params, choice, 3, (), ""), 2)
+            for row, choice in enumerate(range(first_choice, first_choice + ROWS))
+        )
+        pairs = [list(tokens) for tokens in runner.launch(Batch(0, chunks)).result().tokens]
+        short = [row for row, tokens in enumerate(pairs) if len(tokens) == 1]
+        chunks = tuple(Chunk(row, 3, 1, (), (), True, None) for row in short)
+        for row, tokens in zip(short, runner.launch(Batch(1, chunks)).result().tokens):
+            pairs[row].extend(tokens)
+        for first, second, *_ in pairs:
+            counts[first, second] += 1
+    return counts
+
+
+SETTINGS = [
+    SamplingParams(temperature=0.5),
+    SamplingParams(),
+    SamplingParams(temperature=1.5),
+    SamplingParams(top_k=3),
+    SamplingParams(temperature=1.5, top_p=0.8),
+    SamplingParams(temperature=0.5, top_k=3, top_p=0.9),
+]
+GUESSES = [random_guess, likeliest_guess, unlikeliest_guess]
+
+
+def test_two_settings_in_short(model: Decoder) -> None:
+    for params, guess in ((SETTINGS[2], random_guess), (SETTINGS[4], likeliest_guess)):
+        assert is_plausible(draw_pairs(model, params, guess, 10_000), joint(model, params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "params", SETTINGS, ids=lambda params: f"T={params.temperature} k={params.top_k} p={params.top_p}"
+)
+@pytest.mark.parametrize("guess", GUESSES)
+def test_guesses_change_no_distribution(model: Decoder, params: SamplingParams, guess: Guess) -> None:
+    assert is_plausible(draw_pairs(model, params, guess, 200_000), joint(model, params))
+
+
+def _accepted_unseen(chunk: Chunk, drawn: list[Drawn], told: tuple[()]) -> Outcome:
+    """The guess is taken for the token."""
+    drafts = chunk.token_ids[-2:] if chunk.num_drafts else ()
+    return Outcome(tuple(Drawn(token) for token in drafts) + tuple(drawn[-1:]), told)
+
+
+def _kept_after_a_mismatch(chunk: Chunk, drawn: list[Drawn], told: tuple[()]) -> Outcome:
+    """What was drawn behind a guess that was refused is kept."""
+    return Outcome(tuple(drawn), told)
+
+
+def _refused_then_drawn_from_all(chunk: Chunk, drawn: list[Drawn], told: tuple[()]) -> Outcome:
+    """After a refusal the guess may be drawn again: a token of another key stands in for the second draw."""
+    outcome = _plain_outcome(chunk, drawn, told)
+    if chunk.num_drafts and len(outcome.drawn) == 1:
+        return Outcome((Drawn(_refused_then_drawn_from_all.spare.pop()),), told)
+    return outcome
+
+
+_plain_outcome = runner_module._outcome
+MUTANTS = [_accepted_unseen, _kept_after_a_mismatch, _refused_then_drawn_from_all]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_planted_bugs_are_caught(
+    model: Decoder, mutant: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=1.5)
+    first = distribution(all_logits(model, PROMPT)[-1].numpy(), params)
+    spare = np.random.default_rng(1).choice(VOCABULARY, 20_000, p=first).tolist()
+    monkeypatch.setattr(_refused_then_drawn_from_all, "spare", spare, raising=False)
+    monkeypatch.setattr(runner_module, "_outcome", mutant)
+    assert not is_plausible(draw_pairs(model, params, likeliest_guess, 10_000), joint(model, params))
+
+
+def test_a_temperature_left_out_where_guesses_are_judged_is_caught(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=1.5)
+    plain = runner_module.draw_tokens
+
+    def judged_greedily(logits: torch.Tensor, draws: list, tokens: torch.Tensor) -> list[Drawn]:
+        drawn = plain(logits.clone(), draws, tokens)
+        if len(draws) == 3 * ROWS:
+            likeliest = logits.argmax(-1).tolist()
+            return [entry if index % 3 == 2 else Drawn(likeliest[index]) for index, entry in enumerate(drawn)]
+        return drawn
+
+    monkeypatch.setattr(runner_module, "draw_tokens", judged_greedily)
+    assert not is_plausible(draw_pairs(model, params, random_guess, 10_000), joint(model, params))
