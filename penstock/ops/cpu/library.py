@@ -1,0 +1,170 @@
+"""The native library: finding it, its structs, its threads.
+
+It is compiled when Penstock is installed with a C++ compiler at hand and chooses its kernels by the machine it runs on.
+Without it the torch definitions compute everything. The structs here repeat `native/abi.h`.
+"""
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError
+from penstock.ops.packed import Packed
+
+ABI = 1
+KERNELS = ("portable", "avx2", "avx512", "amx")
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("bits", c_int32),
+        ("has_minimum", c_int32),
+        ("num_rows", c_int32),
+        ("num_columns", c_int32),
+    )
+
+
+class Layer(Structure):
+    _fields_ = (
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("attention_norm", c_void_p),
+        ("attention_post_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_post_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("window", c_int32),
+        ("rotation", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+class Model(Structure):
+    _fields_ = (
+        ("layers", POINTER(Layer)),
+        ("norm", c_void_p),
+        ("embedding", Matrix),
+        ("output", Matrix),
+        *((name, c_int32) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("rotary_dim", "mlp_width", "block_size", "activation", "invariant")),
+        *((name, c_float) for name in ("eps", "embedding_scale", "logit_softcap", "reserved")),
+    )
+
+
+class Step(Structure):
+    _fields_ = (
+        ("token_ids", c_void_p),
+        ("slots", c_void_p),
+        ("block_tables", c_void_p),
+        ("query_starts", c_void_p),
+        ("contexts", c_void_p),
+        ("cosines", POINTER(c_void_p)),
+        ("sines", POINTER(c_void_p)),
+        ("hidden", c_void_p),
+        ("num_tokens", c_int32),
+        ("num_chunks", c_int32),
+        ("table_stride", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class Product(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("num_rows", c_int32),
+        ("number", c_int32),
+        ("invariant", c_int32),
+        ("softcap", c_float),
+    )
+
+
+class Library:
+    """The library with threads of its own. Calls run one at a time."""
+
+    def __init__(self, handle: ctypes.CDLL, context: int, kernels: str) -> None:
+        self._handle = handle
+        self._context = context
+        self.kernels = kernels
+
+    def __del__(self) -> None:
+        self._handle.penstock_close(self._context)
+
+    def step(self, model: Model, step: Step) -> None:
+        self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
+
+    def multiply(
+        self, x: Tensor, matrix: Matrix, *, number: int = 0, is_invariant: bool = False, softcap: float = 0.0
+    ) -> Tensor:
+        """x [rows, columns] in float32 times a packed matrix; `number` asks for rows of 8 or of 16 bits."""
+        x = x.contiguous()
+        out = torch.empty((len(x), matrix.num_rows))
+        product = Product(x.data_ptr(), out.data_ptr(), len(x), number, is_invariant, softcap)
+        if len(x):
+            self._check(self._handle.penstock_product(self._context, ctypes.byref(matrix), ctypes.byref(product)))
+        return out
+
+    def attend(self, model: Model, step: Step, qkv: Tensor) -> Tensor:
+        """Attention of the model's first layer; qkv [tokens, q then k then v] is normed and rotated in place."""
+        out = torch.empty((len(qkv), model.num_heads * model.head_dim))
+        arguments = ctypes.byref(model), ctypes.byref(step), c_void_p(qkv.data_ptr()), c_void_p(out.data_ptr())
+        self._check(self._handle.penstock_attention(self._context, *arguments))
+        return out
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise EngineError("the native library could not get memory for a step; lower --max-batch-tokens")
+
+
+def open_library(num_threads: int, kernels: str = "") -> Library | None:
+    """The library, running the kernels named, or the fastest; None where it was not built or the machine lacks them."""
+    handle = _load()
+    context = handle.penstock_open(num_threads, kernels.encode()) if handle is not None else None
+    if handle is None or context is None:
+        return None
+    return Library(handle, context, handle.penstock_kernels(context).decode())
+
+
+def matrix_of(packed: Packed, bias: Tensor | None = None) -> Matrix:
+    """Borrows the memory of both."""
+    return Matrix(
+        packed.data.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        packed.bits,
+        packed.has_minimum,
+        packed.num_rows,
+        packed.num_columns,
+    )
+
+
+@cache
+def _load() -> ctypes.CDLL | None:
+    for path in sorted(Path(__file__).parent.glob("_native*.so")):
+        try:
+            handle = ctypes.CDLL(str(path))
+            if handle.penstock_abi() != ABI:
+                continue
+        except (OSError, AttributeError):  # built for another machine
+            continue
+        handle.penstock_open.restype = c_void_p
+        handle.penstock_open.argtypes = (ctypes.c_int, ctypes.c_char_p)
+        handle.penstock_kernels.restype = ctypes.c_char_p
+        handle.penstock_kernels.argtypes = (c_void_p,)
+        handle.penstock_close.argtypes = (c_void_p,)
+        for name in ("penstock_step", "penstock_product"):
+            getattr(handle, name).argtypes = (c_void_p, c_void_p, c_void_p)
+        handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+        return handle
+    return None

@@ -1,0 +1,346 @@
+// Kernels for x86-64 with matrix tiles (AMX) for 8-bit integers and bf16, and AVX-512 beside them.
+//
+// Few rows are multiplied with AVX-512, more with 8-bit tiles: both give the same bits, a row's product does not depend on
+// the rows beside it. From `bf16_from` rows on the caller may hand over bf16 rows, which are faster still and rounded
+// differently.
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8,amx-bf16,prefer-vector-width=512")
+#include "softmax.inl"
+#include "vnni.inl"
+
+namespace {
+
+constexpr int kTilesFrom = 9;  // rows
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1;
+  uint8_t start = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int num_rows, int num_bytes) {
+    rows[tile] = (uint8_t)num_rows;
+    row_bytes[tile] = (uint16_t)num_bytes;
+  }
+  void apply() const { _tile_loadconfig(this); }
+};
+
+// ---- 8-bit tiles: sums 0-1, rows 4-5 [16][32], weights 6-7 [8][16][4]
+
+void shape_int8() {
+  TileShapes shapes;
+  for (int i = 0; i < 2; ++i) {
+    shapes.set(i, kTile, 64);
+    shapes.set(4 + i, kTile, kGroup);
+    shapes.set(6 + i, kGroup / 4, 64);
+  }
+  shapes.apply();
+}
+
+// Weights of one output tile: bytes ready for the tiles, and scales and minimums as floats [group][2][16].
+struct Unpacked {
+  const uint8_t* lines;
+  const float* scales;
+  int stride;  // bytes between groups
+};
+
+template <int kBits, bool kHasMinimum>
+Unpacked unpack(const uint8_t* block, int num_groups, uint8_t* scratch) {
+  constexpr int kBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
+  float* scales = (float*)scratch;
+  uint8_t* lines = scratch + (size_t)num_groups * 128;
+  const uint8_t* from = block;
+  for (int g = 0; g < num_groups; ++g, from += kBytes) {
+    const uint16_t* halves = (const uint16_t*)(from + (kBits == 4 ? 256 : 512));
+    _mm512_store_ps(scales + g * 32, load_halves(halves));
+    if (kHasMinimum) _mm512_store_ps(scales + g * 32 + 16, load_halves(halves + kTile));
+    if (kBits == 4) {
+      __m512i unpacked[8];
+      unpack_lines<4>(from, unpacked);
+      prefetch(from + kBytes * 8, kBytes);
+      for (int i = 0; i < 8; ++i) _mm512_store_si512(lines + g * 512 + i * 64, unpacked[i]);
+    }
+  }
+  return kBits == 4 ? Unpacked{lines, scales, 512} : Unpacked{block, scales, kBytes};
+}
+
+template <bool kHasMinimum>
+void multiply_int8(const Rows& x, const Unpacked& w, int row_tile, float* out) {
+  alignas(64) int32_t dots[2][256];
+  const int num_groups = x.num_groups;
+  const size_t at = (size_t)row_tile * num_groups;
+  const int8_t* q = (const int8_t*)x.values + at * 512;
+  const float* row_scales = x.scales + at * kTile;
+  const float* row_sums = x.sums + at * kTile;
+  __m512 sums[16];
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) sums[r] = _mm512_setzero_ps();
+  // Two products are under way while a third is scaled and added.
+#define PENSTOCK_START(sum, row, weight, group)                        \
+  _tile_loadd(row, q + (size_t)(group) * 512, kGroup);                 \
+  _tile_loadd(weight, w.lines + (size_t)(group) * w.stride, 64);       \
+  _tile_zero(sum);                                                     \
+  _tile_dpbssd(sum, row, weight);                                      \
+  _tile_stored(sum, dots[sum], 64);
+  const auto finish_group = [&](int slot, int g) __attribute__((always_inline)) {
+    const __m512 scale = _mm512_load_ps(w.scales + g * 32), least = _mm512_load_ps(w.scales + g * 32 + 16);
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) {
+      const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots[slot] + r * 16));
+      sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(dot, _mm512_set1_ps(row_scales[g * kTile + r])), scale, sums[r]);
+      if (kHasMinimum) sums[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(row_sums[g * kTile + r]), sums[r]);
+    }
+  };
+  PENSTOCK_START(0, 4, 6, 0)
+  if (num_groups > 1) { PENSTOCK_START(1, 5, 7, 1) }
+  for (int g = 0; g < num_groups; g += 2) {
+    finish_group(0, g);
+    if (g + 2 < num_groups) { PENSTOCK_START(0, 4, 6, g + 2) }
+    if (g + 1 == num_groups) break;
+    finish_group(1, g + 1);
+    if (g + 3 < num_groups) { PENSTOCK_START(1, 5, 7, g + 3) }
+  }
+#undef PENSTOCK_START
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) _mm512_store_ps(out + r * kBlockStride, sums[r]);
+}
+
+template <int kBits, bool kHasMinimum>
+void multiply_tiles(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
+  alignas(64) float values[kTile * kBlockStride];
+  shape_int8();
+  Unpacked weights[kMaxTiles];
+  const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m), room = (size_t)x.num_groups * (128 + 512);
+  for (int tile = 0; tile < num_tiles; ++tile)
+    weights[tile] = unpack<kBits, kHasMinimum>(m.data + (first_tile + tile) * tile_bytes, x.num_groups,
+                                               scratch + tile * room);
+  for (int row_tile = 0; row_tile < x.num_tiles(); ++row_tile) {
+    for (int tile = 0; tile < num_tiles; ++tile)
+      multiply_int8<kHasMinimum>(x, weights[tile], row_tile, values + tile * kTile);
+    const int left = x.count - row_tile * kTile;
+    sink.take(sink.context, Block{row_tile, left < kTile ? left : kTile, first_tile, num_tiles, values});
+  }
+}
+
+// ---- bf16 tiles: sums 0-3, rows 4-5 [16][32], weights 6-7 [16][16][2]
+
+void shape_bf16() {
+  TileShapes shapes;
+  for (int i = 0; i < 8; ++i) shapes.set(i, kTile, 64);
+  shapes.apply();
+}
+
+PENSTOCK_INLINE __m512i join_bf16(__m512 even, __m512 odd) {
+  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32((int)0xffff0000);
+  const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
+  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+  return _mm512_ternarylogic_epi32(low, high, upper, 0xF8);
+}
+
+// A block as bf16 [16 input pairs][16 outputs][2].
+template <int kBits, bool kHasMinimum>
+PENSTOCK_INLINE void widen(const uint8_t* block, uint16_t* to) {
+  const uint16_t* halves = (const uint16_t*)(block + (kBits == 4 ? 256 : 512));
+  const __m512 scale = load_halves(halves), least = kHasMinimum ? load_halves(halves + kTile) : _mm512_setzero_ps();
+  const __m512i byte = _mm512_set1_epi32(255), low = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int line = 0; line < 8; ++line) {
+    __m512i four = _mm512_loadu_si512(block + (kBits == 4 ? line % 4 : line) * 64);
+    __m512i q[4];
+    if (kBits == 4) {
+      four = _mm512_and_si512(line < 4 ? four : _mm512_srli_epi16(four, 4), low);
+      q[0] = _mm512_and_si512(four, byte);
+      q[1] = _mm512_and_si512(_mm512_srli_epi32(four, 8), byte);
+      q[2] = _mm512_and_si512(_mm512_srli_epi32(four, 16), byte);
+      q[3] = _mm512_srli_epi32(four, 24);
+    } else {
+      q[0] = _mm512_srai_epi32(_mm512_slli_epi32(four, 24), 24);
+      q[1] = _mm512_srai_epi32(_mm512_slli_epi32(four, 16), 24);
+      q[2] = _mm512_srai_epi32(_mm512_slli_epi32(four, 8), 24);
+      q[3] = _mm512_srai_epi32(four, 24);
+    }
+    __m512 w[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m512 value = _mm512_cvtepi32_ps(q[i]);
+      w[i] = kHasMinimum ? _mm512_fmadd_ps(value, scale, least) : _mm512_mul_ps(value, scale);
+    }
+    _mm512_store_si512(to + line * 64, join_bf16(w[0], w[1]));
+    _mm512_store_si512(to + line * 64 + 32, join_bf16(w[2], w[3]));
+  }
+}
+
+// Two tiles of rows by two of outputs; a missing one of either kind repeats the other and its sums are dropped.
+PENSTOCK_INLINE void multiply_square(const uint16_t* first, const uint16_t* second, const uint16_t* left,
+                                     const uint16_t* right, int num_groups, float* out, float* next) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int g = 0; g < num_groups; ++g) {
+    _tile_loadd(4, first + g * 512, 64);
+    _tile_loadd(6, left + g * 512, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, right + g * 512, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, second + g * 512, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, kBlockStride * 4);
+  _tile_stored(1, out + kTile, kBlockStride * 4);
+  _tile_stored(2, next, kBlockStride * 4);
+  _tile_stored(3, next + kTile, kBlockStride * 4);
+}
+
+template <int kBits, bool kHasMinimum>
+void multiply_bf16(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
+  alignas(64) float values[2][kTile * kBlockStride];
+  shape_bf16();
+  const int num_groups = x.num_groups, bytes = block_bytes(m);
+  uint16_t* weights = (uint16_t*)scratch;
+  for (int i = 0; i < num_tiles * num_groups; ++i)
+    widen<kBits, kHasMinimum>(m.data + ((size_t)first_tile * num_groups + i) * bytes, weights + i * 512);
+  const size_t step = (size_t)num_groups * 512;
+  for (int row_tile = 0; row_tile < x.num_tiles(); row_tile += 2) {
+    const int num_row_tiles = x.num_tiles() - row_tile < 2 ? 1 : 2;
+    const uint16_t* first = (const uint16_t*)x.values + row_tile * step;
+    for (int tile = 0; tile < num_tiles; tile += 2) {
+      const uint16_t* left = weights + tile * step;
+      const int right = num_tiles - tile < 2 ? 0 : 1;
+      multiply_square(first, first + (num_row_tiles - 1) * step, left, left + right * step, num_groups,
+                      values[0] + tile * kTile, values[1] + tile * kTile);
+    }
+    for (int i = 0; i < num_row_tiles; ++i) {
+      const int rows = x.count - (row_tile + i) * kTile;
+      sink.take(sink.context, Block{row_tile + i, rows < kTile ? rows : kTile, first_tile, num_tiles, values[i]});
+    }
+  }
+}
+
+void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
+  if (x.number == Number::kBf16) {
+    const auto run = m.bits == 4 ? multiply_bf16<4, true>
+                     : m.has_minimum ? multiply_bf16<8, true> : multiply_bf16<8, false>;
+    run(x, m, first_tile, num_tiles, scratch, sink);
+  } else if (x.count < kTilesFrom) {
+    multiply_vnni(x, m, first_tile, num_tiles, scratch, sink);
+  } else {
+    const auto run = m.bits == 4 ? multiply_tiles<4, true>
+                     : m.has_minimum ? multiply_tiles<8, true> : multiply_tiles<8, false>;
+    run(x, m, first_tile, num_tiles, scratch, sink);
+  }
+}
+
+// ---- attention: sums 0-3 [rows][16], queries 4 [rows][32], keys 5 [16][16][2], weights 6 [rows][16], values 7 [8][16][2]
+
+void shape_attention(int num_rows) {
+  TileShapes shapes;
+  for (int i = 0; i < 5; ++i) shapes.set(i, num_rows, 64);
+  shapes.set(5, kTile, 64);
+  shapes.set(6, num_rows, kTile * 2);
+  shapes.set(7, kTile / 2, 64);
+  shapes.apply();
+}
+
+struct Scratch {
+  float* scores;      // [16][kKeysAtOnce]
+  uint16_t* weights;  // [16][kKeysAtOnce]
+  float* sums;        // [16][head_dim]
+  uint16_t* queries;  // [16][head_dim]
+  uint16_t* clean;    // one unit of values
+};
+
+void score_keys(const Attend& t, const Scratch& s, int first, int num_keys) {
+  const int dim = t.head_dim;
+  for (int i = 0; i < num_keys; i += kTile) {
+    const uint16_t* unit = t.keys + unit_offset(t, first + i);
+    _tile_zero(0);
+    for (int d = 0; d < dim; d += 32) {
+      _tile_loadd(4, s.queries + d, dim * 2);
+      _tile_loadd(5, unit + d * kTile, 64);
+      _tile_dpbf16ps(0, 4, 5);
+    }
+    _tile_stored(0, s.scores + i, kKeysAtOnce * 4);
+  }
+}
+
+// Adds weights times values of up to 64 numbers of the head, from `d` on.
+template <int kColumns>
+PENSTOCK_INLINE void add_values(const Attend& t, const Scratch& s, int first, int num_keys, int end, int d) {
+  const int dim = t.head_dim;
+  _tile_loadd(0, s.sums + d, dim * 4);
+  if (kColumns > 1) _tile_loadd(1, s.sums + d + 16, dim * 4);
+  if (kColumns > 2) _tile_loadd(2, s.sums + d + 32, dim * 4);
+  if (kColumns > 3) _tile_loadd(3, s.sums + d + 48, dim * 4);
+  for (int i = 0; i < num_keys; i += kTile) {
+    const uint16_t* unit = clean_values(t.values + unit_offset(t, first + i), end - first - i, dim, s.clean) + d * 2;
+    _tile_loadd(6, s.weights + i, kKeysAtOnce * 2);
+    _tile_loadd(7, unit, dim * 4);
+    _tile_dpbf16ps(0, 6, 7);
+    if (kColumns > 1) {
+      _tile_loadd(7, unit + 32, dim * 4);
+      _tile_dpbf16ps(1, 6, 7);
+    }
+    if (kColumns > 2) {
+      _tile_loadd(7, unit + 64, dim * 4);
+      _tile_dpbf16ps(2, 6, 7);
+    }
+    if (kColumns > 3) {
+      _tile_loadd(7, unit + 96, dim * 4);
+      _tile_dpbf16ps(3, 6, 7);
+    }
+  }
+  _tile_stored(0, s.sums + d, dim * 4);
+  if (kColumns > 1) _tile_stored(1, s.sums + d + 16, dim * 4);
+  if (kColumns > 2) _tile_stored(2, s.sums + d + 32, dim * 4);
+  if (kColumns > 3) _tile_stored(3, s.sums + d + 48, dim * 4);
+}
+
+void attend(const Attend& t, uint8_t* scratch) {
+  const int dim = t.head_dim;
+  Scratch s;
+  s.scores = (float*)scratch;
+  s.sums = s.scores + kTile * kKeysAtOnce;
+  s.weights = (uint16_t*)(s.sums + kTile * kMaxHeadDim);
+  s.queries = s.weights + kTile * kKeysAtOnce;
+  s.clean = s.queries + kTile * kMaxHeadDim;
+  float most[kTile], total[kTile];
+  for (int row = 0; row < t.num_rows; ++row) {
+    const float* q = head_of((float*)t.q, t, t.stride, row);
+    for (int d = 0; d < dim; d += 16) store_bf16(s.queries + row * dim + d, round_bf16(load(q + d)));
+    most[row] = -__builtin_inff();
+    total[row] = 0.0f;
+  }
+  std::memset(s.sums, 0, sizeof(float) * t.num_rows * dim);
+  shape_attention(t.num_rows);
+  const Seen span = span_of(t);
+  for (int first = span.begin / kKeysAtOnce * kKeysAtOnce; first < span.end; first += kKeysAtOnce) {
+    const int left = span.end - first, num_keys = left < kKeysAtOnce ? (left + 15) / 16 * 16 : kKeysAtOnce;
+    score_keys(t, s, first, num_keys);
+    for (int row = 0; row < t.num_rows; ++row) {
+      const float factor = weigh(t, s.scores + row * kKeysAtOnce, s.weights + row * kKeysAtOnce, first, num_keys,
+                                 seen_by(t, row), most[row], total[row]);
+      if (factor != 1.0f)
+        for (int d = 0; d < dim; d += 16) store(s.sums + row * dim + d, load(s.sums + row * dim + d) * factor);
+    }
+    int d = 0;
+    for (; d + 64 <= dim; d += 64) add_values<4>(t, s, first, num_keys, span.end, d);
+    if (d < dim) add_values<2>(t, s, first, num_keys, span.end, d);
+  }
+  for (int row = 0; row < t.num_rows; ++row) {
+    float* out = head_of(t.out, t, t.out_stride, row);
+    const float inverse = 1.0f / total[row];
+    for (int d = 0; d < dim; d += 16) store(out + d, load(s.sums + row * dim + d) * inverse);
+  }
+}
+
+void finish() { _tile_release(); }
+
+}  // namespace
+
+namespace penstock {
+const Kernels kAmx = {"amx", 64,      embed,    norm,  add,    encode, encode_group,
+                      gate,  softcap, multiply, place, attend, finish};
+}
+#endif

@@ -1,0 +1,76 @@
+// What outlives a call: threads, and memory that grows to the largest step seen.
+#pragma once
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace penstock {
+
+// Memory aligned to cache lines, contents undefined after it grew.
+class Buffer {
+ public:
+  template <typename T>
+  T* reserve(size_t count) {
+    const size_t bytes = (count * sizeof(T) + 127) / 64 * 64;
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = std::aligned_alloc(64, bytes);
+      if (!data_) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return (T*)data_;
+  }
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Memory of a `Rows`.
+struct RowsBuffer {
+  Buffer values, scales, sums, totals;
+
+  Rows reserve(int count, int size, Number number) {
+    const size_t tiles = (count + kTile - 1) / kTile, groups = size / kGroup, scaled = tiles * groups * kTile;
+    Rows rows;
+    rows.values = values.reserve<uint16_t>(scaled * kGroup);
+    rows.scales = scales.reserve<float>(scaled);
+    rows.sums = sums.reserve<float>(scaled);
+    rows.totals = totals.reserve<int32_t>(scaled);
+    rows.count = count;
+    rows.num_groups = (int)groups;
+    rows.number = number;
+    return rows;
+  }
+};
+
+struct Context {
+  Context(int num_threads, const Kernels* kernels)
+      : pool(num_threads), kernels(kernels), scratch(new Buffer[num_threads]) {}
+
+  Pool pool;
+  const Kernels* kernels;
+  std::unique_ptr<Buffer[]> scratch;  // one a thread
+  RowsBuffer input, attended, gated;
+  Buffer stream, qkv, attention, sublayer, line, items;
+
+  Number number_for(int count, bool invariant) const {
+    return kernels->bf16_from && count >= kernels->bf16_from && !invariant ? Number::kBf16 : Number::kInt8;
+  }
+
+  void reserve_scratch(int most_columns) {
+    const size_t product = (size_t)(most_columns / kGroup) * kScratchGroupBytes;
+    const size_t bytes = product > kAttendScratchBytes ? product : kAttendScratchBytes;
+    for (int i = 0; i < pool.num_threads(); ++i) scratch[i].reserve<uint8_t>(bytes);
+  }
+};
+
+}  // namespace penstock

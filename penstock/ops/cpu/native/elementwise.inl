@@ -1,0 +1,139 @@
+// Everything but products and attention, for whichever instruction set includes this.
+#include "kernels.h"
+#include "vector.h"
+
+namespace {
+
+using namespace penstock;
+
+const uint16_t* scales_of(const Matrix& m, const uint8_t* block) {
+  return (const uint16_t*)(block + (m.bits == 4 ? 256 : 512));
+}
+
+void embed(const Matrix& m, int64_t row, float scale, float* out) {
+  const int bytes = block_bytes(m), num_groups = m.num_columns / kGroup, lane = row % kTile;
+  const uint8_t* block = m.data + (row / kTile) * num_groups * bytes;
+  for (int g = 0; g < num_groups; ++g, block += bytes) {
+    const uint16_t* scales = scales_of(m, block);
+    const float s = from_half(scales[lane]);
+    const float least = m.bits == 4 || m.has_minimum ? from_half(scales[kTile + lane]) : 0.0f;
+    for (int k = 0; k < kGroup; ++k) {
+      const int line = k / 4, place = lane * 4 + k % 4;
+      const int q = m.bits == 8 ? (int8_t)block[line * 64 + place] : (block[line % 4 * 64 + place] >> (line / 4 * 4)) & 15;
+      out[g * kGroup + k] = ((float)q * s + least) * scale;
+    }
+  }
+}
+
+float mean_square(const float* x, int size) {
+  Floats squares = {};
+  int i = 0;
+  for (; i + 16 <= size; i += 16) squares += load(x + i) * load(x + i);
+  float rest = 0.0f;
+  for (; i < size; ++i) rest += x[i] * x[i];
+  return (sum(squares) + rest) / (float)size;
+}
+
+void norm(const float* x, const float* weight, float eps, int size, float* out) {
+  const float factor = 1.0f / __builtin_sqrtf(mean_square(x, size) + eps);
+  for (int i = 0; i < size; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+void add(const float* x, const float* weight, float eps, int size, float* stream) {
+  if (!weight) {
+    for (int i = 0; i < size; ++i) stream[i] += x[i];
+    return;
+  }
+  const float factor = 1.0f / __builtin_sqrtf(mean_square(x, size) + eps);
+  for (int i = 0; i < size; ++i) stream[i] += x[i] * factor * weight[i];
+}
+
+void encode_group(const float* x, Rows& rows, int row, int group) {
+  const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
+  if (rows.number == Number::kBf16) {
+    uint16_t* to = (uint16_t*)rows.values + at * kGroup;
+    store_bf16(to, round_bf16(load(x)));
+    store_bf16(to + 16, round_bf16(load(x + 16)));
+    return;
+  }
+  const Floats low = load(x), high = load(x + 16);
+  const float most = largest(maximum(magnitude(low), magnitude(high)));
+  const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+  // Not-a-number counts as zero. The selection also keeps product and rounding apart where they could become one fused
+  // operation, which rounds differently.
+  const Floats first_scaled = select(low == low, low * inverse, Floats{});
+  const Floats second_scaled = select(high == high, high * inverse, Floats{});
+  const Ints a = to_ints(nearest(first_scaled)), b = to_ints(nearest(second_scaled));
+  int8_t* to = (int8_t*)rows.values + at * kGroup;
+  const Bytes first = __builtin_convertvector(a, Bytes), second = __builtin_convertvector(b, Bytes);
+  std::memcpy(to, &first, sizeof first);
+  std::memcpy(to + 16, &second, sizeof second);
+  const int32_t total = sum(a + b);
+  // A row that is not finite must come out not finite: rounding would hide it.
+  const float spoiled = sum(low * 0.0f + high * 0.0f);
+  rows.scales[at] = most / 127.0f + spoiled;
+  rows.sums[at] = rows.scales[at] * (float)total;
+  rows.totals[at] = total;
+}
+
+void encode(const float* x, Rows& rows, int row) {
+  for (int g = 0; g < rows.num_groups; ++g) encode_group(x + g * kGroup, rows, row, g);
+}
+
+void gate(float* first, const float* second, int count, int activation) {
+  for (int i = 0; i < count; i += 16) {
+    const Floats x = load(first + i);
+    Floats bent;
+    if (activation == 0) {
+      bent = x / (1.0f + exponential(-x));
+    } else {
+      const Floats inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+      bent = 0.5f * x * (1.0f + tangent_hyperbolic(inner));
+    }
+    store(first + i, bent * load(second + i));
+  }
+}
+
+void softcap(float* x, int count, float cap) {
+  int i = 0;
+  for (; i + 16 <= count; i += 16) store(x + i, cap * tangent_hyperbolic(load(x + i) / cap));
+  for (; i < count; ++i) {
+    const Floats bent = cap * tangent_hyperbolic(fill(x[i]) / cap);
+    x[i] = bent[0];
+  }
+}
+
+void rotate(float* head, const float* cosine, const float* sine, int rotary_dim) {
+  const int half = rotary_dim / 2;
+  for (int d = 0; d < half; ++d) {
+    const float first = head[d], second = head[d + half];
+    head[d] = first * cosine[d] - second * sine[d];
+    head[d + half] = second * cosine[d] + first * sine[d];
+  }
+}
+
+void place(const Place& p) {
+  const int dim = p.head_dim, units = p.block_size / kTile;
+  for (int head = 0; head < p.num_heads + p.num_kv_heads; ++head) {
+    float* numbers = p.qkv + head * dim;
+    const float* weight = head < p.num_heads ? p.q_norm : p.k_norm;
+    if (weight) norm(numbers, weight, p.eps, dim, numbers);
+    if (p.cosine) rotate(numbers, p.cosine, p.sine, p.rotary_dim);
+  }
+  const int64_t block = p.slot / p.block_size;
+  const int offset = (int)(p.slot % p.block_size), unit = offset / kTile, key = offset % kTile;
+  for (int head = 0; head < p.num_kv_heads; ++head) {
+    const float* k = p.qkv + (p.num_heads + head) * dim;
+    const float* v = k + p.num_kv_heads * dim;
+    const size_t base = (((size_t)block * p.num_kv_heads + head) * units + unit) * kTile * dim;
+    uint16_t* keys = p.keys + base + key * 2;
+    uint16_t* values = p.values + base + (size_t)(key / 2) * dim * 2 + key % 2;
+    for (int d = 0; d < dim; d += 2) {
+      keys[d / 2 * 32] = to_bf16(k[d]);
+      keys[d / 2 * 32 + 1] = to_bf16(k[d + 1]);
+    }
+    for (int d = 0; d < dim; ++d) values[d * 2] = to_bf16(v[d]);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,117 @@
+// The table every instruction set fills in, and the values its functions work on.
+#pragma once
+#include "abi.h"
+
+// No function may be shared between files compiled for different instruction sets.
+#define PENSTOCK_INLINE static inline __attribute__((always_inline))
+
+namespace penstock {
+
+enum class Number : int32_t { kInt8, kBf16 };
+
+// Activations ready to be multiplied, 16 rows a tile; rows past `count` in the last tile mean nothing.
+//
+//   values  [tile][group][16 rows][32 inputs]
+//   int8    input = scale * q; scales, sums (scale * the sum of q) and totals (the sum of q) are [tile][group][16 rows]
+//   bf16    the inputs themselves; no scales
+struct Rows {
+  void* values;
+  float* scales;
+  float* sums;
+  int32_t* totals;
+  int32_t count;
+  int32_t num_groups;
+  Number number;
+
+  __attribute__((always_inline)) int num_tiles() const { return (count + kTile - 1) / kTile; }
+};
+
+constexpr int kMaxTiles = 4;                     // output tiles a product is handed on by
+constexpr int kBlockStride = kMaxTiles * kTile;  // floats between rows of a Block
+
+// Outputs of up to 16 rows and of `num_tiles` output tiles from `first_tile` on.
+struct Block {
+  int row_tile;
+  int num_rows;
+  int first_tile;
+  int num_tiles;
+  float* values;  // [16][kBlockStride]
+};
+
+// Where a product goes. Called once for each tile of rows.
+struct Sink {
+  void (*take)(void* context, const Block& block);
+  void* context;
+};
+
+// Queries of one chunk that share a kv head: rows `first_row` .. `first_row + num_rows` of [queries x heads in the group].
+struct Attend {
+  const float* q;  // [tokens, stride]: the chunk's first query, at the kv head's first query head
+  float* out;      // likewise, [tokens, out_stride]
+  const int32_t* table;
+  const uint16_t* keys;  // the layer's
+  const uint16_t* values;
+  int64_t stride;
+  int64_t out_stride;
+  int32_t kv_head;
+  int32_t num_kv_heads;
+  int32_t heads_per_group;
+  int32_t head_dim;
+  int32_t block_size;
+  int32_t start;  // position of the chunk's first query
+  int32_t first_row;
+  int32_t num_rows;
+  int32_t window;
+  float scale;
+  float softcap;
+};
+
+constexpr int kKeysAtOnce = 256;  // keys between two updates of the running softmax, counted from position 0
+constexpr int kMaxHeadDim = 256;
+
+// One token's keys and queries: normed, rotated; keys and values laid down in the cache.
+struct Place {
+  float* qkv;
+  const float* cosine;  // null for no rotation
+  const float* sine;
+  const float* q_norm;
+  const float* k_norm;
+  uint16_t* keys;
+  uint16_t* values;
+  int64_t slot;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t rotary_dim;
+  int32_t block_size;
+  float eps;
+};
+
+struct Kernels {
+  const char* name;
+  int bf16_from;  // rows from which bf16 products are the faster ones; 0 for never
+  void (*embed)(const Matrix& matrix, int64_t row, float scale, float* out);
+  void (*norm)(const float* x, const float* weight, float eps, int size, float* out);
+  // stream += x (through its own norm, if there is one)
+  void (*add)(const float* x, const float* weight, float eps, int size, float* stream);
+  void (*encode)(const float* x, Rows& rows, int row);
+  // The 32 numbers of one group.
+  void (*encode_group)(const float* x, Rows& rows, int row, int group);
+  void (*gate)(float* gate, const float* up, int count, int activation);
+  void (*softcap)(float* x, int count, float cap);
+  void (*multiply)(const Rows& rows, const Matrix& matrix, int first_tile, int num_tiles, uint8_t* scratch, Sink sink);
+  void (*place)(const Place& place);
+  void (*attend)(const Attend& task, uint8_t* scratch);
+  void (*finish)();  // a thread is done with a step
+};
+
+constexpr int kScratchGroupBytes = kMaxTiles * (1024 + 128);
+constexpr int kAttendScratchBytes =
+    kTile * kKeysAtOnce * 6 + kTile * kMaxHeadDim * 6 + kTile * kMaxHeadDim * 2 + 4096;
+
+PENSTOCK_INLINE int block_bytes(const Matrix& m) { return m.bits == 4 ? 320 : m.has_minimum ? 576 : 544; }
+PENSTOCK_INLINE int num_tiles(const Matrix& m) { return (m.num_rows + kTile - 1) / kTile; }
+
+extern const Kernels kPortable, kAvx2, kAvx512, kAmx;
+
+}  // namespace penstock

@@ -1,0 +1,54 @@
+// The C interface. Functions return 0, or 1 when memory ran out; arguments were checked by the caller.
+#include "dispatch.h"
+#include "step.h"
+
+using namespace penstock;
+
+namespace {
+
+template <typename Function>
+int guarded(Function function) {
+  try {
+    function();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Bumped whenever a struct of abi.h changes.
+int penstock_abi() { return 1; }
+
+void* penstock_open(int num_threads, const char* kernels) {
+  const Kernels* found = find_kernels(kernels);
+  if (!found || num_threads < 1) return nullptr;
+  try {
+    return new Context(num_threads, found);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+void penstock_close(void* context) { delete (Context*)context; }
+
+const char* penstock_kernels(void* context) { return ((Context*)context)->kernels->name; }
+
+int penstock_step(void* context, const Model* model, const Step* step) {
+  return guarded([&] { run_step(*(Context*)context, *model, *step); });
+}
+
+int penstock_product(void* context, const Matrix* matrix, const Product* product) {
+  return guarded([&] { run_product(*(Context*)context, *matrix, *product); });
+}
+
+int penstock_attention(void* context, const Model* model, const Step* step, float* qkv, float* out) {
+  return guarded([&] { run_attention(*(Context*)context, *model, *step, qkv, out); });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

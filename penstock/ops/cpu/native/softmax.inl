@@ -1,0 +1,89 @@
+// The running softmax of attention, for whichever instruction set includes this.
+#include "kernels.h"
+#include "vector.h"
+
+namespace {
+
+using namespace penstock;
+
+// Positions a query may see.
+struct Seen {
+  int begin, end;
+};
+
+PENSTOCK_INLINE int position_of(const Attend& t, int row) { return t.start + (t.first_row + row) / t.heads_per_group; }
+
+PENSTOCK_INLINE Seen seen_by(const Attend& t, int row) {
+  const int position = position_of(t, row);
+  const int begin = t.window > 0 && position >= t.window ? position - t.window + 1 : 0;
+  return Seen{begin, position + 1};
+}
+
+// Turns one row of scores, of keys first .. first + kKeysAtOnce, into weights against the running maximum, which it raises,
+// and returns the factor that brings earlier sums to the new maximum. Keys not seen weigh nothing. `num_keys` is a multiple
+// of 16; weights come as bf16, and what was rounded is what is summed.
+PENSTOCK_INLINE float weigh(const Attend& t, float* scores, uint16_t* weights, int first, int num_keys, Seen seen,
+                            float& most, float& total) {
+  const int low = seen.begin - first, high = seen.end - first;
+  if (low >= num_keys || high <= 0) {
+    for (int i = 0; i < num_keys; ++i) weights[i] = 0;
+    return 1.0f;
+  }
+  const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Floats peak = fill(most);
+  for (int i = 0; i < num_keys; i += 16) {
+    Floats s = load(scores + i) * t.scale;
+    if (t.softcap > 0.0f) s = t.softcap * tangent_hyperbolic(s / t.softcap);
+    const Ints lane = lanes + i;
+    s = select((lane >= low) & (lane < high), s, fill(-__builtin_inff()));
+    peak = maximum(s, peak);
+    store(scores + i, s);
+  }
+  const float raised = largest(peak);
+  const Floats shift = exponential(fill(most - raised));
+  const float factor = most == raised ? 1.0f : shift[0];
+  Floats sums = {};
+  for (int i = 0; i < num_keys; i += 16) {
+    const Floats s = load(scores + i), hidden = fill(-__builtin_inff());
+    const Floats weight = select(s == hidden, Floats{}, exponential(s - raised));
+    const Floats rounded = round_bf16(weight);
+    sums += rounded;
+    store_bf16(weights + i, rounded);
+  }
+  most = raised;
+  total = total * factor + sum(sums);
+  return factor;
+}
+
+// Positions that any of the rows sees.
+PENSTOCK_INLINE Seen span_of(const Attend& t) {
+  const Seen first = seen_by(t, 0), last = seen_by(t, t.num_rows - 1);
+  return Seen{first.begin, last.end};
+}
+
+PENSTOCK_INLINE size_t unit_offset(const Attend& t, int position) {
+  const int units = t.block_size / kTile;
+  const int64_t block = t.table[position / t.block_size];
+  const int unit = position % t.block_size / kTile;
+  return (((size_t)block * t.num_kv_heads + t.kv_head) * units + unit) * kTile * t.head_dim;
+}
+
+// A unit of values whose keys from `count` on were never written by this sequence: whatever stands there is replaced by
+// zero, since zero times not-a-number is not zero.
+PENSTOCK_INLINE const uint16_t* clean_values(const uint16_t* unit, int count, int head_dim, uint16_t* scratch) {
+  if (count >= kTile) return unit;
+  for (int pair = 0; pair < kTile / 2; ++pair)
+    for (int d = 0; d < head_dim; ++d) {
+      const int at = (pair * head_dim + d) * 2;
+      scratch[at] = pair * 2 < count ? unit[at] : 0;
+      scratch[at + 1] = pair * 2 + 1 < count ? unit[at + 1] : 0;
+    }
+  return scratch;
+}
+
+PENSTOCK_INLINE float* head_of(float* base, const Attend& t, int64_t stride, int row) {
+  const int flat = t.first_row + row;
+  return base + (int64_t)(flat / t.heads_per_group) * stride + flat % t.heads_per_group * t.head_dim;
+}
+
+}  // namespace

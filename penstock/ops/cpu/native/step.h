@@ -1,0 +1,21 @@
+#pragma once
+#include "context.h"
+
+namespace penstock {
+
+// out [num_rows, matrix rows] = x [num_rows, matrix columns] times the matrix, transposed.
+struct Product {
+  const float* x;
+  float* out;
+  int32_t num_rows;
+  int32_t number;  // 8 or 16 bits for the rows, 0 for whichever is faster
+  int32_t invariant;
+  float softcap;  // 0 for none
+};
+
+void run_step(Context& context, const Model& model, const Step& step);
+void run_product(Context& context, const Matrix& matrix, const Product& product);
+// The first layer's placing of keys and values and its attention; qkv is written, out is [tokens, heads * head_dim].
+void run_attention(Context& context, const Model& model, const Step& step, float* qkv, float* out);
+
+}  // namespace penstock

@@ -1,0 +1,97 @@
+// Products on AVX-512 with 8-bit dot products, for the files that are compiled for it.
+#include <immintrin.h>
+
+#include "elementwise.inl"
+
+namespace {
+
+PENSTOCK_INLINE __m512 load_halves(const uint16_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+}
+
+PENSTOCK_INLINE void prefetch(const uint8_t* from, int bytes) {
+  for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)from + i, _MM_HINT_T0);
+}
+
+// The eight lines of a block as unsigned bytes; 8-bit values are raised by 128.
+template <int kBits>
+PENSTOCK_INLINE void unpack_lines(const uint8_t* block, __m512i lines[8]) {
+  if (kBits == 8) {
+    for (int i = 0; i < 8; ++i)
+      lines[i] = _mm512_xor_si512(_mm512_loadu_si512(block + i * 64), _mm512_set1_epi8((char)0x80));
+  } else {
+    const __m512i low = _mm512_set1_epi8(15);
+    for (int i = 0; i < 4; ++i) {
+      const __m512i both = _mm512_loadu_si512(block + i * 64);
+      lines[i] = _mm512_and_si512(both, low);
+      lines[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+    }
+  }
+}
+
+template <int kBits, bool kHasMinimum, int kRows>
+PENSTOCK_INLINE void multiply_rows(const Rows& x, const uint8_t* block, int row_tile, int lane, float* out) {
+  constexpr int kBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
+  constexpr int kAhead = kBytes * (kBits == 4 ? 8 : 5);
+  __m512 sums[kRows];
+  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
+  size_t at = (size_t)row_tile * x.num_groups * kTile + lane;
+  for (int g = 0; g < x.num_groups; ++g, block += kBytes, at += kTile) {
+    __m512i lines[8];
+    unpack_lines<kBits>(block, lines);
+    prefetch(block + kAhead, kBytes);
+    const uint16_t* scales = (const uint16_t*)(block + (kBits == 4 ? 256 : 512));
+    const __m512 scale = load_halves(scales);
+    const __m512 least = kHasMinimum ? load_halves(scales + kTile) : scale;
+    const int8_t* q = (const int8_t*)x.values + at * kGroup;
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      __m512i even = _mm512_setzero_si512(), odd = even;
+      if (kBits == 8) even = _mm512_set1_epi32(x.totals[at + r] * -128);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        int32_t first, second;
+        std::memcpy(&first, q + r * kGroup + i * 4, 4);
+        std::memcpy(&second, q + r * kGroup + 16 + i * 4, 4);
+        even = _mm512_dpbusd_epi32(even, lines[i], _mm512_set1_epi32(first));
+        odd = _mm512_dpbusd_epi32(odd, lines[i + 4], _mm512_set1_epi32(second));
+      }
+      const __m512 dots = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
+      sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(dots, _mm512_set1_ps(x.scales[at + r])), scale, sums[r]);
+      if (kHasMinimum) sums[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(x.sums[at + r]), sums[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(out + r * kBlockStride, sums[r]);
+}
+
+// Up to 16 rows of one output tile.
+template <int kBits, bool kHasMinimum>
+void multiply_tile(const Rows& x, const uint8_t* block, int row_tile, int num_rows, float* out) {
+  int lane = 0;
+  for (; lane + 8 <= num_rows; lane += 8)
+    multiply_rows<kBits, kHasMinimum, 8>(x, block, row_tile, lane, out + lane * kBlockStride);
+  if (num_rows - lane >= 4) {
+    multiply_rows<kBits, kHasMinimum, 4>(x, block, row_tile, lane, out + lane * kBlockStride);
+    lane += 4;
+  }
+  if (num_rows - lane >= 2) {
+    multiply_rows<kBits, kHasMinimum, 2>(x, block, row_tile, lane, out + lane * kBlockStride);
+    lane += 2;
+  }
+  if (num_rows > lane) multiply_rows<kBits, kHasMinimum, 1>(x, block, row_tile, lane, out + lane * kBlockStride);
+}
+
+void multiply_vnni(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t*, Sink sink) {
+  alignas(64) float values[kTile * kBlockStride];
+  const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m);
+  const auto tile_of = m.bits == 4 ? multiply_tile<4, true>
+                       : m.has_minimum ? multiply_tile<8, true> : multiply_tile<8, false>;
+  for (int row_tile = 0; row_tile < x.num_tiles(); ++row_tile) {
+    const int left = x.count - row_tile * kTile, num_rows = left < kTile ? left : kTile;
+    for (int tile = 0; tile < num_tiles; ++tile)
+      tile_of(x, m.data + (first_tile + tile) * tile_bytes, row_tile, num_rows, values + tile * kTile);
+    sink.take(sink.context, Block{row_tile, num_rows, first_tile, num_tiles, values});
+  }
+}
+
+}  // namespace

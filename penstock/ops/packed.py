@@ -1,0 +1,176 @@
+"""Packed weight matrices: the few layouts every quantized format is brought to when it is loaded.
+
+A matrix [rows, columns] is cut into groups of 32 inputs of a row; a number is scale * q + minimum, with a scale and perhaps a
+minimum of its own for each group, both in half precision. `Grouped` holds that row by row; `W4` and `W8` hold the same
+numbers in the order kernels read them:
+
+    for each run of 16 rows, for each group:  values | 16 scales | 16 minimums
+    values, as bytes  [8 lines][16 rows][4 inputs]   of W4: [4 lines], low half line j, high half line j + 4
+
+Knows no file format.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+TILE = 16
+SCALES_BYTES = TILE * 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouped:
+    """Rows in groups. 4-bit values are bytes [rows, groups, 16], input k low and input k + 16 high; others [.., 32], signed."""
+
+    values: Tensor
+    scales: Tensor
+    minimums: Tensor | None
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.values.dtype == torch.uint8 else 8
+
+    @property
+    def num_rows(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        return self.values.shape[1] * GROUP
+
+    def take(self, rows: Tensor | slice) -> "Grouped":
+        minimums = None if self.minimums is None else self.minimums[rows]
+        return Grouped(self.values[rows], self.scales[rows], minimums)
+
+    def widened(self) -> "Grouped":
+        """The same numbers with 8-bit values."""
+        return self if self.bits == 8 else Grouped(_integers(self.values), self.scales, self.minimums)
+
+    def dequantize(self) -> Tensor:
+        """[rows, columns] in float32."""
+        values = self.widened().values.float() * self.scales.float().unsqueeze(-1)
+        if self.minimums is not None:
+            values += self.minimums.float().unsqueeze(-1)
+        return values.flatten(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class W4:
+    """4-bit values 0 .. 15, with minimums."""
+
+    data: Tensor
+    num_rows: int
+    num_columns: int
+
+    bits = 4
+    has_minimum = True
+    block_bytes = 256 + 2 * SCALES_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class W8:
+    """8-bit values -128 .. 127; minimums where the format has them."""
+
+    data: Tensor
+    num_rows: int
+    num_columns: int
+    has_minimum: bool
+
+    bits = 8
+
+    @property
+    def block_bytes(self) -> int:
+        return 512 + SCALES_BYTES * (1 + self.has_minimum)
+
+
+Packed: TypeAlias = W4 | W8
+
+
+def join_rows(parts: Sequence[Grouped]) -> Grouped:
+    """One matrix of all rows; parts of different layouts are brought to the wider one."""
+    if any(part.bits == 8 for part in parts):
+        parts = [part.widened() for part in parts]
+    minimums = None
+    if any(part.minimums is not None for part in parts):
+        minimums = torch.cat([torch.zeros_like(p.scales) if p.minimums is None else p.minimums for p in parts])
+    return Grouped(torch.cat([p.values for p in parts]), torch.cat([p.scales for p in parts]), minimums)
+
+
+def quantize(weight: Tensor) -> Grouped:
+    """8-bit values nearest to float numbers [rows, columns]; the error is at most 1/254 of a group's largest magnitude."""
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    scales = (groups.abs().amax(-1) / 127.0).half()
+    inverse = torch.where(scales > 0, 1.0 / scales.float(), 0.0)
+    values = (groups * inverse.unsqueeze(-1)).round().clamp(-127, 127)
+    return Grouped(values.to(torch.int8), scales, None)
+
+
+def pack(matrix: Grouped) -> Packed:
+    """Rows are filled up with zeros to whole tiles."""
+    num_tiles = -(-matrix.num_rows // TILE)
+    has_minimum = matrix.bits == 4 or matrix.minimums is not None
+    num_groups, lines = matrix.values.shape[1], matrix.values.shape[2] // 4
+    block_bytes = lines * TILE * 4 + SCALES_BYTES * (1 + has_minimum)
+    data = torch.zeros((num_tiles, num_groups, block_bytes), dtype=torch.uint8)
+    values = _padded(matrix.values.view(torch.uint8), num_tiles).view(num_tiles, TILE, num_groups, lines, 4)
+    split = lines * TILE * 4
+    data[:, :, :split].view(num_tiles, num_groups, lines, TILE, 4).copy_(values.permute(0, 2, 3, 1, 4))
+    data[:, :, split : split + SCALES_BYTES] = _tiled(matrix.scales, num_tiles)
+    if matrix.minimums is not None:
+        data[:, :, split + SCALES_BYTES :] = _tiled(matrix.minimums, num_tiles)
+    if matrix.bits == 4:
+        return W4(data.flatten(), matrix.num_rows, matrix.num_columns)
+    return W8(data.flatten(), matrix.num_rows, matrix.num_columns, has_minimum)
+
+
+def unpack(packed: Packed) -> Grouped:
+    num_groups = packed.num_columns // GROUP
+    data = packed.data.view(-1, num_groups, packed.block_bytes)
+    split = packed.block_bytes - SCALES_BYTES * (1 + packed.has_minimum)
+    lines = split // (TILE * 4)
+    values = data[:, :, :split].reshape(-1, num_groups, lines, TILE, 4).permute(0, 3, 1, 2, 4)
+    rows = values.reshape(-1, num_groups, lines * 4)[: packed.num_rows].contiguous()
+
+    def numbers(start: int) -> Tensor:
+        tiled = data[:, :, start : start + SCALES_BYTES].contiguous().view(torch.float16)
+        return tiled.transpose(1, 2).reshape(-1, num_groups)[: packed.num_rows]
+
+    minimums = numbers(split + SCALES_BYTES) if packed.has_minimum else None
+    return Grouped(rows if packed.bits == 4 else rows.view(torch.int8), numbers(split), minimums)
+
+
+def multiply(x: Tensor, packed: Packed) -> Tensor:
+    """The definition of a product with a packed matrix: x [rows, columns] in float32 -> [rows, matrix rows].
+
+    Each group of a row of x is rounded to 8-bit whole numbers of its own scale, and the products of whole numbers are exact.
+    """
+    matrix = unpack(packed).widened()
+    groups = x.float().unflatten(1, (-1, GROUP))
+    most = groups.abs().amax(-1)
+    inverse = torch.where(most > 0, 127.0 / most, 0.0)
+    rounded = (groups * inverse.unsqueeze(-1)).round().double()
+    scales = (most / 127.0).double()
+    dots = torch.einsum("mgk,ngk->mng", rounded, matrix.values.double())
+    result = torch.einsum("mng,mg,ng->mn", dots, scales, matrix.scales.double())
+    if matrix.minimums is not None:
+        result += torch.einsum("mg,ng->mn", rounded.sum(-1) * scales, matrix.minimums.double())
+    return result.float()
+
+
+def _integers(halves: Tensor) -> Tensor:
+    return torch.cat((halves & 15, halves >> 4), dim=-1).view(torch.int8)
+
+
+def _padded(rows: Tensor, num_tiles: int) -> Tensor:
+    missing = num_tiles * TILE - len(rows)
+    return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:])))) if missing else rows
+
+
+def _tiled(numbers: Tensor, num_tiles: int) -> Tensor:
+    """Half-precision numbers [rows, groups] as bytes [tiles, groups, 2 * TILE]."""
+    tiles = _padded(numbers, num_tiles).view(num_tiles, TILE, -1)
+    return tiles.transpose(1, 2).contiguous().view(torch.uint8)

@@ -1,0 +1,180 @@
+"""Dense decoders of quantized files on a CPU: packed weights and one native call a step.
+
+`NativeDecoder` stands where a `layers.Decoder` stands. It keeps the KV cache in bf16, in an order of its own within a block
+(see `ops/cpu/native/abi.h`), so a cache it has written is read by it alone.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError
+from penstock.formats.checkpoint import Checkpoint
+from penstock.layers.step import Step
+from penstock.models import weights as recipes
+from penstock.models.spec import GQA, Activation, GatedMLP, ModelSpec, Rope
+from penstock.ops.cpu import library as native
+from penstock.ops.cpu.library import Library
+from penstock.ops.layout import LayerCache
+from penstock.ops.packed import GROUP, TILE, Packed
+
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeights:
+    """By our parameter names. `gate_up` has runs of 32 gate rows, then the same 32 up rows."""
+
+    matrices: dict[str, Packed]
+    vectors: dict[str, Tensor]
+
+
+def native_obstacle(spec: ModelSpec) -> str | None:
+    """What of a model the native step cannot compute; None if it can all."""
+    layer = spec.layers[0]
+    attention, mlp = layer.attention, layer.mlp
+    if not spec.generates or spec.learned_positions or spec.token_types or spec.embedding_norm:
+        return "it is no plain decoder"
+    if spec.norm.kind != "rms" or layer.norms not in ("pre", "sandwich"):
+        return "its norms"
+    if not isinstance(mlp, GatedMLP) or mlp.activation not in ACTIVATIONS:
+        return "its feed-forward sublayer"
+    if attention.sinks or attention.qk_norm == "full" or not attention.causal:
+        return "its attention"
+    if attention.head_dim % GROUP or attention.head_dim > MAX_HEAD_DIM:
+        return f"heads of {attention.head_dim} numbers"
+    if spec.hidden_size % GROUP or mlp.width % GROUP:
+        return "sizes that are not whole groups"
+    if len({_shape(each.attention) for each in spec.layers}) > 1 or len({each.norms for each in spec.layers}) > 1:
+        return "layers of different shapes"
+    return None if len({each.mlp for each in spec.layers}) == 1 else "layers of different shapes"
+
+
+def _shape(attention: GQA) -> tuple[object, ...]:
+    rotary_dim = None if attention.rope is None else attention.rope.dim
+    return attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.qk_norm, rotary_dim
+
+
+class NativeDecoder:
+    cache_dtype = torch.bfloat16
+    device = torch.device("cpu")
+
+    def __init__(self, spec: ModelSpec, weights: NativeWeights, library: Library, is_invariant: bool = False) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._library = library
+        self._is_invariant = is_invariant
+        self._ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers if layer.attention.rope))
+        self._first_with = [_first_with(rope, spec) for rope in self._ropes]
+        self._layers = (native.Layer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
+        self._model = self._describe()
+        self._caches: Sequence[LayerCache] | None = None
+
+    def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
+        """Final hidden states [tokens, hidden], in float32."""
+        if step.caches is not self._caches:
+            self._bind(step.caches)
+        layout = step.layout
+        hidden = torch.empty((len(token_ids), self.spec.hidden_size))
+        if layout.block_tables.stride(1) != 1:
+            raise EngineError("block tables must be stored row by row")
+        # The names keep these alive for as long as the call reads them.
+        slots, starts, contexts = layout.slots, layout.query_starts, layout.context_lengths
+        angles = [step.angles[first] for first in self._first_with]
+        cosines, sines = (_pointers([each[i] for each in angles if each is not None]) for i in range(2))
+        self._library.step(
+            self._model,
+            native.Step(
+                token_ids.data_ptr(),
+                slots.data_ptr(),
+                layout.block_tables.data_ptr(),
+                starts.data_ptr(),
+                contexts.data_ptr(),
+                cosines,
+                sines,
+                hidden.data_ptr(),
+                len(token_ids),
+                len(contexts),
+                layout.block_tables.stride(0),
+            ),
+        )
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 scores over the vocabulary for some hidden states."""
+        softcap = self.spec.logit_softcap or 0.0
+        return self._library.multiply(
+            hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap
+        )
+
+    def _bind(self, caches: Sequence[LayerCache]) -> None:
+        for layer, cache in zip(self._layers, caches, strict=True):
+            if cache.block_size % TILE or cache.keys.dtype != self.cache_dtype or not cache.keys.is_contiguous():
+                raise EngineError(f"the native step needs a bf16 cache in blocks of a multiple of {TILE} tokens")
+            layer.keys, layer.values = cache.keys.data_ptr(), cache.values.data_ptr()
+        self._model.block_size = caches[0].block_size
+        self._caches = caches
+
+    def _matrix(self, name: str) -> native.Matrix:
+        return native.matrix_of(self._weights.matrices[f"{name}.weight"], self._weights.vectors.get(f"{name}.bias"))
+
+    def _vector(self, name: str) -> int | None:
+        vector = self._weights.vectors.get(name)
+        return None if vector is None else vector.data_ptr()
+
+    def _layer(self, number: int) -> native.Layer:
+        attention, at = self.spec.layers[number].attention, f"layers.{number}."
+        return native.Layer(
+            *(self._matrix(at + name) for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+            *(self._vector(f"{at}{name}.weight") for name in NORMS),
+            rotation=self._ropes.index(attention.rope) if attention.rope else -1,
+            window=attention.window or 0,
+            scale=attention.scale,
+            softcap=attention.logit_softcap or 0.0,
+        )
+
+    def _describe(self) -> native.Model:
+        spec, layer = self.spec, self.spec.layers[0]
+        attention, mlp = layer.attention, layer.mlp
+        if not isinstance(mlp, GatedMLP):
+            raise EngineError("the native step computes gated feed-forward sublayers only")
+        return native.Model(
+            layers=self._layers,
+            norm=self._vector("norm.weight"),
+            embedding=self._matrix("embedding"),
+            output=self._matrix("embedding" if spec.tied_embedding else "output"),
+            num_layers=spec.num_layers,
+            hidden_size=spec.hidden_size,
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            rotary_dim=attention.rope.dim if attention.rope else 0,
+            mlp_width=mlp.width,
+            activation=ACTIVATIONS[mlp.activation],
+            invariant=self._is_invariant,
+            eps=spec.norm.eps,
+            embedding_scale=spec.embedding_scale,
+        )
+
+
+NORMS = (
+    "attention_norm",
+    "attention_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "attention.q_norm",
+    "attention.k_norm",
+)
+"""In the order of the native layer's fields."""
+
+
+def _first_with(rope: Rope, spec: ModelSpec) -> int:
+    return next(number for number, layer in enumerate(spec.layers) if layer.attention.rope == rope)
+
+
+def _pointers(tensors: list[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

@@ -1,0 +1,56 @@
+"""Fills a native decoder from a quantized checkpoint: matrices stay quantized, vectors become float32."""
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ModelFileError
+from penstock.formats.checkpoint import Checkpoint
+from penstock.models import weights as recipes
+from penstock.models.spec import GatedMLP, ModelSpec
+from penstock.ops.cpu.library import open_library
+from penstock.ops.packed import GROUP, Grouped, pack
+from penstock.runtime.grouping import UNQUANTIZED, group_recipe
+from penstock.runtime.native import NativeDecoder, NativeWeights, native_obstacle
+from penstock.runtime.recipe import Leaves, open_recipe
+
+
+def load_native(
+    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int
+) -> NativeDecoder | None:
+    """None where the library, the model or the file does not lend itself to it: the torch decoder serves all."""
+    library = open_library(num_threads)
+    if library is None or native_obstacle(spec) is not None or not _is_quantized(recipes, checkpoint):
+        return None
+    matrices, vectors = {}, {}
+    for name, recipe in recipes.items():
+        leaves = Leaves()
+        if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
+            matrices[name] = pack(_ordered(name, group_recipe(recipe, checkpoint, leaves), spec))
+        else:
+            vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
+        leaves.check()
+    return NativeDecoder(spec, NativeWeights(matrices, vectors), library)
+
+
+def _is_quantized(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
+    leaves = Leaves()
+    open_recipe(recipes["layers.0.mlp.down.weight"], checkpoint, leaves)
+    return all(raw.dtype not in UNQUANTIZED for raw in leaves.reached.values())
+
+
+def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves, spec: ModelSpec) -> Tensor:
+    source = open_recipe(recipe, checkpoint, leaves)
+    values = source.read(0, source.shape[0]).float().contiguous()
+    return values[_gate_order(spec)] if name.endswith("gate_up.bias") else values
+
+
+def _ordered(name: str, matrix: Grouped, spec: ModelSpec) -> Grouped:
+    return matrix.take(_gate_order(spec)) if name.endswith("gate_up.weight") else matrix
+
+
+def _gate_order(spec: ModelSpec) -> Tensor:
+    """32 gate rows, the 32 up rows they gate, and so on."""
+    mlp = spec.layers[0].mlp
+    if not isinstance(mlp, GatedMLP):
+        raise ModelFileError(f"architecture {spec.architecture} has no gated feed-forward sublayer")
+    return torch.arange(2 * mlp.width).view(2, -1, GROUP).transpose(0, 1).flatten()
