@@ -5,7 +5,7 @@ those that rank after it, so the first of all is never pushed out and everybody 
 """
 
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from penstock.core.sequence import Sequence
@@ -42,7 +42,9 @@ class Order(Protocol):
 
 
 class Queue:
-    """A heap by rank. Removal leaves a gap that is skipped later, so every command costs at most O(log n)."""
+    """A heap by rank. Removal leaves a gap that is skipped later, or closed when gaps prevail: O(log n) on average."""
+
+    MAX_GAPS = 64
 
     def __init__(self, rank: Callable[[Sequence], Rank], tier: Callable[[Sequence], float] = lambda _: 0.0) -> None:
         self.rank = rank
@@ -70,6 +72,9 @@ class Queue:
 
     def remove(self, sequence: Sequence) -> None:
         del self._waiting[sequence]
+        if len(self._heap) > 2 * len(self._waiting) + self.MAX_GAPS:
+            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
+            heapify(self._heap)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         pass
@@ -102,7 +107,7 @@ class FairQueue:
     """The tenant that was served least goes first; inside a tenant, first come first served.
 
     Service is counted in tokens. A tenant that was away resumes at the present level: absence earns no credit. Levels only
-    rise, so a stale heap entry is always too small and is corrected when it surfaces.
+    rise, so a stale heap entry is always too small and is corrected when it surfaces. A tenant has at most one entry.
     """
 
     MAX_IDLE_TENANTS = 4096
@@ -111,6 +116,8 @@ class FairQueue:
         self._queues: dict[str, Queue] = {}
         self._levels: dict[str, int] = {}
         self._heap: list[tuple[int, int, str]] = []
+        self._listed: set[str] = set()
+        """Tenants with an entry in the heap; some of them no longer wait."""
         self._present = 0
         """Level of the tenant admitted last."""
         self._num_waiting = 0
@@ -126,7 +133,9 @@ class FairQueue:
         if queue is None:
             queue = self._queues[tenant] = Queue(by_arrival)
             self._levels[tenant] = max(self._levels.get(tenant, 0), self._present)
-            heappush(self._heap, (self._levels[tenant], sequence.number, tenant))
+            if tenant not in self._listed:
+                self._listed.add(tenant)
+                heappush(self._heap, (self._levels[tenant], sequence.number, tenant))
         queue.push(sequence)
         self._num_waiting += 1
 
@@ -168,6 +177,7 @@ class FairQueue:
             level, number, tenant = heap[0]
             if tenant not in self._queues:
                 heappop(heap)
+                self._listed.discard(tenant)
             elif level < self._levels[tenant]:
                 heappop(heap)
                 heappush(heap, (self._levels[tenant], number, tenant))
@@ -180,9 +190,13 @@ class FairQueue:
         if not self._queues[tenant]:
             del self._queues[tenant]
         if len(self._levels) > self.MAX_IDLE_TENANTS + len(self._queues):
-            self._levels = {
-                name: level for name, level in self._levels.items() if name in self._queues or level > self._present
-            }
+            self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        """Of the tenants that do not wait keep the half that was served most: forgetting the others gives least away."""
+        idle = sorted((name for name in self._levels if name not in self._queues), key=self.level)
+        for name in idle[: len(idle) - self.MAX_IDLE_TENANTS // 2]:
+            del self._levels[name]
 
 
 ORDERS: dict[str, Callable[[], Order]] = {

@@ -9,7 +9,7 @@ There is no prefill phase and no decode phase. A sequence has positions whose KV
 them, and a step is filled with chunks up to one token budget, those of length one first.
 """
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from penstock.core.batch import (
@@ -25,7 +25,7 @@ from penstock.core.batch import (
     StepOutput,
 )
 from penstock.core.batching import CONTINUOUS, Batching
-from penstock.core.blocks import NO_MATCH, BlockPool
+from penstock.core.blocks import BlockPool, Match
 from penstock.core.limits import Limits
 from penstock.core.order import Order, Queue, by_arrival
 from penstock.core.request import Request
@@ -34,6 +34,8 @@ from penstock.errors import CapacityError, RequestError
 
 MISSED_DEADLINE = Finish(FinishReason.ERROR, "the deadline passed before the answer was complete", Fault.DEADLINE)
 CANCELLED = Finish(FinishReason.CANCELLED)
+WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
+MAX_IDLE_DEADLINES = 64
 
 
 class Load(NamedTuple):
@@ -133,6 +135,7 @@ class Scheduler:
         self._requests[request.request_id] = choices
         if request.deadline_s is not None:
             heappush(self._deadlines, (request.deadline_s, request.request_id))
+            self._forget_deadlines()
         first, *others = choices
         self._wait(first)
         if self._batching.joins:
@@ -322,7 +325,7 @@ class Scheduler:
             plan.copies.extend(fork.copies)
             sequence.prefix = PrefixHit(fork.num_tokens, "", self._now)
             return fork.num_tokens
-        match = NO_MATCH if sequence.wants_prompt_logprobs else self.pool.match(sequence)
+        match = WHOLE_PROMPT if sequence.wants_prompt_logprobs else self.pool.match(sequence)
         num_tokens = sequence.limit - 1 if is_whole else len(sequence.tokens)
         if not self.pool.reserve(sequence, num_tokens, match, spare):
             return None
@@ -453,6 +456,12 @@ class Scheduler:
         if all(choice.finish for choice in self._requests[request_id]):
             del self._requests[request_id]
         return self._delta(sequence, token_ids, finish, logprobs, prompt_logprobs)
+
+    def _forget_deadlines(self) -> None:
+        """Drop those of requests that have ended, once they are most of the heap."""
+        if len(self._deadlines) > 2 * len(self._requests) + MAX_IDLE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._requests]
+            heapify(self._deadlines)
 
     def _end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
         """End every choice of a request, or one, that has not ended yet."""

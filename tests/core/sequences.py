@@ -1,0 +1,26 @@
+"""Sequences made by hand, for tests below the scheduler."""
+
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+
+from penstock.core.blocks import BlockPool
+from penstock.core.sequence import Sequence
+from tests.engine.answers import make_request
+
+_numbers = count(1)
+
+
+def make_sequence(
+    prompt: Iterable[int] = (1,), *, choice: int = 0, number: int | None = None, **wishes: Any
+) -> Sequence:
+    number = next(_numbers) if number is None else number
+    return Sequence(make_request(number, prompt, **wishes), choice, number, 1000)
+
+
+def compute(pool: BlockPool, sequence: Sequence) -> Sequence:
+    """Reserve and publish all of a sequence's tokens, starting from what is cached of them."""
+    assert pool.reserve(sequence, len(sequence.tokens), pool.match(sequence))
+    sequence.num_computed = len(sequence.tokens)
+    pool.publish(sequence)
+    return sequence
