@@ -34,7 +34,7 @@ class Attention(nn.Module):
             attended = attention(q, cache, step.layout, self.spec, self.sinks)
         else:
             q, k, v = split_heads(qkv, self.spec, norms, angles)
-            attended = encoder_attention(q, k, v, step.layout.lengths, self.spec)
+            attended = encoder_attention(q, k, v, step.layout, self.spec)
         return self.out(attended.flatten(1))  # type: ignore[no-any-return]
 
     def _head_norms(self) -> HeadNorms | None:

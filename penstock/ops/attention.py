@@ -57,17 +57,17 @@ def attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sinks: Te
 def _encoder_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(7)
     for dtype in (torch.float32, torch.float16):
-        for lengths in ([1], [5, 12, 3], [31, 31, 31]):
+        for lengths in ([1], [5, 12, 3, 6, 5], [31, 31, 31]):
             spec = GQA(4, 2, 16, None, 0.25, causal=False)
             tokens = sum(lengths)
             heads = torch.randn((tokens, 8, 16), generator=generator, device=device).to(dtype)
-            yield *torch.split(heads, [4, 2, 2], dim=1), lengths, spec
+            yield *torch.split(heads, [4, 2, 2], dim=1), example_layout(lengths, lengths, 8, 40, generator), spec
 
 
 @operation(_encoder_examples)
-def encoder_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], spec: GQA) -> Tensor:
-    """Texts of the given lengths, flattened one after another; every token sees every token of its own text."""
-    texts = zip(*(torch.split(part, lengths) for part in (q, k, v)))
+def encoder_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, spec: GQA) -> Tensor:
+    """Whole texts, no cache: every token sees every token of its own text."""
+    texts = zip(*(torch.split(part, layout.lengths) for part in (q, k, v)))
     return torch.cat([attend(queries, keys, values, None, spec, None) for queries, keys, values in texts])
 
 

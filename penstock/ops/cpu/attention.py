@@ -97,13 +97,41 @@ def grouped_attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, s
 
 
 @encoder_attention.kernel("cpu")
-def encoder_attention_by_text(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], spec: GQA) -> Tensor:
-    outputs = []
-    for text in zip(*(torch.split(part, lengths) for part in (q, k, v))):
-        queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in text)
-        attended = functional.scaled_dot_product_attention(queries, keys, values, scale=spec.scale, enable_gqa=True)
-        outputs.append(attended.squeeze(0).transpose(0, 1))
-    return torch.cat(outputs)
+def padded_encoder_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, spec: GQA) -> Tensor:
+    plan = layout.derived.get("cpu encoder attention")
+    if plan is None:
+        plan = layout.derived["cpu encoder attention"] = [_pad(texts, layout) for texts in _alike_texts(layout)]
+    output = torch.empty_like(q)
+    for group in plan:
+        parts = (part.index_select(0, group.slots).view(-1, group.num_keys, *part.shape[1:]) for part in (q, k, v))
+        queries, keys, values = (part.transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=group.hidden, scale=spec.scale, enable_gqa=True
+        )
+        # Padding stands on a text's first token, query and all, so it writes what that token writes.
+        output.index_copy_(0, group.slots, attended.transpose(1, 2).flatten(0, 1))
+    return output
+
+
+def _alike_texts(layout: Layout) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for text in sorted(range(len(layout.lengths)), key=layout.lengths.__getitem__):
+        if groups and layout.lengths[text] <= layout.lengths[groups[-1][0]] * MAX_PADDING + 2:
+            groups[-1].append(text)
+        else:
+            groups.append([text])
+    return groups
+
+
+def _pad(texts: list[int], layout: Layout) -> Group:
+    lengths = torch.tensor([layout.lengths[text] for text in texts])
+    begins = layout.query_starts.index_select(0, torch.tensor(texts)).long()
+    most = int(lengths.max())
+    column = torch.arange(most)[None, :]
+    is_token = column < lengths[:, None]
+    tokens = (begins[:, None] + torch.where(is_token, column, 0)).flatten()
+    hidden = None if bool(is_token.all()) else torch.zeros(is_token.shape).masked_fill_(~is_token, -torch.inf)
+    return Group(tokens, most, tokens, most, None if hidden is None else hidden[:, None, None])
 
 
 def _attend_group(q: Tensor, keys: Tensor, values: Tensor, group: Group, spec: GQA, sinks: Tensor | None) -> Tensor:
