@@ -2,16 +2,16 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from penstock.models import gguf_names, hf_names
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
+from penstock.models.pooling import Pooling, pooling_from_gguf
 from penstock.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, Shape, activation, shape_from_config
 from penstock.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
 from penstock.models.weights import Recipe, Recipes, Rows, Tensor
 
-Pooling = Literal["mean", "cls"]
 _MATRICES = {"attention.out": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense"}
 _NORMS = {"attention_norm": "attention.output.LayerNorm", "mlp_norm": "output.LayerNorm"}
 
@@ -26,17 +26,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields.whole("max_position_embeddings", 1, MAX_POSITIONS)
     token_types = fields.whole("type_vocab_size", 0, MAX_TOKEN_TYPES, 2)
     return _spec(shape, activation(fields, default="gelu"), token_types, "mean")
-
-
-def pooling_from_config(config: Mapping[str, Any]) -> Pooling:
-    """From the `1_Pooling/config.json` that sentence-transformers keeps beside an encoder."""
-    fields = Fields(config, "1_Pooling/config.json")
-    for name in ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"):
-        fields.expect(f"pooling_mode_{name}", False)
-    is_cls = fields.flag("pooling_mode_cls_token", False)
-    if is_cls == fields.flag("pooling_mode_mean_tokens", not is_cls):
-        raise fields.wrong("pooling_mode_mean_tokens", "the opposite of pooling_mode_cls_token")
-    return "cls" if is_cls else "mean"
 
 
 def _spec(shape: Shape, activation: Activation, token_types: int, pooling: Pooling) -> ModelSpec:
@@ -84,9 +73,8 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     fields = head.fields
     fields.expect("attention.causal", False)
     fields.whole("context_length", 1, MAX_POSITIONS)
-    pooling: Pooling = "cls" if fields.whole("pooling_type", 1, 2, 1) == 2 else "mean"
     token_types = head.general.whole("tokenizer.ggml.token_type_count", 1, MAX_TOKEN_TYPES, 2)
-    return _spec(shape, "gelu", token_types if "token_types.weight" in head.names else 0, pooling)
+    return _spec(shape, "gelu", token_types if "token_types.weight" in head.names else 0, pooling_from_gguf(fields))
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

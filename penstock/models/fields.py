@@ -97,7 +97,8 @@ class Fields:
 
     def section(self, name: str) -> "Fields":
         """The fields nested under a name; none if it is absent."""
-        return Fields(self._get(name) or {}, self.source, path=self._full(name))
+        value = self._get(name)
+        return Fields({} if value is None else value, self.source, path=self._full(name))
 
     def wrong(self, name: str, wanted: str) -> ModelFileError:
         value = self._get(name)

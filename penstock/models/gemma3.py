@@ -9,7 +9,7 @@ from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.positions import rope_from_config, rope_from_section
 from penstock.models.shape import MAX_LAYERS, Shape, activation, shape_from_config, sliding_layers, sliding_window
-from penstock.models.spec import GatedMLP, Layer, ModelSpec, Rope
+from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Rope
 from penstock.models.weights import Recipes
 
 # Published configs that hold a vision part state only where their text part departs from these.
@@ -41,21 +41,22 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     mlp = GatedMLP(shape.width, activation(fields, "hidden_activation", "gelu_pytorch_tanh"))
     every = fields.whole("sliding_window_pattern", 1, MAX_LAYERS, 6)
     whole, local = _ropes(fields, shape)
-    window = sliding_window(fields, default=4096)
-    layers = [
-        Layer(
-            replace(attention, rope=local, window=window) if sliding else replace(attention, rope=whole),
-            mlp,
-            "sandwich",
-        )
-        for sliding in sliding_layers(fields, shape.num_layers, lambda index: (index + 1) % every != 0)
-    ]
+    layers = _layers(
+        replace(attention, rope=whole),
+        replace(attention, rope=local, window=sliding_window(fields, default=4096)),
+        mlp,
+        sliding_layers(fields, shape.num_layers, lambda index: (index + 1) % every != 0),
+    )
     return replace(
         shape.model("gemma3", layers, tied=outer.flag("tie_word_embeddings", True)),
         max_context=shape.context,
         embedding_scale=shape.hidden_size**0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping", 1e-6, 1e9),
     )
+
+
+def _layers(whole: GQA, local: GQA, mlp: GatedMLP, is_local: tuple[bool, ...]) -> list[Layer]:
+    return [Layer(local if here else whole, mlp, "sandwich") for here in is_local]
 
 
 def _ropes(fields: Fields, shape: Shape) -> tuple[Rope, Rope]:
@@ -83,16 +84,13 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     attention = replace(shape.attention(None), scale=scale, qk_norm="head")
     whole = head.rope(shape)
     local = Rope(whole.dim, fields.number("rope.freq_base_swa", 2.0, 1e12, LOCAL_THETA))
-    mlp = head.gated_mlp(shape, "gelu_tanh")
     window = head.window()
-    layers = [
-        Layer(
-            replace(attention, rope=local, window=window) if sliding and window else replace(attention, rope=whole),
-            mlp,
-            "sandwich",
-        )
-        for sliding in head.sliding_layers(shape.num_layers, every=6)
-    ]
+    layers = _layers(
+        replace(attention, rope=whole),
+        replace(attention, rope=local, window=window) if window else replace(attention, rope=whole),
+        head.gated_mlp(shape, "gelu_tanh"),
+        head.sliding_layers(shape.num_layers, every=6),
+    )
     return replace(
         shape.model("gemma3", layers, tied=head.is_tied),
         max_context=shape.context,

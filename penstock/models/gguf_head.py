@@ -14,6 +14,19 @@ from penstock.models.positions import FACTOR_TENSORS, rope_from_gguf
 from penstock.models.shape import Shape
 from penstock.models.spec import MLP, Activation, GatedMLP, MoE, Norm, Rope
 
+_UNBUILT: dict[str, tuple[Any, ...]] = {
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.temperature_scale": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+    "nextn_predict_layers": (0,),
+}
+"""Keys that change what a model computes in ways no architecture here has, and the values that change nothing."""
+
 
 @dataclass(frozen=True)
 class GgufHead:
@@ -50,6 +63,8 @@ class GgufHead:
 
     def shape(self, norm: str = "rms") -> Shape:
         fields = self.fields
+        for name, allowed in _UNBUILT.items():
+            fields.expect(name, *allowed)
         hidden_size = fields.whole("embedding_length", 1, limits.MAX_HIDDEN)
         num_heads = fields.whole("attention.head_count", 1, limits.MAX_HEADS)
         if fields.has("attention.key_length"):
@@ -78,10 +93,14 @@ class GgufHead:
         tokens = None if fields.has("vocab_size") else len(self.general.items("tokenizer.ggml.tokens"))
         return fields.whole("vocab_size", 1, limits.MAX_VOCABULARY, tokens)
 
-    def rope(self, shape: Shape, *, truncate: bool = True) -> Rope:
+    def rope(self, shape: Shape, *, truncate: bool = True, partial: bool = False) -> Rope:
+        """`partial` says that the architecture may rotate only the first part of a head."""
+        if not partial:
+            self.fields.expect("rope.dimension_count", shape.head_dim)
         return rope_from_gguf(self.fields, self.factors, shape.head_dim, shape.context, truncate=truncate)
 
     def gated_mlp(self, shape: Shape, activation: Activation = "silu") -> GatedMLP:
+        self.fields.expect("expert_count", 0)
         if not shape.width:
             raise self.fields.wrong("feed_forward_length", "1 or more")
         return GatedMLP(shape.width, activation, bias="blk.0.ffn_gate.bias" in self.names)
@@ -96,7 +115,7 @@ class GgufHead:
             ("leading_dense_block_count", 0),
         ):
             fields.expect(name, allowed)
-        num_experts = fields.whole("expert_count", 1, limits.MAX_EXPERTS)
+        num_experts = limits.num_experts(fields, "expert_count", shape.num_layers)
         width = fields.whole("expert_feed_forward_length", 1, limits.MAX_WIDTH, shape.width or None)
         return MoE(
             num_experts=num_experts,

@@ -47,19 +47,17 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         context=fields.whole("n_positions", 1, MAX_POSITIONS),
         norm=Norm("layer", fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5)),
     )
-    spec = _spec(shape, activation(fields, "activation_function", "gelu_new"), fields.flag("tie_word_embeddings", True))
-    if not fields.flag("scale_attn_by_inverse_layer_idx", False):
-        return spec
-    scaled = (
-        replace(layer, attention=replace(layer.attention, scale=layer.attention.scale / (index + 1)))
-        for index, layer in enumerate(spec.layers)
-    )
-    return replace(spec, layers=tuple(scaled))
+    kind = activation(fields, "activation_function", "gelu_new")
+    damped = fields.flag("scale_attn_by_inverse_layer_idx", False)
+    return _spec(shape, kind, fields.flag("tie_word_embeddings", True), damped)
 
 
-def _spec(shape: Shape, activation: Activation, tied: bool) -> ModelSpec:
+def _spec(shape: Shape, activation: Activation, tied: bool, damped: bool = False) -> ModelSpec:
+    """`damped` divides a layer's attention logits by its number, counted from one."""
     attention = replace(shape.attention(None), qkv_bias=True, out_bias=True)
-    layers = [Layer(attention, PlainMLP(shape.width, activation, bias=True))] * shape.num_layers
+    scales = [attention.scale / (index + 1 if damped else 1) for index in range(shape.num_layers)]
+    mlp = PlainMLP(shape.width, activation, bias=True)
+    layers = [Layer(replace(attention, scale=scale), mlp) for scale in scales]
     return replace(shape.model("gpt2", layers, tied=tied), learned_positions=shape.context)
 
 

@@ -8,18 +8,11 @@ from penstock.models import gguf_names, hf_names
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.positions import rope_from_config
-from penstock.models.shape import MAX_EXPERTS, shape_from_config, sliding_layers, sliding_window
+from penstock.models.shape import num_experts, shape_from_config, sliding_layers, sliding_window
 from penstock.models.spec import GatedMLP, Layer, ModelSpec, MoE
 from penstock.models.weights import Mxfp4, Recipe, Recipes, Rows, Swap, Take, Tensor
 
-_ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
+_ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -33,10 +26,10 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     bias = fields.flag("attention_bias", True)
     rope = rope_from_config(fields, shape.head_dim, shape.context, theta=150_000.0)
     attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias, sinks=True)
-    num_experts = fields.whole("num_local_experts", 1, MAX_EXPERTS)
+    count = num_experts(fields, "num_local_experts", shape.num_layers)
     mlp = MoE(
-        num_experts=num_experts,
-        num_active=fields.whole("num_experts_per_tok", 1, num_experts),
+        num_experts=count,
+        num_active=fields.whole("num_experts_per_tok", 1, count),
         expert=GatedMLP(shape.width, "swiglu_clamped", bias=True),
         normalize=True,
         router_bias=True,

@@ -8,7 +8,7 @@ from penstock.models import hf_names, llama
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.positions import rope_from_config
-from penstock.models.shape import MAX_EXPERTS, activation, shape_from_config, sliding_window
+from penstock.models.shape import activation, num_experts, shape_from_config, sliding_window
 from penstock.models.spec import GatedMLP, Layer, ModelSpec, MoE
 from penstock.models.weights import Recipes
 
@@ -21,10 +21,10 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     shape = shape_from_config(fields)
     rope = rope_from_config(fields, shape.head_dim, shape.context, theta=1e6)
     attention = replace(shape.attention(rope), window=sliding_window(fields))
-    num_experts = fields.whole("num_local_experts", 1, MAX_EXPERTS)
+    count = num_experts(fields, "num_local_experts", shape.num_layers)
     mlp = MoE(
-        num_experts=num_experts,
-        num_active=fields.whole("num_experts_per_tok", 1, num_experts),
+        num_experts=count,
+        num_active=fields.whole("num_experts_per_tok", 1, count),
         expert=GatedMLP(shape.width, activation(fields)),
         normalize=True,
     )

@@ -35,7 +35,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
-    attention = replace(shape.attention(head.rope(shape)), window=head.window())
+    attention = replace(shape.attention(head.rope(shape, partial=True)), window=head.window())
     layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
     return shape.model("phi3", layers, tied=head.is_tied)
 

@@ -9,10 +9,10 @@ from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.qwen3 import attention_from_config
 from penstock.models.shape import (
-    MAX_EXPERTS,
     MAX_LAYERS,
     MAX_WIDTH,
     activation,
+    num_experts,
     shape_from_config,
     sliding_window,
 )
@@ -27,10 +27,11 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     shape = shape_from_config(fields)
     window = sliding_window(fields, default=4096) if fields.flag("use_sliding_window", False) else None
     attention = replace(attention_from_config(fields, shape), window=window)
-    num_experts = fields.whole("num_experts" if fields.has("num_experts") else "num_local_experts", 1, MAX_EXPERTS)
+    name = "num_experts" if fields.has("num_experts") else "num_local_experts"
+    count = num_experts(fields, name, shape.num_layers)
     mixture = MoE(
-        num_experts=num_experts,
-        num_active=fields.whole("num_experts_per_tok", 1, num_experts),
+        num_experts=count,
+        num_active=fields.whole("num_experts_per_tok", 1, count),
         expert=GatedMLP(fields.whole("moe_intermediate_size", 1, MAX_WIDTH), activation(fields)),
         normalize=fields.flag("norm_topk_prob", False),
     )

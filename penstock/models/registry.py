@@ -26,6 +26,7 @@ from penstock.models import (
 )
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
+from penstock.models.pooling import pooling_from_config
 from penstock.models.spec import ModelSpec
 from penstock.models.weights import Recipes
 
@@ -115,7 +116,7 @@ def read_config(
     _check_quantization(config, architecture)
     spec = architecture.spec_from_config(config)
     if pooling is not None and not spec.generates:
-        spec = replace(spec, pooling=bert.pooling_from_config(pooling))
+        spec = replace(spec, pooling=pooling_from_config(pooling))
     return Model(spec, architecture.recipes(spec, names))
 
 

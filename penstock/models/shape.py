@@ -14,7 +14,8 @@ MAX_WIDTH = 2**20
 MAX_HEADS = 2**12
 MAX_HEAD_DIM = 2**12
 MAX_VOCABULARY = 2**24
-MAX_EXPERTS = 2**12
+MAX_EXPERTS = 2**16
+"""In all layers together: each may be a tensor of its own."""
 MAX_POSITIONS = 2**20
 MAX_TOKEN_TYPES = 2**10
 
@@ -99,6 +100,10 @@ def checked(fields: Fields, shape: Shape) -> Shape:
             f"{fields.source}: {shape.num_heads} query heads cannot share {shape.num_kv_heads} key-value heads evenly"
         )
     return shape
+
+
+def num_experts(fields: Fields, name: str, num_layers: int) -> int:
+    return fields.whole(name, 1, MAX_EXPERTS // num_layers)
 
 
 def activation(fields: Fields, name: str = "hidden_act", default: str | None = "silu") -> Activation:

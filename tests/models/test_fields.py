@@ -1,6 +1,7 @@
 """Untrusted settings: whatever a file says, it is read as meant or refused by name, and nothing is sized by it first."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.errors import ModelFileError
 from penstock.models import catalog
 from penstock.models.fields import Fields
 from penstock.models.registry import read_config, read_gguf
+from penstock.models.shape import MAX_EXPERTS, MAX_LAYERS
 
 SMALL = {
     "model_type": "llama",
@@ -130,6 +132,42 @@ def test_factor_tensors_must_be_read_when_they_are_there() -> None:
         read_gguf(HEAD, ["rope_freqs.weight"])
     with pytest.raises(ModelFileError, match="a list of 4"):
         read_gguf(HEAD, ["rope_freqs.weight"], {"rope_freqs.weight": [1.0]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.attention.scale", 0.5),
+        ("llama.logit_scale", 2.0),
+        ("llama.rope.dimension_count", 4),
+        ("llama.attention.value_length", 16),
+        ("llama.expert_shared_count", 1),
+        ("llama.expert_count", 2**20),
+        ("llama.attention.head_count", [4, 4]),
+        ("llama.rope.scaling.type", "longrope"),
+    ],
+)
+def test_a_gguf_key_that_is_not_built_is_refused_by_name(key: str, value: Any) -> None:
+    experts = {"llama.expert_count": 4, "llama.expert_used_count": 2} if "shared" in key else {}
+    with pytest.raises(ModelFileError, match=f"GGUF metadata: {key} is "):
+        read_gguf(HEAD | experts | {key: value}, ())
+
+
+LARGEST = SMALL | {"num_hidden_layers": MAX_LAYERS, "model_type": "mixtral", "num_experts_per_tok": 1}
+
+
+def test_layers_and_experts_are_bounded_together() -> None:
+    with pytest.raises(ModelFileError, match="num_local_experts"):
+        read_config(LARGEST | {"num_local_experts": 2 * MAX_EXPERTS // MAX_LAYERS})
+
+
+@pytest.mark.slow
+def test_the_largest_config_is_read_with_little_memory() -> None:
+    tracemalloc.start()
+    read_config(LARGEST | {"num_local_experts": MAX_EXPERTS // MAX_LAYERS})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
 
 
 def test_null_counts_as_absent() -> None:
