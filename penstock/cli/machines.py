@@ -54,7 +54,31 @@ def _scripted(config: EngineConfig, on_phase: OnPhase) -> Machine:
 
 
 def _real(config: EngineConfig, on_phase: OnPhase) -> Machine:
-    raise ConfigError(f"model {config.model.model} cannot be run by this build; try oracle: or scripted:")
+    """Weights from files, on a device. Torch is imported here and nowhere before."""
+    from penstock.assembly import load, make_engine, size
+
+    loaded = load(config, progress=None)
+    on_phase("load the model")
+    sizing = size(config, loaded)
+    engine = make_engine(config, loaded, sizing)
+    on_phase("make room for the cache")
+    name = loaded.files.name if loaded.files is not None else config.model.model
+    rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
+    if sizing.workspace_bytes:
+        rows.append(("workspace", sizing.workspace_bytes))
+    facts = Facts(
+        model=name,
+        max_context=sizing.max_context,
+        vocab_size=loaded.spec.vocab_size,
+        num_blocks=sizing.num_blocks,
+        block_size=sizing.block_size,
+        max_sequences=config.scheduler.max_sequences,
+        max_waiting=config.scheduler.max_waiting,
+        max_waiting_tokens=config.scheduler.max_waiting_tokens,
+        memory=tuple(rows),
+        device=str(loaded.device.torch_device),
+    )
+    return Machine(engine, facts)
 
 
 MAKERS: dict[str, Maker] = {"": _real, "oracle": _oracle, "scripted": _scripted}

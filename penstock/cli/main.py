@@ -33,6 +33,7 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
+    "serve": Command("penstock.cli.serve", "Serve a model over HTTP, as OpenAI's clients know it"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

@@ -5,16 +5,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from penstock.cli.machines import make_engine
-from penstock.config import EngineConfig
 from penstock.engine.process import run_engine
+from penstock.engine.wire import decode_config
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupt ends us
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    config = decode_config(sys.stdin.buffer.readline())
     return run_engine(partial(make_engine, config), Path(sys.argv[1]))
 
 

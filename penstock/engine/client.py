@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from penstock.config import EngineConfig
 from penstock.core.batch import Delta, Fault, Finish, FinishReason
+from penstock.core.limits import Limits
 from penstock.core.request import Request
 from penstock.core.scheduler import Load
 from penstock.engine.child import Child
@@ -30,8 +32,11 @@ from penstock.engine.wire import (
     Step,
     Stop,
     Submit,
+    encode_config,
 )
 from penstock.errors import ConfigError, EngineError, PenstockError
+
+__all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "Step", "Vector"]
 
 IDLE = Load(0, 0, 0, 0.0, 0)
 MAX_SENT = 3
@@ -53,7 +58,7 @@ OnPhase = Callable[[str, float], None]
 class EngineClient:
     """Lives on one event loop. `run` supervises until `stop`, or raises when the engine cannot be kept alive."""
 
-    def __init__(self, command: Sequence[str], setup: bytes, *, hang_s: float = 10.0) -> None:
+    def __init__(self, command: Sequence[str], config: EngineConfig, *, hang_s: float = 10.0) -> None:
         self.facts: Facts | None = None
         """Known once an engine has been ready."""
         self.load = IDLE
@@ -64,7 +69,7 @@ class EngineClient:
         self.on_phase: OnPhase | None = None
         self.ready = asyncio.Event()
         self._command = command
-        self._setup = setup
+        self._setup = encode_config(config)
         self._hang_s = hang_s
         self._child: Child | None = None
         self._streams: dict[int, DeltaStream] = {}
@@ -111,6 +116,15 @@ class EngineClient:
     @property
     def is_stopping(self) -> bool:
         return self._is_stopping
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError for what could never be served, however idle the engine."""
+        facts = self.facts
+        if facts is not None:
+            limits = Limits(
+                facts.num_blocks, facts.block_size, facts.max_context, 1, 1, facts.max_waiting, facts.max_waiting_tokens
+            )
+            limits.longest(request)
 
     # Commands
 

@@ -5,6 +5,7 @@ Nothing that can run code is ever read from a socket. A frame that does not fit 
 
 import msgspec
 
+from penstock.config import EngineConfig
 from penstock.core.batch import Delta
 from penstock.core.request import Request
 from penstock.core.scheduler import Load
@@ -84,6 +85,15 @@ Report = Phase | Ready | Step | Beat | Embedded | Failed
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def encode_config(config: EngineConfig) -> bytes:
+    """A config as the one line a child reads on its input."""
+    return msgspec.json.encode(config)
+
+
+def decode_config(line: bytes) -> EngineConfig:
+    return msgspec.json.decode(line, type=EngineConfig)
 
 
 def encode(message: Command | Report) -> bytes:

@@ -7,8 +7,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from penstock.cli.machines import make_engine
 from penstock.config import EngineConfig
 from penstock.core.batch import Batch
@@ -17,6 +15,7 @@ from penstock.engine.machine import Machine
 from penstock.engine.process import OnPhase, run_engine
 from penstock.engine.runner import Runner
 from penstock.engine.scripted import Done
+from penstock.engine.wire import decode_config
 
 RAISE, DIE, HANG, EXHAUST = 249, 250, 251, 252
 """First tokens of prompts that make a step raise, kill the process, never end, and run out of memory."""
@@ -48,5 +47,5 @@ def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
 
 
 if __name__ == "__main__":
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    config = decode_config(sys.stdin.buffer.readline())
     sys.exit(run_engine(partial(make, config), Path(sys.argv[1])))

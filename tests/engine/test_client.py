@@ -13,7 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -35,7 +34,7 @@ def config_of(model: str = "oracle:", **scheduler: Any) -> EngineConfig:
 @asynccontextmanager
 async def running(config: EngineConfig, *, hang_s: float = 10.0) -> AsyncIterator[EngineClient]:
     command = [sys.executable, "-m", "tests.engine.poisoned"]
-    client = EngineClient(command, msgspec.json.encode(config), hang_s=hang_s)
+    client = EngineClient(command, config, hang_s=hang_s)
     supervisor = asyncio.create_task(client.run())
     ready = asyncio.create_task(client.ready.wait())
     await asyncio.wait([supervisor, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -260,7 +259,7 @@ def test_an_impossible_config_ends_the_start_with_its_reason() -> None:
 
 def test_an_engine_that_cannot_start_is_given_up() -> None:
     async def start() -> None:
-        await EngineClient([sys.executable, "-c", "import sys; sys.exit(3)"], b"").run()
+        await EngineClient([sys.executable, "-c", "import sys; sys.exit(3)"], config_of()).run()
 
     with pytest.raises(EngineError, match="exit status 3"):
         asyncio.run(start())
@@ -283,7 +282,7 @@ def test_sockets_are_private_and_vanish() -> None:
 def test_an_orphan_ends_itself() -> None:
     """The parent is killed with no chance to say goodbye."""
     code = (
-        "import asyncio, sys, os, signal, msgspec\n"
+        "import asyncio, sys, os, signal\n"
         "from tests.engine.test_client import running, config_of\n"
         "async def main():\n"
         "    async with running(config_of()) as client:\n"

@@ -1,0 +1,24 @@
+"""The words of a model by its name: what the server needs of it beside the engine."""
+
+from penstock.cli.machines import is_arithmetic
+from penstock.files import dummy_spec, no_words, open_files
+from penstock.server.text import Text
+from penstock.text.byte_level import byte_tokenizer
+from penstock.text.chat import ChatTemplate
+from penstock.text.styles import style_of_template
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def open_text(model: str) -> Text:
+    """Tokenizer, template and reasoning style of a model; it is fetched if it is not here yet."""
+    if is_arithmetic(model):
+        return Text(byte_tokenizer(), ChatTemplate(PLAIN_TEMPLATE))
+    if dummy_spec(model) is not None:
+        raise no_words(model)
+    files = open_files(model)
+    template = files.chat_template
+    return Text(files.tokenizer, template, None if template is None else style_of_template(template.source))

@@ -1,0 +1,85 @@
+"""Who may come in: decided from counts alone, before anything of a body is read or tokenized.
+
+Beside the engine's own bounds, which hold in any case, this answers at once, and says when to come back: the number waiting
+divided by how many a second have been leaving the queue lately.
+"""
+
+import math
+import time
+from collections import Counter, deque
+
+from penstock.engine.client import EngineClient
+from penstock.server.faults import busy
+
+WINDOW_S = 10.0
+MOST_S = 120
+"""Clients ignore longer waits."""
+
+
+class DrainRate:
+    """Requests that began to be answered, a second, over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._starts: deque[float] = deque()
+
+    def add(self, now: float) -> None:
+        self._starts.append(now)
+        self._forget(now)
+
+    def per_s(self, now: float) -> float:
+        self._forget(now)
+        if not self._starts:
+            return 0.0
+        return len(self._starts) / min(max(now - self._starts[0], 0.1), WINDOW_S)
+
+    def _forget(self, now: float) -> None:
+        while self._starts and self._starts[0] < now - WINDOW_S:
+            self._starts.popleft()
+
+
+class Admission:
+    """With several keys no one of them may fill more than half of the queue."""
+
+    def __init__(self, client: EngineClient, *, num_tenants: int) -> None:
+        self.drain = DrainRate()
+        self.num_refused = 0
+        self._client = client
+        self._num_tenants = num_tenants
+        self._open: Counter[str] = Counter()
+
+    @property
+    def num_open(self) -> int:
+        """Calls admitted and not over."""
+        return self._open.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests nobody has begun to answer, those on the way to the engine included."""
+        return sum(1 for stream in self._client.streams if not stream.is_started)
+
+    def retry_after_s(self) -> int:
+        rate = self.drain.per_s(time.monotonic())
+        if not rate:
+            return 1
+        return max(1, min(math.ceil(self.num_waiting / rate), MOST_S))
+
+    def admit(self, tenant: str) -> None:
+        """Raises the error that says when to come back, if there is no room."""
+        facts = self._client.facts
+        if facts is None:
+            return
+        capacity = facts.max_waiting + facts.max_sequences
+        if self.num_open >= capacity or self._client.load.num_waiting >= facts.max_waiting:
+            self.num_refused += 1
+            raise busy(f"{self.num_open:,} requests are being served or wait; try later", self.retry_after_s())
+        if self._num_tenants > 1 and self._open[tenant] >= max(capacity // 2, 1):
+            self.num_refused += 1
+            raise busy("this key has as many requests as it may; try later", self.retry_after_s(), is_tenant=True)
+
+    def enter(self, tenant: str) -> None:
+        self._open[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        self._open[tenant] -= 1
+        if not self._open[tenant]:
+            del self._open[tenant]

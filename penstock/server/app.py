@@ -1,0 +1,84 @@
+"""The routes, and the application made of them."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
+
+from penstock.server import docs, health
+from penstock.server.chat import complete_chat
+from penstock.server.completions import complete_text
+from penstock.server.embeddings import embed, rerank
+from penstock.server.front import Front
+from penstock.server.guard import Guard
+from penstock.server.models import list_models, show_model
+from penstock.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    RerankBody,
+    TokenizeBody,
+)
+from penstock.server.tokens import detokenize, tokenize
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A row of the route table. Tests of bad input and of keys run over every row."""
+
+    method: str
+    path: str
+    handler: Handler
+    help: str
+    body: type | None = None
+    aliases: tuple[str, ...] = ()
+    """Other paths for the same; clients leave `/v1` out, or add it."""
+
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", complete_chat, "Answer a chat", ChatBody, ("/chat/completions",)),
+    Route("POST", "/v1/completions", complete_text, "Continue a text", CompletionBody, ("/completions",)),
+    Route("POST", "/v1/embeddings", embed, "Turn texts into vectors", EmbeddingBody, ("/embeddings",)),
+    Route("POST", "/v1/rerank", rerank, "Order documents by nearness to a query", RerankBody, ("/rerank",)),
+    Route("POST", "/tokenize", tokenize, "Text or messages to token ids", TokenizeBody, ("/v1/tokenize",)),
+    Route("POST", "/detokenize", detokenize, "Token ids to text", DetokenizeBody, ("/v1/detokenize",)),
+    Route("GET", "/v1/models", list_models, "What is served", None, ("/models",)),
+    Route("GET", "/v1/models/{name:path}", show_model, "One model", None, ("/models/{name:path}",)),
+    Route("GET", "/livez", health.live, "Does the server live?"),
+    Route("GET", "/readyz", health.ready, "Would a request be answered now?"),
+    Route("GET", "/health", health.health, "Does the engine live?"),
+    Route("GET", "/metrics", health.metrics, "Numbers for Prometheus"),
+    Route("GET", "/version", health.version, "Which version this is"),
+    Route("GET", "/docs", docs.page, "This list, for people"),
+    Route("GET", "/openapi.json", docs.document, "This list, for programs"),
+)
+
+
+def make_app(front: Front) -> Guard:
+    """The application to serve. `front` is shared by all requests."""
+    by_path: dict[str, dict[str, Handler]] = {}
+    for route in ROUTES:
+        for path in (route.path, *route.aliases):
+            by_path.setdefault(path, {})[route.method] = route.handler
+    routes = [
+        StarletteRoute(path, handler, methods=[method])
+        for path, handlers in by_path.items()
+        for method, handler in handlers.items()
+    ]
+    router = Router(routes, redirect_slashes=False)
+    guard = Guard(router, front.config, lambda scope, status: _count(front, scope, status))
+    guard.state.front = front
+    guard.state.routes = ROUTES
+    return guard
+
+
+def _count(front: Front, scope: dict[str, Any], status: int) -> None:
+    route = scope.get("route")
+    path = getattr(route, "path", "other")
+    front.meters.http.add(1, (("route", path), ("status", str(status))))

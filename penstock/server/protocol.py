@@ -1,0 +1,189 @@
+"""What clients may send, as types: the one place where a field's name, kind and bounds are written.
+
+The same types check bodies, fill the OpenAPI document and generate the tests of bad input. Fields may be null wherever they
+may be left out. Fields listed in `REFUSED` are known but not served: they are refused by name. Others are ignored, and
+listed in the answer's `x-penstock-ignored` header.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_ITEMS = 2048
+
+Count = Annotated[int, Meta(ge=1, le=2**31)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=2_000_000)]
+Name = Annotated[str, Meta(max_length=512)]
+Stop = str | Annotated[list[str], Meta(max_length=16)]
+Prompt = (
+    str
+    | Annotated[
+        list[str | Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]]],
+        Meta(max_length=2_000_000),
+    ]
+)
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    include_progress: bool | None = None
+    """Send queue position and prompt progress as events of their own."""
+
+
+class Sampling(Struct, kw_only=True):
+    """Fields that all kinds of generation share."""
+
+    model: Name | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=12)], Annotated[float, Meta(ge=-100.0, le=100.0)]],
+            Meta(max_length=1024),
+        ]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=4096)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    deadline_ms: Annotated[float, Meta(gt=0.0, le=86_400_000.0)] | None = None
+    """How long the answer is wanted; the header `x-request-timeout-ms` says the same."""
+    cache_salt: Name | None = None
+    truncate_prompt_tokens: Count | None = None
+    """Keep only the last tokens of a longer prompt."""
+    user: Name | None = None
+    return_timings: bool | None = None
+    """Add the request's times to its usage."""
+
+
+class Part(Struct, kw_only=True):
+    """One part of a message's content."""
+
+    type: Name
+    text: str | None = None
+
+
+class Message(Struct, kw_only=True):
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[Part], Meta(max_length=MAX_ITEMS)] | None = None
+    name: Name | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class ChatBody(Sampling, kw_only=True):
+    """A chat completion."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    response_format: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    modalities: list[Name] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Name | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    safety_identifier: Name | None = None
+
+
+class CompletionBody(Sampling, kw_only=True):
+    """A text completion."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class EmbeddingBody(Struct, kw_only=True):
+    model: Name | None = None
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    user: Name | None = None
+
+
+class RerankBody(Struct, kw_only=True):
+    model: Name | None = None
+    query: str
+    documents: Annotated[list[str | dict[str, Any]], Meta(min_length=1, max_length=MAX_ITEMS)]
+    top_n: Annotated[int, Meta(ge=1, le=MAX_ITEMS)] | None = None
+    return_documents: bool | None = None
+
+
+class TokenizeBody(Struct, kw_only=True):
+    """Either a prompt or messages."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    model: Name | None = None
+    tokens: TokenIds
+    skip_special_tokens: bool | None = None
+
+
+REFUSED = {
+    "audio": "ask for text",
+    "functions": "describe what to call in the messages",
+    "function_call": "describe what to call in the messages",
+    "moderation": "check texts elsewhere",
+    "prediction": "leave it out",
+    "web_search_options": "put what the model should know into the messages",
+    "guided_json": "ask for the form in the messages",
+    "guided_regex": "ask for the form in the messages",
+    "guided_choice": "ask for the form in the messages",
+    "guided_grammar": "ask for the form in the messages",
+    "structured_outputs": "ask for the form in the messages",
+    "grammar": "ask for the form in the messages",
+    "use_beam_search": "raise n instead",
+    "length_penalty": "leave it out",
+    "prompt_embeds": "send text or token ids",
+    "chat_template": "the model's own template is used",
+    "documents": "put them into the messages",
+    "lora": "serve the adapter as a model",
+}
+"""Known fields that no body here has, with the way out."""
