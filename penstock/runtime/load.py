@@ -92,6 +92,10 @@ def _read(recipe: recipes.Recipe, source: Source, leaves: Leaves, dtype: torch.d
             return view.to(device)
     values = torch.empty(source.shape, dtype=dtype, device=device)
     _fill(values, source)
+    if dtype == torch.float16 and not bool(torch.isfinite(values).all()):
+        raise ModelFileError(
+            f"{_listed(leaves.reached)} hold numbers too large for float16; choose bfloat16 or float32"
+        )
     return values
 
 
