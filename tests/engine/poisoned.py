@@ -9,7 +9,8 @@ from pathlib import Path
 
 from penstock.cli.machines import make_engine
 from penstock.config import EngineConfig
-from penstock.core.batch import Batch
+from penstock.core.batch import Batch, Chunk, Logprob
+from penstock.core.request import SamplingParams
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Machine
 from penstock.engine.process import OnPhase, run_engine
@@ -21,9 +22,18 @@ RAISE, DIE, HANG, EXHAUST = 249, 250, 251, 252
 """First tokens of prompts that make a step raise, kill the process, never end, and run out of memory."""
 
 
+def made_up(token_id: int, num_top: int) -> Logprob:
+    """A log probability that tells which token it belongs to."""
+    top = tuple((token_id + rank & 255, -0.5 - rank) for rank in range(num_top))
+    return Logprob(token_id, -0.5, top)
+
+
 class Upset:
+    """Computes like the runner inside, and makes up log probabilities for those who ask."""
+
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._params: dict[int, SamplingParams] = {}
 
     def launch(self, batch: Batch) -> Done:
         for chunk in batch.chunks:
@@ -36,7 +46,26 @@ class Upset:
                 os.kill(os.getpid(), signal.SIGKILL)
             if first == HANG:
                 time.sleep(3600)
-        return Done(self._runner.launch(batch).result())
+            if chunk.arrival is not None:
+                self._params[chunk.row] = chunk.arrival.params
+        output = self._runner.launch(batch).result()
+        wishes = [self._params[chunk.row] for chunk in batch.chunks]
+        drawn = [
+            tuple(made_up(token, params.logprobs) for token in tokens) if params.logprobs is not None else ()
+            for params, tokens in zip(wishes, output.tokens, strict=True)
+        ]
+        prompts = [
+            self._prompt_logprobs(params.prompt_logprobs, chunk)
+            for params, chunk in zip(wishes, batch.chunks, strict=True)
+        ]
+        return Done(output._replace(logprobs=tuple(drawn), prompt_logprobs=tuple(prompts)))
+
+    def _prompt_logprobs(self, num_top: int | None, chunk: Chunk) -> tuple[Logprob, ...]:
+        """Of the chunk's own prompt tokens, but the first of all."""
+        if num_top is None or not chunk.token_ids:
+            return ()
+        tokens = chunk.token_ids[1:] if chunk.start == 0 else chunk.token_ids
+        return tuple(made_up(token, num_top) for token in tokens)
 
 
 def make(config: EngineConfig, on_phase: OnPhase) -> Machine:

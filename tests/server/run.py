@@ -1,0 +1,12 @@
+"""`penstock serve` over the oracle that prompts can upset: `python -m tests.server.run FLAGS`."""
+
+import sys
+
+from penstock.cli import args
+from penstock.cli.serve import Config, serve
+from penstock.cli.words import open_text
+
+if __name__ == "__main__":
+    config = args.build(Config, args.parse(Config, sys.argv[1:]).values)
+    worker = [sys.executable, "-m", "tests.engine.poisoned"]
+    sys.exit(serve(config.engine, config.server, worker, lambda: open_text(config.engine.model.model)))
