@@ -35,10 +35,51 @@ def route(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
     return weights / weights.sum(-1, keepdim=True) if spec.normalize else weights, chosen
 
 
+class Groups(NamedTuple):
+    """Pairs of a token and an expert chosen for it, by expert. Pair p belongs to token p // num_active.
+
+    expert 0       expert 2                  expert 5
+    | tile | tile  | tile | tile | tile      | tile ...
+     ------ ---     ------ ------ -           ----      places taken
+    """
+
+    order: Tensor
+    """int32 [pairs]: pairs in the order of their experts, no gaps."""
+    tiles: Tensor
+    """int32 [most there could be, 3]: expert, first place and end in `order`; (-1, 0, 0) where there is no tile."""
+
+
+def _group_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(16)
+    for shape, num_experts, tile in (((1, 2), 6, 16), ((37, 8), 128, 16), ((600, 1), 100, 64)):
+        chosen = torch.randint(0, num_experts, shape, generator=generator, device=device)
+        chosen[len(chosen) // 2 :] = num_experts - 1
+        yield chosen, num_experts, tile
+
+
+@operation(_group_examples)
+def group_pairs(chosen: Tensor, num_experts: int, tile: int) -> Groups:
+    """Experts chosen [tokens, num_active], as runs of up to `tile` pairs of one expert."""
+    counts = torch.bincount(chosen.flatten(), minlength=num_experts)
+    starts, tiles = (counts.cumsum(0) - counts).tolist(), []
+    for expert, (start, count) in enumerate(zip(starts, counts.tolist())):
+        tiles += [(expert, at, min(at + tile, start + count)) for at in range(start, start + count, tile)]
+    tiles += [(-1, 0, 0)] * (max_tiles(chosen.numel(), num_experts, tile) - len(tiles))
+    order = torch.sort(chosen.flatten(), stable=True).indices.int()
+    return Groups(order, torch.tensor(tiles, dtype=torch.int32, device=chosen.device))
+
+
+def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
+    """Every expert may leave one tile unfilled."""
+    most_chosen = min(num_pairs, num_experts)
+    return most_chosen + (num_pairs - most_chosen) // tile
+
+
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(11)
+    sizes = ((1, False), (2, True), (7, True), (40, False), (60, True), (200, False))
     for dtype in (torch.float32, torch.float16):
-        for tokens, has_bias in ((1, False), (7, True), (40, False)):
+        for tokens, has_bias in sizes if dtype == torch.float16 else sizes[:4]:
             spec = MoE(6, 2, GatedMLP(32, "swiglu_clamped" if has_bias else "silu", has_bias), True)
 
             def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
