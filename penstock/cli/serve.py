@@ -28,6 +28,8 @@ from penstock.server.text import Text
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
 DROPPED_STATUS = 1
+SEND_BYTES = 64 << 10
+"""What the system may hold for a client that does not read; connections inherit it."""
 LINGER_S = 0.5
 """Time connections get to read their last words."""
 
@@ -184,6 +186,7 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     try:
         listener.bind((host.strip("[]"), port))
     except OSError as error:

@@ -63,11 +63,11 @@ class Admission:
             return 1
         return max(1, min(math.ceil(self.num_waiting / rate), MOST_S))
 
-    def admit(self, tenant: str) -> None:
-        """Raises the error that says when to come back, if there is no room."""
+    def enter(self, tenant: str) -> None:
+        """Take a place, or raise the error that says when to come back. Whoever entered must `leave`."""
         facts = self._client.facts
         if facts is None:
-            return
+            raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
         capacity = facts.max_waiting + facts.max_sequences
         if self.num_open >= capacity or self._client.load.num_waiting >= facts.max_waiting:
             self.num_refused += 1
@@ -75,8 +75,6 @@ class Admission:
         if self._num_tenants > 1 and self._open[tenant] >= max(capacity // 2, 1):
             self.num_refused += 1
             raise busy("this key has as many requests as it may; try later", self.retry_after_s(), is_tenant=True)
-
-    def enter(self, tenant: str) -> None:
         self._open[tenant] += 1
 
     def leave(self, tenant: str) -> None:

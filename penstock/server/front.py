@@ -5,6 +5,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -100,7 +101,9 @@ class Front:
     async def begin(self, request: Request, type_: type[B]) -> tuple[B, tuple[str, ...]]:
         """The checked body of a call that there is room for, and the fields of it that are ignored."""
         self.check_open()
-        self.admission.admit(request.scope.get("penstock.tenant", ""))
+        tenant = request.scope.get("penstock.tenant", "")
+        self.admission.enter(tenant)
+        request.scope["penstock.leave"] = partial(self.admission.leave, tenant)
         return await self.body(request, type_)
 
     async def body(self, request: Request, type_: type[B]) -> tuple[B, tuple[str, ...]]:
@@ -179,12 +182,10 @@ class Front:
 
     def enter(self, call: Call, send: Any) -> None:
         self._calls[call] = send
-        self.admission.enter(call.wishes.tenant)
         self.meters.enter(call)
 
     def leave(self, call: Call) -> None:
         del self._calls[call]
-        self.admission.leave(call.wishes.tenant)
         self.meters.leave(call)
 
     async def sweep(self) -> None:

@@ -101,6 +101,10 @@ class Guard:
                 await error_answer(told)(scope, receive, tell)
             elif is_events:
                 await send({"type": "http.response.body", "body": sse.error_event(told)})
+        finally:
+            leave = scope.get("penstock.leave")
+            if leave is not None:
+                leave()
 
     def _check(self, scope: Scope, headers: "_Headers") -> None:
         if headers.num_bytes > MAX_HEADER_BYTES or headers.count > MAX_HEADERS:

@@ -1,0 +1,256 @@
+"""Whatever befalls engine, network or client: every call ends once and rightly, and what it held is free again."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.poisoned import DIE, EXHAUST, RAISE
+from tests.server.ledger import Ledger, http_of, mixed_load
+from tests.server.serving import Server, chat_text, serving, user
+
+SLOW_STEPS = "oracle:step_ms=5"
+
+
+def wait_until(is_so: Any, timeout_s: float = 5.0) -> float:
+    start_s = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - start_s < timeout_s, "it never came"
+        time.sleep(0.01)
+    return time.monotonic() - start_s
+
+
+@pytest.mark.parametrize(("count", "in_flight"), [(300, 64), pytest.param(20_000, 256, marks=pytest.mark.slow)])
+def test_nothing_is_lost_or_wrong_under_load(server: Server, count: int, in_flight: int) -> None:
+    ledger = Ledger()
+    asyncio.run(mixed_load(server, ledger, count, in_flight=in_flight, seed=1))
+    assert (ledger.complete, ledger.failed, ledger.wrong, ledger.lost, ledger.refused) == (count, 0, [], [], [])
+    assert server.metric("vllm:num_requests_running") == 0
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert server.metric("penstock_calls_open") == 0
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_an_engine_that_is_killed_loses_no_call(num_kills: int) -> None:
+    async def law(running: Server) -> None:
+        for round_ in range(num_kills):
+            ledger = Ledger()
+            load = asyncio.create_task(mixed_load(running, ledger, 32, in_flight=32, seed=round_, tokens=60))
+            while running.metric("vllm:num_requests_running") < 8:
+                await asyncio.sleep(0.01)
+            os.kill(running.engine_pid, signal.SIGKILL)
+            await load
+            assert ledger.complete + len(ledger.refused) + ledger.failed == 32
+            assert (ledger.wrong, ledger.lost) == ([], [])
+            assert ledger.complete > 0, "what had not begun is answered by the next engine"
+            assert ledger.failed + len(ledger.refused) > 0
+
+    with serving("--max-sequences", "16", "--max-batch-tokens", "512", model=SLOW_STEPS) as running:
+        asyncio.run(law(running))
+        assert running.get("/readyz").status_code == 200
+        assert running.metric("penstock_engine_restarts_total") == num_kills
+        assert running.stop() == 0
+
+
+def test_a_stopped_engine_is_unready_and_replaced() -> None:
+    with serving("--hang-s", "2.5", model=SLOW_STEPS) as running:
+        first = running.engine_pid
+        os.kill(first, signal.SIGSTOP)
+        assert wait_until(lambda: running.get("/readyz").status_code == 503) < 3.5
+        assert running.get("/livez").status_code == 200
+        wait_until(lambda: running.get("/readyz").status_code == 200, 10.0)
+        assert running.engine_pid != first
+
+
+def test_an_engine_that_keeps_dying_ends_the_server_with_a_fault() -> None:
+    with serving() as running:
+        for _ in range(3):
+            wait_until(lambda: running.get("/health").status_code == 200)
+            os.kill(running.engine_pid, signal.SIGKILL)
+            time.sleep(0.1)
+        assert running.process.wait(10) == 1
+        assert "in a row" in running.errors.read_text()
+
+
+@pytest.mark.parametrize("poison", [RAISE, EXHAUST, DIE])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_poisonous_prompt_hurts_itself_alone(server: Server, poison: int, stream: bool) -> None:
+    if poison == DIE and stream:
+        pytest.skip("kills three engines: once is enough")
+
+    async def session() -> Ledger:
+        ledger = Ledger()
+        async with http_of(server) as http:
+            body = {"prompt": [poison, 1, 2], "stream": stream}
+            sick, _ = await asyncio.gather(
+                http.post("/v1/completions", json=body), mixed_load(server, ledger, 31, in_flight=31, seed=9)
+            )
+            assert sick.status_code in (500, 503)
+            assert "0x" not in sick.text
+        return ledger
+
+    ledger = asyncio.run(session())
+    assert ledger.count == 31
+    assert (ledger.wrong, ledger.lost) == ([], [])
+    if poison != DIE:
+        assert ledger.complete == 31
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_what_it_held(stream: bool, is_reset: bool, slow_server: Server) -> None:
+    body = json.dumps({"messages": user("gone"), "max_tokens": 4000, "stream": stream}).encode()
+    host, port = slow_server.url.removeprefix("http://").split(":")
+    before = slow_server.metric("vllm:request_success_total", 'finished_reason="abort"')
+    clients = [socket.create_connection((host, int(port))) for _ in range(8)]
+    for client in clients:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+    wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 8)
+    for client in clients:
+        if is_reset:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    spent_s = wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 0)
+    assert spent_s < 1.0
+    assert slow_server.metric("vllm:kv_cache_usage_perc") == 0
+    wait_until(lambda: slow_server.metric("vllm:request_success_total", 'finished_reason="abort"') == before + 8)
+
+
+@pytest.fixture(scope="module")
+def slow_server() -> Any:
+    with serving(model=SLOW_STEPS) as running:
+        yield running
+
+
+def test_a_reader_that_stalls_is_cut_off_and_slows_nobody() -> None:
+    with serving("--stall-s", "1", model="scripted:step_ms=1") as running:
+        _stall_some(running)
+
+
+def _stall_some(slow_server: Server) -> None:
+    host, port = slow_server.url.removeprefix("http://").split(":")
+    body = json.dumps({"messages": user("slow"), "max_tokens": 6000, "n": 8, "stream": True}).encode()
+    stalled = []
+    for _ in range(4):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body)
+        stalled.append(client)
+    wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 32)
+    answer = slow_server.post("/v1/completions", {"prompt": "quick", "max_tokens": 100}).json()
+    assert answer["usage"]["completion_tokens"] == 100
+    wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 0, 20.0)
+    assert slow_server.metric("vllm:request_success_total", 'finished_reason="abort"') >= 4
+    for client in stalled:
+        client.close()
+
+
+def test_more_than_fits_is_refused_at_once_and_told_when_to_return() -> None:
+    flags = ["--max-sequences", "8", "--max-waiting", "8", "--max-batch-tokens", "256"]
+    with serving(*flags, model=SLOW_STEPS) as running:
+        ledger = Ledger()
+        asyncio.run(mixed_load(running, ledger, 200, in_flight=120, seed=4))
+        assert ledger.complete + len(ledger.refused) == 200
+        assert (ledger.failed, ledger.wrong, ledger.lost) == (0, [], [])
+        assert ledger.complete >= 16
+        assert len(ledger.refused) > 50
+        for response in ledger.refused:
+            assert response.status_code == 503
+            assert 1 <= int(response.headers["retry-after"]) <= 120
+            assert response.json()["error"]["code"] == "overloaded"
+        assert running.metric("penstock_requests_refused_total") >= len(ledger.refused) - 8
+        late = Ledger()
+        asyncio.run(mixed_load(running, late, 8, in_flight=4, seed=5))
+        assert late.complete == 8, "it recovers"
+
+
+def test_a_termination_lets_answers_end() -> None:
+    async def law(running: Server) -> None:
+        ledger = Ledger()
+        load = asyncio.create_task(mixed_load(running, ledger, 24, in_flight=24, seed=6, tokens=200))
+        while running.metric("vllm:num_requests_running") < 24:
+            await asyncio.sleep(0.01)
+        engine = running.engine_pid
+        os.kill(running.process.pid, signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        assert running.get("/readyz").status_code == 503
+        refused = running.post("/v1/chat/completions", {"messages": user("new")})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert refused.headers["retry-after"] == "1"
+        await load
+        assert (ledger.complete, ledger.wrong, ledger.lost) == (24, [], [])
+        assert running.process.wait(10) == 0
+        assert not Path(f"/proc/{engine}").exists()
+
+    with serving(model=SLOW_STEPS) as running:
+        asyncio.run(law(running))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_cuts_answers_off_with_an_error(number: int) -> None:
+    async def law(running: Server) -> None:
+        ledger = Ledger()
+        load = asyncio.create_task(mixed_load(running, ledger, 8, in_flight=8, seed=7, tokens=3000))
+        while running.metric("vllm:num_requests_running") < 8:
+            await asyncio.sleep(0.01)
+        os.kill(running.process.pid, number)
+        await asyncio.sleep(0.2)
+        os.kill(running.process.pid, number)
+        start_s = time.monotonic()
+        await load
+        assert running.process.wait(10) == 1
+        assert time.monotonic() - start_s < 4.0
+        assert ledger.failed + len(ledger.refused) == 8
+        assert ledger.lost == []
+
+    with serving(model=SLOW_STEPS) as running:
+        asyncio.run(law(running))
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (["--host", "0.0.0.0"], 2, "there is no key"),
+        (["--port", "99999"], 2, "choose 0 to 65535"),
+        (["oracle:colour=1"], 2, "no option colour"),
+        (["--api-key", "short"], 2, "shorter than 8"),
+        (["--host", "203.0.113.7", "--api-key", "long-enough-key"], 2, "cannot listen"),
+        (["--drain-s", "-1"], 2, "--drain-s"),
+        (["--record", "/nonexistent/trace"], 2, "cannot be written"),
+        (["no-such-model.gguf"], 2, "no-such-model.gguf"),
+    ],
+)
+def test_an_impossible_start_ends_at_once_with_its_reason(
+    words: list[str], status: int, reason: str, tmp_path: Path
+) -> None:
+    command = ["-m", "penstock", "serve", *(words if not words[0].startswith("--") else ["oracle:", *words])]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == status, done.stderr
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_banner_says_where_what_and_how_much(server: Server) -> None:
+    assert server.url in server.banner
+    for words in ("oracle:", "KV cache", "users at", "started in", "curl http"):
+        assert words in server.banner
+
+
+def test_the_curl_line_works_as_printed(server: Server) -> None:
+    line = next(line for line in server.banner.splitlines() if line.strip().startswith("curl"))
+    line = line.replace('"}]}', '"}], "max_tokens": 4, "temperature": 0}')
+    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=30, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == chat_text("Hello!", 4)
