@@ -8,8 +8,9 @@ from penstock.layers.norm import RMSNorm
 from penstock.layers.parameter import unfilled
 from penstock.layers.step import Step
 from penstock.models.spec import GQA
-from penstock.ops.attention import attention, encoder_attention
-from penstock.ops.kv_write import HeadNorms, place_qkv, split_heads
+from penstock.ops.attention import encoder_attention
+from penstock.ops.cached_attention import cached_attention
+from penstock.ops.kv_write import HeadNorms, split_heads
 
 
 class Attention(nn.Module):
@@ -30,8 +31,7 @@ class Attention(nn.Module):
         qkv, angles, norms = self.qkv(x), step.angles[self.number], self._head_norms()
         if self.spec.causal:
             cache = step.caches[self.number]
-            q = place_qkv(qkv, self.spec, norms, angles, cache, step.layout.slots)
-            attended = attention(q, cache, step.layout, self.spec, self.sinks)
+            attended = cached_attention(qkv, self.spec, norms, angles, cache, step.layout, self.sinks)
         else:
             q, k, v = split_heads(qkv, self.spec, norms, angles)
             attended = encoder_attention(q, k, v, step.layout, self.spec)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.models.spec import Activation
+from penstock.ops.activation import gate
 from penstock.ops.op import operation
 
 
@@ -23,6 +25,17 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 @operation(_examples)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x, weight, bias)
+
+
+def _gated_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for number, (x, weight, bias) in enumerate(_examples(device)):
+        yield x, weight, bias, ("silu", "gelu", "gelu_tanh", "swiglu_clamped")[number % 4]
+
+
+@operation(_gated_examples)
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """The gate of a pair of products: the first half of the matrix's rows makes gates, the second what they let through."""
+    return gate(linear(x, weight, bias), activation)
 
 
 def _logit_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:

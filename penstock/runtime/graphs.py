@@ -1,4 +1,4 @@
-"""Decode steps recorded once and replayed: a whole forward pass is one launch.
+"""Decode steps recorded once and replayed: a whole forward pass and its draws are one launch.
 
 A graph is made the first time a batch of its size comes, so serving starts at once and gets faster as it runs.
 """
@@ -12,6 +12,8 @@ from torch import Tensor
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import Layout
+from penstock.ops.rows import gather_decodes
+from penstock.runtime.device_rows import DeviceRows
 from penstock.runtime.kv_cache import KVCache
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -26,66 +28,60 @@ class Recording:
     places: Tensor
     """[2, size]: rows and positions."""
     logits: Tensor
+    drawn: Tensor
 
 
 class DecodeGraphs:
-    """One position a row: from the rows' own tokens and block tables to scores over the vocabulary."""
+    """One position a row: from the rows' own tokens and block tables to the next token, left in the row."""
 
-    def __init__(self, model: Decoder, cache: KVCache, rotations: Rotations, tokens: Tensor, tables: Tensor) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, rotations: Rotations, rows: DeviceRows) -> None:
         self._model = model
         self._cache = cache
         self._rotations = rotations
-        self._tokens = tokens
-        self._tables = tables
+        self._rows = rows
         self._recordings: dict[int, Recording] = {}
         self._pool: Any = None
 
-    @property
-    def num_recorded(self) -> int:
-        return len(self._recordings)
+    def replay(self, places: Tensor) -> Recording:
+        """Compute a step. `places` come in pinned memory, padded with an idle row to a size of `padded_size`."""
+        size = places.shape[1]
+        recording = self._recordings.get(size)
+        if recording is None:
+            recording = self._recordings[size] = self._record(places)
+        recording.places.copy_(places, non_blocking=True)
+        recording.graph.replay()
+        return recording
 
-    def forward(self, places: Tensor) -> Tensor:
-        """Scores after one more token of each row; `places` are [2, size] rows and positions."""
+    def _record(self, places: Tensor) -> Recording:
+        """Run once so that kernels are compiled and chosen, then record. A run writes only what the replay writes again."""
+        fixed = places.to(self._rows.tokens.device)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._forward(fixed)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits, drawn = self._forward(fixed)
+        self._pool = self._pool or graph.pool()
+        return Recording(graph, fixed, logits, drawn)
+
+    def _forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
         rows, positions = places
-        size = self._cache.block_size
-        tables = self._tables.index_select(0, rows)
-        blocks = tables.gather(1, (positions // size)[:, None])[:, 0].long()
+        decodes = gather_decodes(self._rows.tokens, self._rows.tables, rows, positions, self._cache.block_size)
         num_rows = rows.shape[0]
         layout = Layout(
             positions=positions,
-            slots=blocks * size + positions % size,
-            block_tables=tables,
+            slots=decodes.slots,
+            block_tables=decodes.block_tables,
             query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device),
-            context_lengths=(positions + 1).int(),
+            context_lengths=decodes.context_lengths,
             lengths=[1] * num_rows,
             contexts=[],
         )
         step = Step(layout, self._rotations.at(positions), self._cache.layers)
-        token_ids = self._tokens[rows, positions].long()
-        return self._model.logits(self._model(token_ids, step))
-
-    def replay(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` in one launch, and the places on the device. They come in pinned memory, padded with an idle row."""
-        recording = self._recordings.get(places.shape[1])
-        if recording is None:
-            recording = self._recordings[places.shape[1]] = self._record(places)
-        recording.places.copy_(places, non_blocking=True)
-        recording.graph.replay()
-        return recording.logits, recording.places
-
-    def _record(self, places: Tensor) -> Recording:
-        """Run once to let kernels be compiled and chosen, then record. Runs only read rows and write their own KV again."""
-        fixed = places.to(self._tokens.device)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.forward(fixed)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self.forward(fixed)
-        self._pool = self._pool or graph.pool()
-        return Recording(graph, fixed, logits)
+        logits = self._model.logits(self._model(decodes.token_ids, step))
+        return logits, self._rows.draw(logits, rows, positions)
 
 
 def padded_size(num_rows: int) -> int:

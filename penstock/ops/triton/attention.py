@@ -4,6 +4,7 @@ Scores are kept in base 2 (scale carries log2 e). Nothing the size of queries x 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from penstock.models.spec import GQA
 from penstock.ops.attention import attention
+from penstock.ops.cached_attention import cached_attention
+from penstock.ops.kv_write import HeadNorms
 from penstock.ops.layout import LayerCache, Layout
+from penstock.ops.rope import Angles
 
 LOG2_E = 1.4426950408889634
 PROGRAMS = 264
@@ -36,13 +40,43 @@ def _slots(tables, table_start, positions, inside, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _decode(
-    q, keys, values, tables, starts, contexts, members, sinks, out, partial, peaks, sums, scale, table_width,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    DIM: tl.constexpr, PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SINKS: tl.constexpr, LISTED: tl.constexpr,
+def _turned(
+    source, columns, inside, weight, cosine, sine, eps, kind: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """One sequence's query, the heads that share a kv head, one of SPLITS runs of keys."""
+    """Rows of heads at `source`, normed and rotated. A column's partner in rotation lies HALF away."""
+    numbers = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(numbers * numbers, axis=1) / DIM + eps)[:, None]
+        numbers = (numbers * scale * tl.load(weight + columns, mask=columns < DIM, other=0.0)).to(kind).to(tl.float32)
+    if TURNS:
+        is_first = columns < HALF
+        partner = tl.where(is_first, columns + HALF, columns - HALF)
+        turns = columns < 2 * HALF
+        others = tl.load(source + partner, mask=inside & turns, other=0.0).to(tl.float32)
+        if NORMS:
+            others = (others * scale * tl.load(weight + partner, mask=turns, other=0.0)).to(kind).to(tl.float32)
+        angle = tl.where(is_first, columns, columns - HALF)
+        cos = tl.load(cosine + angle, mask=turns, other=1.0)
+        sin = tl.load(sine + angle, mask=turns, other=0.0)
+        numbers = numbers * cos + tl.where(is_first, -others, others) * sin
+    return numbers.to(kind)
+
+
+@triton.jit
+def _decode(
+    q, cosine, sine, q_weight, k_weight, eps, keys, values, tables, starts, contexts, members, sinks,
+    out, partial, peaks, sums, counters, scale, table_width,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    DIM: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SINKS: tl.constexpr,
+    LISTED: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """One sequence's query, the heads that share a kv head, one of SPLITS runs of keys.
+
+    With PLACES, `q` is the joined q, k, v as projected: heads are normed and rotated here, and the first run takes the new
+    key and value from registers and lays them down in the cache. The run that ends last joins all of them.
+    """
     member = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -51,70 +85,89 @@ def _decode(
     context = tl.load(contexts + chunk)
     first = tl.maximum(context - WINDOW, 0) if WINDOW else 0
     origin = first // TILE * TILE
-    span = tl.cdiv(tl.cdiv(context - origin, TILE), SPLITS) * TILE
+    end = context - 1 if PLACES else context
+    span = tl.cdiv(tl.cdiv(end - origin, TILE), SPLITS) * TILE
     low = origin + split * span
-    high = tl.minimum(low + span, context)
+    high = tl.minimum(low + span, end)
+    table_start = chunk.to(tl.int64) * table_width
 
     rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, PAD)
+    columns = tl.arange(0, PAD)[None, :]
     head = kv_head * GROUP + rows
-    is_query = (rows < GROUP)[:, None] & (columns < DIM)[None, :]
-    query = tl.load(q + (token * HEADS + head[:, None]) * DIM + columns[None, :], mask=is_query, other=0.0)
+    is_query = (rows < GROUP)[:, None] & (columns < DIM)
+    kind: tl.constexpr = out.dtype.element_ty
+    if PLACES:
+        source = q + token * (HEADS + 2 * KV_HEADS) * DIM
+        cos, sin = cosine + token * HALF, sine + token * HALF
+        query = _turned(
+            source + head[:, None] * DIM, columns, is_query, q_weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS
+        )
+    else:
+        query = tl.load(q + (token * HEADS + head[:, None]) * DIM + columns, mask=is_query, other=0.0)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, PAD], tl.float32)
     for begin in range(low, high, TILE):
         positions = begin + tl.arange(0, TILE)
         inside = (positions < high) & (positions >= first)
-        slot = _slots(tables, chunk.to(tl.int64) * table_width, positions, inside, BLOCK_SIZE)
-        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
-        is_key = inside[:, None] & (columns < DIM)[None, :]
+        slot = _slots(tables, table_start, positions, inside, BLOCK_SIZE)
+        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns
+        is_key = inside[:, None] & (columns < DIM)
         key = tl.load(keys + place, mask=is_key, other=0.0).to(query.dtype)
+        value = tl.load(values + place, mask=is_key, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(inside[None, :], _capped(scores, CAP, LOG2_E), float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(peak - higher)
-        value = tl.load(values + place, mask=is_key, other=0.0).to(query.dtype)
         total = total * fade + tl.sum(weights, axis=1)
         mixed = mixed * fade[:, None] + tl.dot(weights.to(query.dtype), value, input_precision="ieee")
         peak = higher
+    if PLACES and split == 0:
+        ours = HEADS + kv_head + rows[:, None] * 0
+        key = _turned(
+            source + ours * DIM, columns, columns < DIM, k_weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS
+        )
+        value = tl.load(source + (ours + KV_HEADS) * DIM + columns, mask=columns < DIM, other=0.0)
+        block = tl.load(tables + table_start + end // BLOCK_SIZE).to(tl.int64)
+        place = ((block * BLOCK_SIZE + end % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM + columns + rows[:, None] * 0
+        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
+        tl.store(values + place, value.to(values.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
+        score = _capped(tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale, CAP, LOG2_E)
+        higher = tl.maximum(peak, score)
+        weight = tl.exp2(score - higher)
+        fade = tl.exp2(peak - higher)
+        total = total * fade + weight
+        mixed = mixed * fade[:, None] + weight[:, None] * value.to(tl.float32)
+        peak = higher
+    target = out + (token * HEADS + kv_head * GROUP) * DIM + columns
     if SPLITS == 1:
         if SINKS:
             total += tl.exp2(tl.load(sinks + head, mask=rows < GROUP, other=0.0) * LOG2_E - peak)
-        mixed = mixed / total[:, None]
-        target = out + (token * HEADS + head[:, None]) * DIM + columns[None, :]
-        tl.store(target, mixed.to(out.dtype.element_ty), mask=is_query)
+        tl.store(target + rows[:, None] * DIM, (mixed / total[:, None]).to(kind), mask=is_query)
     else:
-        place = (member.to(tl.int64) * HEADS + head) * SPLITS + split
-        tl.store(peaks + place, peak, mask=rows < GROUP)
-        tl.store(sums + place, total, mask=rows < GROUP)
-        tl.store(partial + place[:, None] * DIM + columns[None, :], mixed, mask=is_query)
-
-
-@triton.jit
-def _join(
-    partial, peaks, sums, starts, members, sinks, out,
-    HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
-    LOG2_E: tl.constexpr, SINKS: tl.constexpr, LISTED: tl.constexpr,
-):  # fmt: skip
-    """Weighs the runs of keys of one query head against each other."""
-    member = tl.program_id(0)
-    head = tl.program_id(1)
-    chunk = tl.load(members + member) if LISTED else member
-    token = tl.load(starts + chunk).to(tl.int64)
-    splits = tl.arange(0, SPLITS)
-    columns = tl.arange(0, PAD)
-    place = (member.to(tl.int64) * HEADS + head) * SPLITS + splits
-    peak = tl.load(peaks + place)
-    highest = tl.max(peak, axis=0)
-    share = tl.exp2(peak - highest)
-    total = tl.sum(share * tl.load(sums + place), axis=0)
-    if SINKS:
-        total += tl.exp2(tl.load(sinks + head) * LOG2_E - highest)
-    parts = tl.load(partial + place[:, None] * DIM + columns[None, :], mask=(columns < DIM)[None, :], other=0.0)
-    mixed = tl.sum(parts * share[:, None], axis=0) / total
-    tl.store(out + (token * HEADS + head) * DIM + columns, mixed.to(out.dtype.element_ty), mask=columns < DIM)
+        base = (member.to(tl.int64) * HEADS + head) * SPLITS + split
+        tl.store(peaks + base, peak, mask=rows < GROUP)
+        tl.store(sums + base, total, mask=rows < GROUP)
+        tl.store(partial + base[:, None] * DIM + columns, mixed, mask=is_query)
+        tl.debug_barrier()
+        counter = counters + member * KV_HEADS + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(counter, 0)
+            splits = tl.arange(0, SPLITS)
+            for number in range(GROUP):
+                base_of_head = (member.to(tl.int64) * HEADS + kv_head * GROUP + number) * SPLITS + splits
+                each = tl.load(peaks + base_of_head, cache_modifier=".cg")
+                highest = tl.max(each, axis=0)
+                share = tl.exp2(each - highest)
+                sum_of_all = tl.sum(share * tl.load(sums + base_of_head, cache_modifier=".cg"), axis=0)
+                if SINKS:
+                    sum_of_all += tl.exp2(tl.load(sinks + kv_head * GROUP + number) * LOG2_E - highest)
+                parts = tl.load(
+                    partial + base_of_head[:, None] * DIM + columns, mask=columns < DIM, other=0.0, cache_modifier=".cg"
+                )
+                joined = tl.sum(parts * share[:, None], axis=0)[None, :] / sum_of_all
+                tl.store(target + number * DIM, joined.to(kind), mask=columns < DIM)
 
 
 @triton.jit
@@ -246,52 +299,100 @@ def paged_attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sin
     return out
 
 
+@cached_attention.kernel("cuda", fits=lambda *arguments: _places_singles(*arguments))
+def placed_attention(
+    qkv: Tensor,
+    spec: GQA,
+    norms: HeadNorms | None,
+    angles: Angles | None,
+    cache: LayerCache,
+    layout: Layout,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Decodes alone: keys and values are laid down by the launch that attends."""
+    out = torch.empty((qkv.shape[0], spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+    _attend_singles(qkv, cache, layout, spec, sinks, _plan(layout, 0), out, Placing(norms, angles))
+    return out
+
+
+def _places_singles(
+    qkv: Tensor,
+    spec: GQA,
+    norms: HeadNorms | None,
+    angles: Angles | None,
+    cache: LayerCache,
+    layout: Layout,
+    sinks: Tensor | None,
+) -> bool:
+    is_by_head = norms is None or norms.q.shape[0] == spec.head_dim
+    return is_by_head and qkv.is_contiguous() and set(layout.lengths) == {1}
+
+
+class Placing(NamedTuple):
+    """What is done to heads before they attend."""
+
+    norms: HeadNorms | None
+    angles: Angles | None
+
+
 def _attend_singles(
-    q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sinks: Tensor | None, plan: Plan, out: Tensor
+    q: Tensor,
+    cache: LayerCache,
+    layout: Layout,
+    spec: GQA,
+    sinks: Tensor | None,
+    plan: Plan,
+    out: Tensor,
+    placing: Placing | None = None,
 ) -> None:
     group = spec.num_heads // spec.num_kv_heads
     num_programs = plan.num_decodes * spec.num_kv_heads
     splits = min(triton.next_power_of_2(max(PROGRAMS // num_programs, 1)), MAX_SPLITS)
-    shape = _shape(cache, spec, sinks)
-    members = layout.query_starts if plan.decodes is None else plan.decodes
+    counters = layout.derived.get("decode counters")
+    if counters is None:
+        counters = torch.zeros((plan.num_decodes, spec.num_kv_heads), dtype=torch.int32, device=q.device)
+        layout.derived["decode counters"] = counters
     partial = torch.empty(
         (plan.num_decodes, spec.num_heads, splits, spec.head_dim if splits > 1 else 0), device=q.device
     )
     peaks, sums = torch.empty((2, plan.num_decodes, spec.num_heads, splits), device=q.device)
-    is_listed = plan.decodes is not None
-    any_sinks = q if sinks is None else sinks
+    norms, angles = placing or Placing(None, None)
     _decode[(plan.num_decodes, spec.num_kv_heads, splits)](
         q,
+        q if angles is None else angles.cosine,
+        q if angles is None else angles.sine,
+        q if norms is None else norms.q,
+        q if norms is None else norms.k,
+        0.0 if norms is None else norms.eps,
         cache.keys,
         cache.values,
         layout.block_tables,
         layout.query_starts,
         layout.context_lengths,
-        members,
-        any_sinks,
+        layout.query_starts if plan.decodes is None else plan.decodes,
+        q if sinks is None else sinks,
         out,
         partial,
         peaks,
         sums,
+        counters,
         spec.scale * LOG2_E,
         layout.block_tables.stride(0),
-        **shape,
+        **_shape(cache, spec, sinks),
         GROUP=group,
         ROWS=max(triton.next_power_of_2(group), 16),
+        HALF=0 if angles is None else angles.cosine.shape[-1],
         TILE=64 if spec.head_dim <= 128 else 32,
         SPLITS=splits,
         WINDOW=spec.window or 0,
         CAP=spec.logit_softcap or 0.0,
-        LISTED=is_listed,
+        LISTED=plan.decodes is not None,
+        PLACES=placing is not None,
+        NORMS=norms is not None,
+        TURNS=angles is not None,
         num_warps=4,
         num_stages=3 if q.element_size() == 2 else 1,
     )
-    if splits > 1:
-        del shape["KV_HEADS"], shape["BLOCK_SIZE"]
-        _join[(plan.num_decodes, spec.num_heads)](
-            partial, peaks, sums, layout.query_starts, members, any_sinks, out,
-            **shape, SPLITS=splits, LISTED=is_listed, num_warps=2,
-        )  # fmt: skip
 
 
 def _shape(cache: LayerCache, spec: GQA, sinks: Tensor | None) -> dict[str, int | float | bool]:

@@ -1,0 +1,46 @@
+"""What a decode step reads of its rows and leaves there."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.ops.op import operation
+
+
+class Decodes(NamedTuple):
+    """One position of each row, ready for the model."""
+
+    token_ids: Tensor
+    slots: Tensor
+    context_lengths: Tensor
+    block_tables: Tensor
+
+
+def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(16)
+    tokens = torch.randint(0, 1000, (6, 33), generator=generator, device=device).int()
+    tables = torch.randint(0, 50, (6, 4), generator=generator, device=device).int()
+    for rows, positions in (([3], [0]), ([5, 0, 2, 4], [31, 8, 7, 16])):
+        yield tokens, tables, torch.tensor(rows, device=device), torch.tensor(positions, device=device), 8
+
+
+@operation(_examples)
+def gather_decodes(tokens: Tensor, tables: Tensor, rows: Tensor, positions: Tensor, block_size: int) -> Decodes:
+    """`tokens` are [rows, positions] and `tables` [rows, blocks] of all rows; `rows` and `positions` say what is computed."""
+    chosen = tables.index_select(0, rows)
+    blocks = chosen.gather(1, (positions // block_size)[:, None])[:, 0].long()
+    slots = blocks * block_size + positions % block_size
+    return Decodes(tokens[rows, positions].long(), slots, (positions + 1).int(), chosen)
+
+
+def _keep_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for tokens, _, rows, positions, _ in _examples(device):
+        yield tokens, rows, positions, torch.arange(len(rows), device=device) * 7 - 1
+
+
+@operation(_keep_examples)
+def keep_drawn(tokens: Tensor, rows: Tensor, positions: Tensor, drawn: Tensor) -> None:
+    """Leaves each drawn token behind its row's position; one that was not drawn leaves token 0."""
+    tokens[rows, positions + 1] = drawn.clamp(min=0).int()
