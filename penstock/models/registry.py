@@ -32,7 +32,7 @@ from penstock.models.weights import Recipes
 
 
 class Architecture(Protocol):
-    """What a module of this folder offers. `names` are the checkpoint's tensors; without them the published layout is meant."""
+    """What a module of this folder offers. `names` are the checkpoint's tensors; none means the published layout."""
 
     def spec_from_config(self, config: Mapping[str, Any]) -> ModelSpec: ...
 

@@ -1,4 +1,4 @@
-"""Untrusted settings: whatever a file says, it is read as meant or refused by name, and nothing is sized by it first."""
+"""Untrusted settings: whatever a file says is read as meant or refused by name, before anything is sized by it."""
 
 import json
 import tracemalloc

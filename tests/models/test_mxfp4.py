@@ -13,7 +13,7 @@ VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0,
 
 
 def numbers(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[experts, rows, columns]: a byte holds two numbers, the lower half first; a scale is a power of two, 127 for one."""
+    """[experts, rows, columns]. A byte holds two numbers, lower half first; scales are powers of two, 127 for one."""
     pairs = VALUES[torch.stack((blocks % 16, blocks // 16), dim=-1).long()]
     return (pairs.flatten(-2) * 2.0 ** (scales.float() - 127)[..., None]).flatten(-2)
 
