@@ -1,42 +1,14 @@
 """Every kernel equals its operation's definition, in what it returns and in what it writes."""
 
 import copy
-import importlib
-import pkgutil
 
 import pytest
 import torch
 
-import penstock.ops
 from penstock.ops.op import OPERATIONS, Kernel, Op
+from tests.ops.parity import cases, same
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-for module in pkgutil.iter_modules(penstock.ops.__path__, "penstock.ops."):
-    importlib.import_module(module.name)
-CASES = [
-    (op, device_type, kernel)
-    for op in OPERATIONS.values()
-    for device_type, kernels in op.kernels.items()
-    for kernel in kernels
-]
-
-
-def _tensors(value):
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _same(mine, theirs) -> None:
-    pairs = list(zip(_tensors(mine), _tensors(theirs), strict=True))
-    for left, right in pairs:
-        assert left.dtype == right.dtype
-        tolerance = TOLERANCE.get(left.dtype, 0)
-        torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+CASES = cases()
 
 
 @pytest.mark.parametrize(("op", "device_type", "kernel"), CASES, ids=lambda value: getattr(value, "name", value))
@@ -49,8 +21,8 @@ def test_kernel_equals_definition(op: Op, device_type: str, kernel: Kernel) -> N
             continue
         num_fitting += 1
         mine, theirs = copy.deepcopy(arguments), copy.deepcopy(arguments)
-        _same(kernel.run(*mine), op.definition(*theirs))
-        _same(mine, theirs)
+        same(kernel.run(*mine), op.definition(*theirs))
+        same(mine, theirs)
     assert num_fitting, f"{kernel.name} fits none of the examples of {op.name}"
 
 
@@ -58,8 +30,8 @@ def test_kernel_equals_definition(op: Op, device_type: str, kernel: Kernel) -> N
 def test_definition_takes_its_own_examples_the_same_every_time(op: Op) -> None:
     examples = zip(op.examples(torch.device("cpu")), op.examples(torch.device("cpu")), strict=True)
     for first, second in examples:
-        _same(first, second)
-        _same(op.definition(*first), op.definition(*second))
+        same(first, second)
+        same(op.definition(*first), op.definition(*second))
 
 
 def test_a_kernel_runs_only_where_it_fits() -> None:

@@ -1,0 +1,40 @@
+"""What it means for a kernel to equal its definition."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import penstock.ops
+from penstock.ops.op import OPERATIONS, Kernel, Op
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def cases() -> list[tuple[Op[..., Any], str, Kernel[..., Any]]]:
+    """Every kernel there is, with its operation and the type of device it is for."""
+    for module in pkgutil.iter_modules(penstock.ops.__path__, "penstock.ops."):
+        importlib.import_module(module.name)
+    return [
+        (op, device_type, kernel)
+        for op in OPERATIONS.values()
+        for device_type, kernels in op.kernels.items()
+        for kernel in kernels
+    ]
+
+
+def same(mine: Any, theirs: Any) -> None:
+    for left, right in zip(_tensors(mine), _tensors(theirs), strict=True):
+        assert left.dtype == right.dtype
+        tolerance = TOLERANCE.get(left.dtype, 0)
+        torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
