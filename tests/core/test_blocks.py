@@ -1,0 +1,574 @@
+"""The pool: all or nothing, least recently used first, tails before heads, nothing shared is ever written."""
+
+import random
+
+import pytest
+
+from penstock.core import blocks
+from penstock.core.blocks import BlockPool, Match
+from tests.core.sequences import compute, make_sequence
+
+
+def make_pool(num_blocks=8, block_size=4, **wishes):
+    return BlockPool(num_blocks, block_size, **wishes)
+
+
+def state(pool):
+    """All that a refused command must not change."""
+    return (
+        list(pool._references),
+        list(pool._free),
+        list(pool._cached),
+        dict(pool._pins),
+        dict(pool._index),
+        pool.num_evictions,
+    )
+
+
+# Reserving
+
+
+@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (32, 8)])
+def test_as_many_blocks_as_the_tokens_need(num_tokens, num_blocks):
+    pool, sequence = make_pool(), make_sequence()
+    assert pool.blocks_for(num_tokens) == num_blocks
+    assert pool.reserve(sequence, num_tokens)
+    assert len(set(sequence.blocks)) == num_blocks
+    assert pool.num_available == 8 - num_blocks
+    assert pool.num_held == num_blocks
+    assert pool.usage_fraction == num_blocks / 8
+    pool.check([sequence])
+
+
+def test_a_reservation_grows_by_what_is_missing():
+    pool, sequence = make_pool(), make_sequence()
+    assert pool.reserve(sequence, 4)
+    first = list(sequence.blocks)
+    assert pool.reserve(sequence, 4)
+    assert sequence.blocks == first
+    assert pool.reserve(sequence, 5)
+    assert sequence.blocks[:1] == first
+    assert len(sequence.blocks) == 2
+    assert pool.reserve(sequence, 1), "less than it has is no wish for less"
+    assert len(sequence.blocks) == 2
+
+
+def test_all_or_nothing():
+    pool, holder, other = make_pool(), make_sequence(), make_sequence()
+    assert pool.reserve(holder, 20)
+    before = state(pool)
+    assert not pool.reserve(other, 13)
+    assert state(pool) == before
+    assert other.blocks == []
+    assert pool.reserve(other, 12)
+    assert pool.num_available == 0
+    pool.check([holder, other])
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (5, True), (6, True), (7, False)])
+def test_spare_blocks_are_left_over(spare, fits):
+    pool, sequence = make_pool(), make_sequence()
+    assert pool.reserve(sequence, 8, spare=spare) == fits
+    pool.check([sequence])
+
+
+def test_blocks_that_are_matched_need_not_be_found_but_stop_being_available():
+    pool = make_pool()
+    pool.release(compute(pool, make_sequence(range(9))))
+    again = make_sequence(range(9))
+    match = pool.match(again)
+    assert len(match.blocks) == 2
+    assert not pool.reserve(again, 9, match, spare=6), "8 blocks: 2 matched, 1 new, 6 spare"
+    assert again.blocks == []
+    assert pool.reserve(again, 9, match, spare=5)
+    assert again.blocks[:2] == list(match.blocks)
+    assert pool.num_available == 5
+    pool.check([again])
+
+
+def test_a_matched_block_that_others_hold_costs_nothing():
+    pool = make_pool(num_blocks=4)
+    holder = compute(pool, make_sequence(range(9)))
+    again = make_sequence(range(9))
+    assert pool.reserve(again, 9, pool.match(again))
+    assert pool.num_available == 0
+    assert again.blocks[:2] == holder.blocks[:2]
+    assert pool.num_held == 4
+    pool.release(holder)
+    assert pool.num_available == 1
+    pool.check([again])
+
+
+# Matching
+
+
+def test_at_least_one_token_is_left_to_compute():
+    pool = make_pool()
+    pool.release(compute(pool, make_sequence(range(8))))
+    assert pool.match(make_sequence(range(4))) == Match((), "shorter than a block")
+    assert len(pool.match(make_sequence(range(5))).blocks) == 1
+    assert len(pool.match(make_sequence(range(8))).blocks) == 1
+    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+
+
+def test_a_match_says_why_there_is_no_more():
+    pool = make_pool()
+    pool.release(compute(pool, make_sequence(range(8))))
+    assert pool.match(make_sequence(range(9))).miss == ""
+    assert pool.match(make_sequence(range(13))).miss == "differs from every cached prompt"
+    assert pool.match(make_sequence((*range(7), 9, 9))).miss == "differs from every cached prompt"
+    assert pool.match(make_sequence((9, *range(8)))).miss == "nothing cached begins alike"
+    assert pool.match(make_sequence((1, 2))).miss == "shorter than a block"
+    off = make_pool(caching=False)
+    compute(off, make_sequence(range(8)))
+    assert off.match(make_sequence(range(8))) == Match((), "prefix caching is off")
+    assert off.num_cached == 0
+
+
+def test_asking_changes_nothing():
+    pool = make_pool()
+    pool.release(compute(pool, make_sequence(range(8))))
+    before = state(pool)
+    pool.match(make_sequence(range(20)))
+    assert state(pool) == before
+
+
+def test_only_whole_computed_blocks_are_published():
+    pool, sequence = make_pool(), make_sequence(range(12))
+    pool.reserve(sequence, 12)
+    for num_computed, num_cached in [(3, 0), (4, 1), (7, 1), (11, 2), (12, 3)]:
+        sequence.num_computed = num_computed
+        pool.publish(sequence)
+        assert pool.num_cached == sequence.num_published == num_cached
+    pool.publish(sequence)
+    assert pool.num_cached == 3
+    pool.check([sequence])
+
+
+def test_where_two_compute_the_same_the_first_to_publish_stands():
+    pool = make_pool()
+    one, two = make_sequence(range(9)), make_sequence(range(9))
+    assert pool.reserve(one, 9)
+    assert pool.reserve(two, 9)
+    for sequence in (one, two):
+        sequence.num_computed = 9
+        pool.publish(sequence)
+    assert pool.num_cached == 2
+    assert pool.match(make_sequence(range(9))).blocks == tuple(one.blocks[:2])
+    pool.check([one, two])
+    pool.release(one)
+    pool.release(two)
+    assert pool.num_available == 8
+    assert len(pool._cached) == 2
+    pool.check([])
+
+
+def test_a_private_copy_goes_on_after_the_published_one():
+    """Its later blocks continue the published content, so they are found by those who begin there."""
+    pool = make_pool()
+    one = compute(pool, make_sequence(range(4)))
+    two = make_sequence(range(8))
+    assert pool.reserve(two, 8)
+    two.num_computed = 8
+    pool.publish(two)
+    match = pool.match(make_sequence(range(9)))
+    assert match.blocks == (one.blocks[0], two.blocks[1])
+    pool.check([one, two])
+
+
+def test_what_follows_an_evicted_block_is_found_again_once_it_is_back():
+    pool = make_pool(num_blocks=3)
+    first = compute(pool, make_sequence(range(8)))
+    pool.release(first)
+    pool._forget(pool._index[first.hashes[0]])
+    assert pool.match(make_sequence(range(9))).blocks == ()
+    again = compute(pool, make_sequence(range(9)))
+    assert pool.num_cached == 2
+    assert pool.match(make_sequence(range(9))).blocks == tuple(again.blocks[:2])
+    pool.check([again])
+
+
+FIELDS = [{"salt": "a"}, {"adapter": "a"}, {"salt": "b", "adapter": "a"}, {"salt": "ab"}, {"adapter": "ab"}, {}]
+
+
+@pytest.mark.parametrize("mine", FIELDS)
+@pytest.mark.parametrize("theirs", FIELDS)
+def test_namespaces_never_share(mine, theirs):
+    pool = make_pool()
+    compute(pool, make_sequence(range(9), **mine))
+    assert len(pool.match(make_sequence(range(9), **theirs)).blocks) == (2 if mine == theirs else 0)
+
+
+@pytest.mark.parametrize("hash_of", [lambda parent, tokens: b"same", lambda parent, tokens: bytes([sum(tokens) % 3])])
+def test_no_hash_is_trusted(monkeypatch, hash_of):
+    """Whatever collides, a match holds the sequence's own tokens after its own beginning."""
+    monkeypatch.setattr(blocks, "block_hash", hash_of)
+    choose = random.Random(0)
+    pool, holders, written = make_pool(16, 2), [], {}
+    for _ in range(400):
+        if holders and choose.random() < 0.5:
+            pool.release(holders.pop(choose.randrange(len(holders))))
+        tokens = tuple(choose.randrange(3) for _ in range(choose.randrange(1, 9)))
+        sequence = make_sequence(tokens, salt=choose.choice("ab"))
+        match = pool.match(sequence)
+        for number, block in enumerate(match.blocks):
+            assert written[block] == (sequence.namespace, tokens[: 2 * number + 2])
+        if pool.reserve(sequence, len(tokens), match):
+            for number in range(len(match.blocks), len(sequence.blocks)):
+                written[sequence.blocks[number]] = (sequence.namespace, tokens[: 2 * number + 2])
+            sequence.num_computed = len(tokens)
+            pool.publish(sequence)
+            holders.append(sequence)
+        pool.check(holders)
+
+
+# Eviction
+
+
+def test_free_blocks_are_taken_before_cached_ones():
+    pool = make_pool(num_blocks=4)
+    pool.release(compute(pool, make_sequence(range(8))))
+    other = make_sequence()
+    assert pool.reserve(other, 8)
+    assert pool.num_evictions == 0
+    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    assert pool.reserve(other, 9)
+    assert pool.num_evictions == 1
+
+
+def test_the_least_recently_used_goes_first():
+    pool = make_pool(num_blocks=3, block_size=1)
+    prompts = {name: (token, 0) for name, token in (("a", 1), ("b", 2), ("c", 3))}
+    for prompt in prompts.values():
+        sequence = make_sequence(prompt[:1])
+        pool.release(compute(pool, sequence))
+    used = make_sequence(prompts["a"])
+    match = pool.match(used)
+    pool.reserve(used, 1, match)
+    pool.release(used)
+    evicted = []
+    holders = [make_sequence() for _ in prompts]
+    for holder in holders:
+        pool.reserve(holder, 1)
+        evicted += [
+            name for name in prompts if name not in evicted and not pool.match(make_sequence(prompts[name])).blocks
+        ]
+    assert evicted == ["b", "c", "a"]
+    pool.check(holders)
+
+
+def test_tails_go_before_heads():
+    """A prefix outlives what was built on it, so what is left of it can still be found."""
+    pool = make_pool(num_blocks=4)
+    pool.release(compute(pool, make_sequence(range(16))))
+    holder = make_sequence()
+    for num_blocks in range(1, 5):
+        pool.reserve(holder, 4 * num_blocks)
+        assert len(pool.match(make_sequence(range(17))).blocks) == 4 - num_blocks
+        pool.check([holder])
+
+
+def test_a_block_in_use_is_never_evicted():
+    pool = make_pool(num_blocks=4)
+    user = compute(pool, make_sequence(range(9)))
+    other = make_sequence()
+    assert not pool.reserve(other, 8)
+    assert pool.reserve(other, 4)
+    assert not set(other.blocks) & set(user.blocks)
+    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    pool.check([user, other])
+
+
+def test_everything_comes_back():
+    pool = make_pool()
+    sequences = [compute(pool, make_sequence(range(start, start + 7))) for start in (0, 100, 200)]
+    for sequence in sequences:
+        pool.release(sequence)
+        assert sequence.blocks == []
+        assert sequence.num_published == 0
+        assert sequence.tail is None
+    assert pool.num_available == 8
+    assert pool.num_held == 0
+    assert pool.usage_fraction == 0.0
+    assert pool.num_cached == 3
+    pool.check([])
+
+
+# Forks
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 7, 8, 9, 11])
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_fork_shares_whole_blocks_and_owns_the_one_it_writes(num_tokens, caching):
+    pool = make_pool(caching=caching)
+    parent = compute(pool, make_sequence(range(12)))
+    child = make_sequence(range(num_tokens + 1))
+    fork = pool.fork(parent, child, num_tokens)
+    num_shared = num_tokens // 4
+    assert fork.num_tokens == num_tokens
+    assert child.blocks[:-1] == parent.blocks[:num_shared]
+    assert child.blocks[-1] not in parent.blocks
+    assert len(child.blocks) == pool.blocks_for(num_tokens + 1)
+    assert fork.copies == (((parent.blocks[num_shared], child.blocks[-1]),) if num_tokens % 4 else ())
+    assert child.num_published == (num_shared if caching else 0)
+    pool.check([parent, child])
+    child.num_computed = num_tokens + 1
+    pool.publish(child)
+    pool.check([parent, child])
+    pool.release(parent)
+    pool.check([child])
+    pool.release(child)
+    assert pool.num_held == 0
+    pool.check([])
+
+
+def test_what_a_fork_publishes_continues_its_parent():
+    pool = make_pool()
+    parent = compute(pool, make_sequence(range(12)))
+    child = make_sequence(range(10))
+    pool.fork(parent, child, 9)
+    child.tokens += [77, 78]
+    child.num_computed = 12
+    pool.publish(child)
+    match = pool.match(make_sequence((*range(10), 77, 78, 79)))
+    assert match.blocks == tuple(child.blocks)
+    assert pool.match(make_sequence((*range(10), 77, 99, 79))).blocks == tuple(child.blocks[:2])
+
+
+@pytest.mark.parametrize(("num_held", "spare", "fits"), [(7, 0, True), (8, 0, False), (6, 1, True), (7, 1, False)])
+def test_a_fork_needs_one_block(num_held, spare, fits):
+    pool = make_pool(caching=False)
+    parent = compute(pool, make_sequence(range(4 * num_held)))
+    child = make_sequence(range(6))
+    before = state(pool)
+    fork = pool.fork(parent, child, 5, spare)
+    assert (fork is not None) == fits
+    if not fits:
+        assert state(pool) == before
+        assert child.blocks == []
+    pool.check([parent, child])
+
+
+# Pins
+
+
+def cached_pool():
+    """4 blocks: two cached, two free."""
+    pool = make_pool(num_blocks=4)
+    pool.release(compute(pool, make_sequence(range(8))))
+    return pool, pool.match(make_sequence(range(9)))
+
+
+def test_pinned_blocks_are_not_for_taking():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    assert pool.num_pinned == 2
+    assert pool.num_available == 2
+    assert pool.num_held == 0
+    assert pool.usage_fraction == 0.5
+    holder = make_sequence()
+    assert not pool.reserve(holder, 9)
+    assert pool.reserve(holder, 8)
+    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    pool.check([holder])
+
+
+def test_pins_end_when_they_say():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin_expired(9.999)
+    assert pool.num_pinned == 2
+    pool.unpin_expired(10.0)
+    assert pool.num_pinned == 0
+    assert pool.num_available == 4
+    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    pool.check([])
+
+
+@pytest.mark.parametrize("ends", [(10.0, 20.0), (20.0, 10.0), (20.0, 20.0), (5.0, 20.0, 10.0)])
+def test_the_later_of_two_pins_holds(ends):
+    pool, match = cached_pool()
+    for until_s in ends:
+        pool.pin(match, until_s)
+        pool.check([])
+    pool.unpin_expired(19.0)
+    assert pool.num_pinned == 2
+    pool.unpin_expired(20.0)
+    assert pool.num_pinned == 0
+    pool.check([])
+
+
+def test_pins_expire_one_by_one():
+    pool = make_pool()
+    matches = []
+    for start, until_s in ((0, 30.0), (100, 10.0), (200, 20.0)):
+        pool.release(compute(pool, make_sequence(range(start, start + 4))))
+        matches.append(pool.match(make_sequence(range(start, start + 5))))
+        pool.pin(matches[-1], until_s)
+    left = []
+    for now in (9.0, 10.0, 20.0, 30.0):
+        pool.unpin_expired(now)
+        left.append(pool.num_pinned)
+    assert left == [3, 2, 1, 0]
+
+
+def test_a_pin_can_be_broken():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin(match)
+    assert pool.num_pinned == 0
+    assert pool.num_available == 4
+    pool.unpin(match)
+    pool.pin(match, float("inf"))
+    pool.unpin_expired(1e12)
+    assert pool.num_pinned == 2
+    pool.unpin_all()
+    assert pool.num_pinned == 0
+    assert pool.num_available == 4
+    pool.check([])
+
+
+def test_an_old_end_does_not_break_a_new_pin():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin(match)
+    pool.pin(match, 50.0)
+    pool.unpin_expired(10.0)
+    assert pool.num_pinned == 2
+    pool.check([])
+
+
+def test_a_pinned_block_in_use_goes_back_to_its_pin():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    user = make_sequence(range(9))
+    assert pool.reserve(user, 9, match)
+    assert pool.num_held == 3
+    assert pool.num_available == 1
+    pool.check([user])
+    pool.release(user)
+    assert pool.num_pinned == 2
+    assert pool.num_available == 2
+    pool.check([])
+
+
+def test_a_block_pinned_in_use_becomes_cached_when_the_pin_ends_first():
+    pool, match = cached_pool()
+    user = make_sequence(range(9))
+    pool.reserve(user, 9, match)
+    pool.pin(match, 10.0)
+    assert pool.num_available == 1
+    pool.unpin_expired(10.0)
+    assert pool.num_available == 1
+    pool.check([user])
+    pool.release(user)
+    assert pool.num_available == 4
+    pool.check([])
+
+
+def test_unpinned_tails_go_before_heads():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin_all()
+    holder = make_sequence()
+    pool.reserve(holder, 12)
+    assert len(pool.match(make_sequence(range(9))).blocks) == 1
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin_expired(10.0)
+    pool.reserve(make_sequence(), 12)
+    assert len(pool.match(make_sequence(range(9))).blocks) == 1
+
+
+def test_a_collision_takes_the_pin_with_the_content(monkeypatch):
+    monkeypatch.setattr(blocks, "block_hash", lambda parent, tokens: b"same")
+    pool = make_pool(num_blocks=4)
+    pool.release(compute(pool, make_sequence(range(4))))
+    pool.pin(pool.match(make_sequence(range(5))), 10.0)
+    assert pool.num_pinned == 1
+    other = compute(pool, make_sequence(range(4, 8)))
+    assert pool.num_pinned == 0
+    assert pool.num_available == 3
+    pool.check([other])
+    pool.unpin_expired(10.0)
+    pool.check([other])
+
+
+# The books
+
+
+def corrupt_references(pool, sequence):
+    pool._references[sequence.blocks[0]] += 1
+
+
+def corrupt_missing_reference(pool, sequence):
+    sequence.blocks.pop()
+
+
+def corrupt_twice_held(pool, sequence):
+    sequence.blocks.append(sequence.blocks[0])
+    pool._references[sequence.blocks[0]] += 1
+
+
+def corrupt_twice_free(pool, sequence):
+    pool._free.append(pool._free[0])
+
+
+def corrupt_lost_block(pool, sequence):
+    pool._free.pop()
+
+
+def corrupt_free_and_held(pool, sequence):
+    pool._free[0] = sequence.blocks[0]
+
+
+def corrupt_cached_and_held(pool, sequence):
+    pool._cached[sequence.blocks[0]] = None
+
+
+def corrupt_stranger(pool, sequence):
+    pool._free[0] = 99
+
+
+def corrupt_index(pool, sequence):
+    pool._index[b"nonsense"] = sequence.blocks[0]
+
+
+def corrupt_index_entry(pool, sequence):
+    pool._index[sequence.hashes[0]] = sequence.blocks[1]
+
+
+def corrupt_lost_index(pool, sequence):
+    del pool._index[sequence.hashes[0]]
+
+
+def corrupt_free_content(pool, sequence):
+    block, content = pool._free[-1], pool._contents[sequence.blocks[0]]
+    pool._contents[sequence.blocks[0]] = None
+    pool._contents[block] = content
+    pool._index[content.hash] = block
+
+
+def corrupt_cached_without_content(pool, sequence):
+    pool._cached[pool._free.pop()] = None
+
+
+def corrupt_pin_without_content(pool, sequence):
+    pool._pins[pool._free.pop()] = 1.0
+
+
+def corrupt_twice_published(pool, sequence):
+    pool._contents[sequence.blocks[-1]] = pool._contents[sequence.blocks[0]]
+
+
+CORRUPTIONS = [make for name, make in sorted(globals().items()) if name.startswith("corrupt_")]
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda make: make.__name__)
+def test_a_book_that_does_not_balance_is_noticed(corrupt):
+    pool = make_pool()
+    sequence = compute(pool, make_sequence(range(10)))
+    pool.check([sequence])
+    corrupt(pool, sequence)
+    with pytest.raises(RuntimeError):
+        pool.check([sequence])
