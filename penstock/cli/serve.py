@@ -25,6 +25,7 @@ from penstock.server.front import Front
 from penstock.server.record import Recorder
 from penstock.server.text import Text
 
+KEY_VARIABLE = "PENSTOCK_API_KEY"
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
 DROPPED_STATUS = 1
@@ -52,10 +53,16 @@ class Config:
 
 
 def run(config: Config) -> int:
-    key = os.environ.get("PENSTOCK_API_KEY")
-    server = replace(config.server, api_key=(*config.server.api_key, key)) if key else config.server
     command = [sys.executable, "-m", "penstock.cli.worker"]
-    return serve(config.engine, server, command, lambda: open_text(config.engine.model.model))
+    return serve(
+        config.engine, with_key_of_environment(config.server), command, lambda: open_text(config.engine.model.model)
+    )
+
+
+def with_key_of_environment(server: ServerConfig) -> ServerConfig:
+    """The key that no process list shows."""
+    key = os.environ.get(KEY_VARIABLE)
+    return replace(server, api_key=(*server.api_key, key)) if key else server
 
 
 def serve(engine: EngineConfig, server: ServerConfig, command: list[str], text: Callable[[], Text]) -> int:

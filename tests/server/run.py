@@ -3,10 +3,14 @@
 import sys
 
 from penstock.cli import args
-from penstock.cli.serve import Config, serve
+from penstock.cli.serve import Config, serve, with_key_of_environment
 from penstock.cli.words import open_text
 
 if __name__ == "__main__":
     config = args.build(Config, args.parse(Config, sys.argv[1:]).values)
     worker = [sys.executable, "-m", "tests.engine.poisoned"]
-    sys.exit(serve(config.engine, config.server, worker, lambda: open_text(config.engine.model.model)))
+    sys.exit(
+        serve(
+            config.engine, with_key_of_environment(config.server), worker, lambda: open_text(config.engine.model.model)
+        )
+    )
