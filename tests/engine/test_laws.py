@@ -63,7 +63,7 @@ def test_cached_is_cold_is_cached_after_eviction(seed):
     cold = ask(100)
     warm = ask(200)
     assert warm > cold
-    flood = make_request(300, make_prompt(Random(seed), 96), max_tokens=1)
+    flood = make_request(300, make_prompt(Random(seed + 1000), 96), max_tokens=1)
     engine.submit(flood)
     assert_right([flood], drain(engine))
     assert engine.scheduler.pool.num_evictions
