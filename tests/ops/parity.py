@@ -25,6 +25,11 @@ def cases() -> list[tuple[Op[..., Any], str, Kernel[..., Any]]]:
     ]
 
 
+def has_dtype(value: Any, dtype: torch.dtype) -> bool:
+    """Some tensor in it is of the type."""
+    return any(tensor.dtype == dtype for tensor in _tensors(value))
+
+
 def same(mine: Any, theirs: Any) -> None:
     for left, right in zip(_tensors(mine), _tensors(theirs), strict=True):
         assert left.dtype == right.dtype

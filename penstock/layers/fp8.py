@@ -1,0 +1,45 @@
+"""Sublayers whose matrices are 8-bit floats. They stand in for the plain ones once a model is loaded."""
+
+from torch import Tensor, nn
+
+from penstock.layers.linear import Linear
+from penstock.layers.mlp import Gated
+from penstock.ops.fp8 import Fp8, gated_linear_fp8, linear_fp8, multiply_fp8, round_gated, round_rows
+
+MAX_EXACT_ROWS = 16
+"""Rows up to which activations are multiplied unrounded: beyond it the product would be bound by arithmetic."""
+
+
+class Fp8Linear(nn.Module):
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        values, scales = round_rows(linear.weight)
+        self.values = nn.Parameter(values, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.bias = linear.bias
+
+    @property
+    def weight(self) -> Fp8:
+        return Fp8(self.values, self.scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) <= MAX_EXACT_ROWS:
+            return linear_fp8(x, self.weight, self.bias)
+        return multiply_fp8(*round_rows(x), self.weight, self.bias, x.dtype)
+
+
+class Fp8Gated(nn.Module):
+    """Between its two products many rows are gated and rounded at once."""
+
+    def __init__(self, mlp: Gated) -> None:
+        super().__init__()
+        self.activation = mlp.activation
+        self.gate_up = Fp8Linear(mlp.gate_up)
+        self.down = Fp8Linear(mlp.down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) <= MAX_EXACT_ROWS:
+            gated = gated_linear_fp8(x, self.gate_up.weight, self.gate_up.bias, self.activation)
+            return self.down(gated)  # type: ignore[no-any-return]
+        rounded = round_gated(self.gate_up(x), self.activation)
+        return multiply_fp8(*rounded, self.down.weight, self.down.bias, x.dtype)

@@ -1,0 +1,102 @@
+"""Matrices of 8-bit floats (E4M3), one scale for each row, and products with them.
+
+A few rows of activations are multiplied as they are: the matrix's bytes are what the product costs. Many rows are rounded to
+8-bit floats too, each by its own scale, so that both sides go through the 8-bit matrix units.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.models.spec import Activation
+from penstock.ops.activation import gate
+from penstock.ops.op import operation
+
+MOST = 448.0
+"""The largest E4M3 number."""
+LEAST = 1e-12
+"""A row smaller than this counts as this large, so that its scale is never zero."""
+
+
+class Fp8(NamedTuple):
+    """Row r is scales[r] * values[r]: values [rows, columns] in E4M3, scales [rows] in float32."""
+
+    values: Tensor
+    scales: Tensor
+
+
+def _round_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(17)
+    for dtype in (torch.float32, torch.float16):
+        for shape in ((1, 48), (5, 256), (3, 1000)):
+            x = torch.randn(shape, generator=generator, device=device) * 3
+            x[-1] *= len(x) - 1  # a row of zeros
+            yield (x.to(dtype),)
+
+
+@operation(_round_examples)
+def round_rows(x: Tensor) -> Fp8:
+    """Numbers [rows, columns] rounded to 8-bit floats by each row's largest."""
+    wide = x.float()
+    most = wide.abs().amax(-1).clamp(min=LEAST)
+    return Fp8((wide * (MOST / most)[:, None]).to(torch.float8_e4m3fn), most / MOST)
+
+
+def _gated_round_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    """Gates of whole numbers: no rounding of theirs decides between two 8-bit floats."""
+    generator = torch.Generator(device).manual_seed(18)
+    for dtype in (torch.float32, torch.float16):
+        for shape in ((1, 96), (5, 512)):
+            pairs = torch.full(shape, 7.0, device=device)
+            pairs[:, shape[1] // 2 :] = torch.randint(
+                -8, 8, (shape[0], shape[1] // 2), generator=generator, device=device
+            )
+            yield pairs.to(dtype), "swiglu_clamped"
+
+
+@operation(_gated_round_examples)
+def round_gated(gate_up: Tensor, activation: Activation) -> Fp8:
+    """What the gate of a pair lets through, rounded."""
+    return round_rows.definition(gate(gate_up, activation))
+
+
+def _linear_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(19)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for tokens, size, num_out in ((1, 64, 96), (1, 1000, 20), (6, 96, 40), (20, 128, 48)):
+            x = torch.randn((tokens, size), generator=generator, device=device).to(dtype)
+            weight = torch.randn((num_out, size), generator=generator, device=device) * size**-0.5
+            yield x, round_rows(weight), None
+            yield x, round_rows(weight), weight[:, 0].contiguous().to(dtype)
+
+
+@operation(_linear_examples)
+def linear_fp8(x: Tensor, weight: Fp8, bias: Tensor | None) -> Tensor:
+    """x [rows, columns] as it is, times the matrix."""
+    product = (x.float() @ weight.values.float().t()) * weight.scales
+    return (product if bias is None else product + bias).to(x.dtype)
+
+
+def _gated_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for number, (x, weight, bias) in enumerate(_linear_examples(device)):
+        yield x, weight, bias, ("silu", "gelu", "gelu_tanh", "swiglu_clamped")[number % 4]
+
+
+@operation(_gated_examples)
+def gated_linear_fp8(x: Tensor, weight: Fp8, bias: Tensor | None, activation: Activation) -> Tensor:
+    """The first half of the matrix's rows makes gates, the second what they let through."""
+    return gate(linear_fp8(x, weight, bias), activation)
+
+
+def _multiply_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, weight, bias in _linear_examples(device):
+        yield *round_rows(x), weight, bias, x.dtype
+
+
+@operation(_multiply_examples)
+def multiply_fp8(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rounded rows times the matrix, the result in `dtype`."""
+    product = (values.float() @ weight.values.float().t()) * scales[:, None] * weight.scales
+    return (product if bias is None else product + bias).to(dtype)

@@ -1,0 +1,24 @@
+"""Turns a loaded model's matrices into 8-bit floats, from outside: layers do not know it was ever otherwise.
+
+Left as they are: the embedding and the output matrix, whose errors would go straight into the scores; the routers of
+mixtures, which decide rather than compute; and the experts, which have kernels of their own.
+"""
+
+from torch import nn
+
+from penstock.layers.fp8 import Fp8Gated, Fp8Linear
+from penstock.layers.linear import Linear
+from penstock.layers.mlp import Gated
+
+KEPT = frozenset({"output", "router"})
+
+
+def quantize_fp8(model: nn.Module) -> None:
+    """In place, one matrix at a time: the most memory it needs beside the model is that of one matrix."""
+    for name, child in list(model.named_children()):
+        if isinstance(child, Gated):
+            setattr(model, name, Fp8Gated(child))
+        elif not isinstance(child, Linear):
+            quantize_fp8(child)
+        elif name not in KEPT:
+            setattr(model, name, Fp8Linear(child))
