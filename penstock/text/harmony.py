@@ -35,17 +35,17 @@ class HarmonyStyle:
 
     def split(self, text: str, *, is_open: bool) -> SplitText:
         parts: dict[str, list[str]] = {"reasoning": [], "content": []}
-        raw = ""
         kind = "reasoning" if is_open else "" if text.lstrip().startswith(_HEADER_BEGINNINGS) else "content"
         while text:
             if not kind:
                 header, message, text = text.partition(_MESSAGE)
-                kind, raw = (_kind_of(header), header + message) if message else ("", "")
+                kind = _kind_of(header) if message else ""
+                parts["content"] += [header + message] if kind == "call" else []
                 continue
             body, end = cut_at_stop(text, _ENDS)
             text = text[len(body) + len(end or "") :]
             if kind == "call":
-                parts["content"].append(raw + body + (end or ""))
+                parts["content"].append(body + (end or ""))
             elif body:
                 parts[kind].append(("\n" if parts[kind] else "") + body)
             kind = ""

@@ -1,0 +1,108 @@
+"""What a chat template can read, found by showing it small conversations.
+
+Templates were written against one of several shapes of message: content as text or as a list of parts, tool arguments as
+an object or as JSON text. A request may bring any of them; what the template reads as it stands is left as it stands.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PenstockError, RequestError
+
+Render = Callable[[Mapping[str, Any]], str]
+
+_NEEDLE = "needlework"
+_ARGUMENTS = {_NEEDLE: "thimble"}
+_ARGUMENTS_TEXT = json.dumps(_ARGUMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How messages are brought into the form the template reads."""
+
+    joins_parts: bool
+    """Content is text: parts are joined by newlines."""
+    wraps_text: bool
+    """Content is a list of parts: text becomes one."""
+    reads_arguments: bool
+    """Tool arguments are objects: JSON text is read."""
+    writes_arguments: bool
+    """Tool arguments are JSON text: objects are written."""
+
+    def fit(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [self._fit(message, index) for index, message in enumerate(messages)]
+
+    def _fit(self, message: dict[str, Any], index: int) -> dict[str, Any]:
+        content = message.get("content")
+        if isinstance(content, list) and self.joins_parts:
+            message = message | {"content": _joined(content, index)}
+        elif isinstance(content, str) and self.wraps_text:
+            message = message | {"content": [{"type": "text", "text": content}]}
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and (self.reads_arguments or self.writes_arguments):
+            message = message | {"tool_calls": [self._fit_call(call) for call in calls]}
+        return message
+
+    def _fit_call(self, call: Any) -> Any:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return call
+        arguments = function.get("arguments")
+        if self.reads_arguments and isinstance(arguments, str):
+            arguments = _object_in(arguments)
+        elif self.writes_arguments and isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return call | {"function": function | {"arguments": arguments}}
+
+
+def probe(render: Render) -> Shape:
+    """Find what the template reads. One that shows none of the probes is taken to read text."""
+    reads_text = _NEEDLE in _shown(render, _NEEDLE)
+    parts = _shown(render, [{"type": "text", "text": _NEEDLE}])
+    # A list that is printed as it stands shows its keys.
+    reads_parts = _NEEDLE in parts and "'type'" not in parts and '"type"' not in parts
+    objects, texts = (_shown(render, "", arguments) for arguments in (_ARGUMENTS, _ARGUMENTS_TEXT))
+    takes_objects = all(word in objects for word in (_NEEDLE, _ARGUMENTS[_NEEDLE]))
+    takes_texts = _ARGUMENTS_TEXT in texts
+    return Shape(
+        joins_parts=not reads_parts,
+        wraps_text=reads_parts and not reads_text,
+        reads_arguments=takes_objects and not takes_texts,
+        writes_arguments=takes_texts and not takes_objects,
+    )
+
+
+def _shown(render: Render, content: Any, arguments: Any = None) -> str:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content or "hello"}]
+    if arguments is not None:
+        function = {"name": "sew", "arguments": arguments}
+        call = {"id": "call00001", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
+    try:
+        return render({"messages": messages, "tools": None, "documents": None, "add_generation_prompt": False})
+    except PenstockError:
+        return ""
+
+
+def _joined(parts: list[Any], index: int) -> str:
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise RequestError(
+                f"message {index} has a content part of type {kind!r:.40}; this model takes text only",
+                param=f"messages[{index}].content",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _object_in(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
