@@ -34,6 +34,13 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("penstock.cli.serve", "Serve a model over HTTP, as OpenAI's clients know it"),
+    "top": Command("penstock.cli.top", "Watch a running server: who runs, who waits, how fast tokens come"),
+    "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
+    "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
+    "pull": Command("penstock.cli.pull", "Fetch a model"),
+    "list": Command("penstock.cli.list_models", "List the models that have been fetched"),
+    "show": Command("penstock.cli.show_model", "Tell what a model is made of and what it takes"),
+    "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

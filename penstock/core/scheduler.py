@@ -87,6 +87,15 @@ class Scheduler:
         return bool(self._requests)
 
     @property
+    def prompts(self) -> tuple[tuple[int, int, int], ...]:
+        """Prompts partly computed: request id, tokens done, tokens in all."""
+        return tuple(
+            (sequence.request.request_id, sequence.num_computed, sequence.num_prompt)
+            for sequence in self._running
+            if not sequence.choice and sequence.num_computed < sequence.num_prompt
+        )
+
+    @property
     def wake_s(self) -> float | None:
         """When `expire` or `schedule` has something to do even if nothing happens: a deadline, or a batch that opens."""
         times = [self._deadlines[0][0]] if self._deadlines else []

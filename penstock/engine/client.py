@@ -262,6 +262,9 @@ class EngineClient:
         if self.on_step is not None:
             self.on_step(step)
         streams = self._streams
+        for request_id, num_computed, _ in step.prompts:
+            if request_id in streams:
+                streams[request_id].num_computed = num_computed
         for delta in step.deltas:
             stream = streams.get(delta.request_id)
             if stream is None:

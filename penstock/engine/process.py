@@ -151,7 +151,8 @@ def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
         deltas = engine.step()
         has_stepped = engine.heartbeat.num_steps != num_steps
         if deltas or has_stepped:
-            step = Step(time.monotonic(), deltas, engine.scheduler.load, engine.heartbeat.num_steps)
+            scheduler = engine.scheduler
+            step = Step(time.monotonic(), deltas, scheduler.load, engine.heartbeat.num_steps, scheduler.prompts)
             reports.send(encode(step))
         elif not engine.has_work:
             engine.wait(IDLE_S)

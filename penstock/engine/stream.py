@@ -16,7 +16,16 @@ MAX_PENDING = 64
 class DeltaStream:
     """Written by the client on the event loop, read by one task there. Every choice ends in exactly one finish."""
 
-    __slots__ = ("_pending", "_waiter", "is_started", "num_sent", "request", "unended", "waiting_since_s")
+    __slots__ = (
+        "_pending",
+        "_waiter",
+        "is_started",
+        "num_computed",
+        "num_sent",
+        "request",
+        "unended",
+        "waiting_since_s",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -24,6 +33,8 @@ class DeltaStream:
         """Choices whose finish has not arrived."""
         self.is_started = False
         """Something of the answer has arrived: it can no longer be begun anew unnoticed."""
+        self.num_computed = 0
+        """Prompt tokens computed, while the prompt is being computed in parts."""
         self.num_sent = 0
         """Engines that have been given the request."""
         self.waiting_since_s: float | None = None

@@ -56,6 +56,8 @@ class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     deltas: tuple[Delta, ...]
     load: Load
     num_steps: int
+    prompts: tuple[tuple[int, int, int], ...] = ()
+    """Prompts partly computed: request id, tokens done, tokens in all."""
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):

@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter, deque
 
-from penstock.engine.client import EngineClient
+from penstock.engine.client import DeltaStream, EngineClient
 from penstock.server.faults import busy
 
 WINDOW_S = 10.0
@@ -57,11 +57,19 @@ class Admission:
         """Requests nobody has begun to answer, those on the way to the engine included."""
         return sum(1 for stream in self._client.streams if not stream.is_started)
 
-    def retry_after_s(self) -> int:
+    def position(self, stream: DeltaStream) -> int:
+        """Place among those nobody has begun to answer, 1 for the next."""
+        waiting = (one for one in self._client.streams if not one.is_started)
+        return next((place for place, one in enumerate(waiting, 1) if one is stream), 0)
+
+    def eta_s(self, position: int) -> float | None:
+        """When that place comes up, as things have been going; None if nothing has moved lately."""
         rate = self.drain.per_s(time.monotonic())
-        if not rate:
-            return 1
-        return max(1, min(math.ceil(self.num_waiting / rate), MOST_S))
+        return round(position / rate, 1) if rate else None
+
+    def retry_after_s(self) -> int:
+        eta_s = self.eta_s(self.num_waiting)
+        return 1 if eta_s is None else max(1, min(math.ceil(eta_s), MOST_S))
 
     def enter(self, tenant: str) -> None:
         """Take a place, or raise the error that says when to come back. Whoever entered must `leave`."""

@@ -50,6 +50,8 @@ class Call:
         self.wishes = wishes
         self.sending_since_s: float | None = None
         """Since when a write to the client has been waiting."""
+        self.tells_progress = False
+        """Its client asked to be told how far it is while it waits."""
         self.is_streaming = False
         """Its headers have been sent and events follow."""
         self.wrote_s = self.arrival_s
@@ -73,6 +75,12 @@ class Call:
     @property
     def is_over(self) -> bool:
         return not self._num_unended
+
+    @property
+    def waiting(self) -> "DeltaStream | None":
+        """Its first request, while nothing of the answer is there."""
+        first = self._streams[0] if self._streams else None
+        return first if first is not None and not first.is_started else None
 
     def check(self) -> None:
         """Raise RequestError for what could never be served."""

@@ -1,7 +1,6 @@
 """What all routes share: the engine, the model's text, the meters, and the calls in progress."""
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -139,6 +138,7 @@ class Front:
 
     def answer(self, call: Call, voice: Voice, body: Sampling, ignored: Sequence[str]) -> "Counted":
         headers = [(b"x-penstock-ignored", ", ".join(ignored)[:1000].encode("ascii", "replace"))] if ignored else []
+        call.tells_progress = bool(body.stream_options and body.stream_options.include_progress)
         answer = Answer(
             call,
             voice,
@@ -198,10 +198,24 @@ class Front:
                 if since_s is not None and now - since_s > self.config.stall_s:
                     call.cancel()
                     call.abort()
-                elif since_s is None and call.is_streaming and now - call.wrote_s > PING_S:
-                    call.wrote_s = now
-                    with contextlib.suppress(Exception):
-                        await send({"type": "http.response.body", "body": sse.PING, "more_body": True})
+                elif since_s is None and call.is_streaming:
+                    if now - call.wrote_s > (SWEEP_S if call.tells_progress and call.waiting else PING_S):
+                        call.wrote_s = now
+                        await send({"type": "http.response.body", "body": self._comfort(call), "more_body": True})
+
+    def _comfort(self, call: Call) -> bytes:
+        """How far a call that waits has come: an event if it was asked for, else a comment that parsers skip."""
+        waiting = call.waiting
+        if waiting is None:
+            return sse.PING
+        num_prompt = len(waiting.request.prompt)
+        progress: dict[str, Any] = {"stage": "prefill", "percent": round(100 * waiting.num_computed / num_prompt)}
+        if not waiting.num_computed:
+            position = self.admission.position(waiting)
+            progress = {"stage": "queued", "position": position, "eta_s": self.admission.eta_s(position)}
+        if call.tells_progress:
+            return b"event: progress\n" + sse.event(progress)
+        return sse.comment(", ".join(f"{name} {value}" for name, value in progress.items()))
 
     async def drain(self, timeout_s: float) -> None:
         """Let calls in progress end; no new ones come in."""

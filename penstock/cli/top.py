@@ -1,0 +1,132 @@
+"""`penstock top`: a running server at a glance, renewed every second."""
+
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.cli.show import print_json, print_table, printable
+from penstock.errors import ConfigError
+
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Watch a running server: who runs, who waits, how fast tokens come."""
+
+    url: str = "http://127.0.0.1:8000"
+    """Address of the server"""
+    api_key: str = ""
+    """Key the server asks for"""
+    every_s: float = 1.0
+    """Seconds between looks"""
+    once: bool = False
+    """Look twice, print one line of numbers, and end"""
+    json: bool = False
+    """Print numbers as JSON"""
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.every_s <= 3600.0:
+            raise ConfigError(f"--every-s is {self.every_s}; choose 0.05 to 3600 seconds")
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url is {self.url}; it begins with http:// or https://")
+
+
+class Sample(NamedTuple):
+    """A line of the exposition: labels as they are written."""
+
+    labels: str
+    value: float
+
+
+Samples = dict[str, list[Sample]]
+
+
+def run(config: Config) -> int:
+    before, before_s = read(config), time.monotonic()
+    while True:
+        time.sleep(config.every_s)
+        now, now_s = read(config), time.monotonic()
+        row = figures(before, now, now_s - before_s)
+        _show(config, row)
+        if config.once:
+            return 0
+        before, before_s = now, now_s
+
+
+def read(config: Config) -> Samples:
+    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    request = urllib.request.Request(config.url.rstrip("/") + "/metrics", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            return parse(response.read().decode("utf-8", "replace"))
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"{config.url} answers {error.code}; is --api-key right?") from error
+    except OSError as error:
+        raise ConfigError(f"{config.url} does not answer: {error}; is the server running?") from error
+
+
+def parse(text: str) -> Samples:
+    samples: Samples = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        left, _, value = line.rpartition(" ")
+        name, _, labels = left.partition("{")
+        samples.setdefault(name, []).append(Sample(labels.rstrip("}"), float(value)))
+    return samples
+
+
+def figures(before: Samples, now: Samples, seconds: float) -> dict[str, float | None]:
+    """What has happened between two looks, a second; and how things stand."""
+
+    def rate(name: str) -> float:
+        return (_sum(now, name) - _sum(before, name)) / seconds
+
+    return {
+        "running": _sum(now, "vllm:num_requests_running"),
+        "waiting": _sum(now, "vllm:num_requests_waiting"),
+        "kv_percent": 100 * _sum(now, "vllm:kv_cache_usage_perc"),
+        "prompt_tokens_per_s": rate("vllm:prompt_tokens_total"),
+        "output_tokens_per_s": rate("vllm:generation_tokens_total"),
+        "requests_per_s": rate("vllm:request_success_total"),
+        "refused_per_s": rate("penstock_requests_refused_total"),
+        "ttft_p50_ms": _quantile(before, now, "vllm:time_to_first_token_seconds", 0.5),
+        "ttft_p99_ms": _quantile(before, now, "vllm:time_to_first_token_seconds", 0.99),
+        "itl_p50_ms": _quantile(before, now, "vllm:inter_token_latency_seconds", 0.5),
+        "itl_p99_ms": _quantile(before, now, "vllm:inter_token_latency_seconds", 0.99),
+        "restarts": _sum(now, "penstock_engine_restarts_total"),
+    }
+
+
+def _sum(samples: Samples, name: str) -> float:
+    return sum(sample.value for sample in samples.get(name, ()))
+
+
+def _quantile(before: Samples, now: Samples, name: str, fraction: float) -> float | None:
+    """The bucket's upper bound, in milliseconds; None if nothing happened."""
+    old = {sample.labels: sample.value for sample in before.get(f"{name}_bucket", ())}
+    buckets = [(_bound(labels), value - old.get(labels, 0.0)) for labels, value in now.get(f"{name}_bucket", ())]
+    buckets.sort()
+    if not buckets or not buckets[-1][1]:
+        return None
+    wanted = fraction * buckets[-1][1]
+    return next(bound for bound, count in buckets if count >= wanted) * 1000
+
+
+def _bound(labels: str) -> float:
+    return float(labels.rpartition('le="')[2].rstrip('"'))
+
+
+def _show(config: Config, row: dict[str, float | None]) -> None:
+    rounded = {name: None if value is None else round(value, 1) for name, value in row.items()}
+    if config.json:
+        print_json(rounded)
+        return
+    if sys.stdout.isatty() and not config.once:
+        print("\x1b[H\x1b[2J", end="")
+    print_table(["", printable(config.url)], [(name.replace("_", " "), value) for name, value in rounded.items()])
+    sys.stdout.flush()
