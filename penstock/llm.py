@@ -1,82 +1,49 @@
 """A model in this process: prompts in, text out. No server, no other process, no network once the model is fetched."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from penstock.assembly import Progress, load, make_engine, size
+import numpy as np
+import numpy.typing as npt
+
+from penstock.assembly import LoadedModel, Progress, load, make_engine, size
+from penstock.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
+from penstock.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.config import EngineConfig, configure
-from penstock.core.batch import Delta, Finish, FinishReason, Logprob, PrefixHit
+from penstock.core.batch import Logprob
 from penstock.core.request import Request, SamplingParams
-from penstock.errors import ConfigError, EngineError, RequestError
+from penstock.engine.engine import Engine
+from penstock.errors import ConfigError, RequestError
 from penstock.files import ModelFiles, no_words
+from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
+from penstock.runtime.encoder import TextEncoder
+from penstock.sizing import Sizing
+from penstock.text.reasoning import ReasoningStyle
 from penstock.text.stop import StopSet
-from penstock.text.stream import TextDelta, TextRules, TextStream
+from penstock.text.stream import TextRules, TextStream
+from penstock.text.styles import style_of_template
 
-Prompt = str | Sequence[int]
+__all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
+
 Message = Mapping[str, Any]
+Vectors = npt.NDArray[np.float32]
 
-
-@dataclass(slots=True)
-class Choice:
-    """One answer to a prompt, complete once `finish` is there."""
-
-    text: str = ""
-    """Everything the model said, reasoning left out where it is recognised."""
-    reasoning: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
-    finish: Finish | None = None
-    stop: str | int | None = None
-    """The stop string or token that ended it."""
-
-    @property
-    def mean_logprob(self) -> float:
-        return sum(entry.logprob for entry in self.logprobs) / max(len(self.logprobs), 1)
-
-
-@dataclass(slots=True)
-class Completion:
-    """A prompt and its answers."""
-
-    prompt: Prompt | None
-    prompt_ids: tuple[int, ...]
-    choices: list[Choice]
-    prefix: PrefixHit | None = None
-    """What the prefix cache gave, and why no more."""
-    prompt_logprobs: list[Logprob] = field(default_factory=list)
-    """Of each prompt token but the first, given those before it."""
-
-    @property
-    def text(self) -> str:
-        """The first answer."""
-        return self.choices[0].text
-
-    @property
-    def is_finished(self) -> bool:
-        return all(choice.finish for choice in self.choices)
-
-    def keep_best(self, count: int) -> None:
-        """Keep the likeliest answers by mean log probability of their tokens, likeliest first."""
-        self.choices = sorted(self.choices, key=lambda choice: -choice.mean_logprob)[:count]
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """News of one choice of one completion."""
-
-    completion: Completion
-    choice: int
-    text: str
-    reasoning: str
-    num_tokens: int
+CONTINUING = TextRules(at_start=False)
+"""An answer goes on where the prompt ends; in a chat it begins a text of its own."""
 
 
 class LLM:
-    """Settings are those of `EngineConfig`, by name: `LLM("default", max_context=4096)`."""
+    """Settings are those of `EngineConfig`, by name: `LLM("default", max_context=4096)`.
+
+    Holds weights and cache until `close`, or the end of a `with`. Not for several threads at once; several streams in one
+    thread may be read in turns.
+    """
 
     def __init__(
         self,
@@ -87,23 +54,78 @@ class LLM:
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        self.config = configure(config, model=model, **settings)
-        self._loaded = load(self.config, cache, progress)
+        config = configure(config, model=model, **settings)
+        self._start(load(config, cache, progress), config)
+
+    @classmethod
+    def over(cls, loaded: LoadedModel, config: EngineConfig) -> "LLM":
+        """An engine of its own over weights that are loaded already."""
+        llm = cls.__new__(cls)
+        llm._start(loaded, config)
+        return llm
+
+    def _start(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self.config = config
+        self._model: LoadedModel | None = loaded
         self._numbers = count()
-        self._running: dict[int, _Running] = {}
-        if self.spec.generates:
-            self.sizing = size(self.config, self._loaded)
-            self._engine = make_engine(self.config, self._loaded, self.sizing)
+        self._running: dict[int, Running] = {}
+        self._waiting: deque[Running] = deque()
+        """Those the engine has no room to queue yet."""
+        self._engine: Engine | None = None
+        self._sizing: Sizing | None = None
+        self._encoder: TextEncoder | None = None
+        if isinstance(loaded.network, Encoder):
+            self._encoder = TextEncoder(loaded.network)
+        else:
+            self._sizing = size(config, loaded)
+            self._engine = make_engine(config, loaded, self._sizing)
+
+    def close(self) -> None:
+        """Give weights and cache back. What is under way is dropped."""
+        self._model = self._engine = self._encoder = None
+        self._running.clear()
+        self._waiting.clear()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def loaded(self) -> LoadedModel:
+        if self._model is None:
+            raise ConfigError("this LLM is closed; make a new one")
+        return self._model
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ConfigError(f"{self._name} makes vectors and generates no text; use LLM.embed")
+        return self._engine
+
+    @property
+    def sizing(self) -> Sizing:
+        """What was found at start. A model that makes vectors has no cache to size."""
+        if self._sizing is None:
+            raise ConfigError(f"{self._name} makes vectors and keeps no cache")
+        return self._sizing
 
     @property
     def spec(self) -> ModelSpec:
-        return self._loaded.spec
+        return self.loaded.spec
 
     @property
     def files(self) -> ModelFiles:
-        if self._loaded.files is None:
+        if self.loaded.files is None:
             raise no_words(self.config.model.model)
-        return self._loaded.files
+        return self.loaded.files
+
+    @property
+    def _name(self) -> str:
+        return self.loaded.files.name if self.loaded.files else self.config.model.model
 
     # Text
 
@@ -115,7 +137,11 @@ class LLM:
         best_of: int | None = None,
         on_update: Callable[[Update], None] | None = None,
     ) -> list[Completion]:
-        """Complete every prompt, all of them at once. `best_of` draws that many answers and keeps the likeliest n."""
+        """Complete every prompt, all of them at once. `best_of` draws that many answers and keeps the likeliest n.
+
+        All prompts are checked before any is computed. One that fails ends alone, and its error is raised when the others
+        have ended.
+        """
         every = _listed(prompts)
         wishes = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(every)
         if len(wishes) != len(every):
@@ -125,10 +151,14 @@ class LLM:
         kept = [wish.n for wish in wishes]
         if best_of is not None:
             wishes = [replace(wish, n=max(best_of, wish.n), logprobs=wish.logprobs or 0) for wish in wishes]
-        completions = [self._submit(prompt, wish) for prompt, wish in zip(every, wishes)]
-        for update in self._run(completions):
+        news: deque[News] = deque()
+        runs = [self._prepare(prompt, wish, news) for prompt, wish in zip(every, wishes)]
+        for index, run in enumerate(runs):
+            run.completion.index = index
+        for update in self._run(runs, news):
             if on_update is not None:
                 on_update(update)
+        completions = [run.completion for run in runs]
         if best_of is not None:
             for completion, num_kept in zip(completions, kept):
                 completion.keep_best(num_kept)
@@ -136,18 +166,22 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Update]:
         """Complete one prompt, yielding text as it comes. Leaving the loop cancels it."""
-        yield from self._run([self._submit(prompt, params or SamplingParams())])
+        news: deque[News] = deque()
+        yield from self._run([self._prepare(prompt, params or SamplingParams(), news)], news)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation."""
-        completion = self._submit_chat(messages, params)
-        for _ in self._run([completion]):
-            pass
-        return completion
+        *_, last = self.stream_chat(messages, params)
+        return last.completion
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Update]:
         """Answer a conversation, yielding text as it comes. Leaving the loop cancels it."""
-        yield from self._run([self._submit_chat(messages, params)])
+        text = self.render_chat(messages)
+        style = self._reasoning_style
+        rules = TextRules(style=style, is_open=style is not None and style.is_open(text))
+        ids = self.files.tokenizer.encode(text, special=False)
+        news: deque[News] = deque()
+        yield from self._run([self._prepare(ids, params or SamplingParams(), news, rules)], news)
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt a conversation becomes."""
@@ -156,94 +190,130 @@ class LLM:
             raise ConfigError(f"{self.files.name} has no chat template: it completes text but was not made to chat")
         return template.render(messages, add_generation_prompt=True)
 
+    def beam_search(self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0) -> list[Beam]:
+        """The likeliest answers, best first. The prefix cache holds what beams share."""
+        ids = self._encoded(prompt)
+        ends = self.files.tokenizer.eos_ids if self.loaded.files else frozenset()
+        rules = BeamRules(width, max_tokens, length_penalty, ends)
+        self.engine.scheduler.limits.longest(
+            Request(request_id=0, prompt=ids, params=SamplingParams(max_tokens=max_tokens))
+        )
+
+        def likeliest(answers: list[TokenIds], num_asked: int) -> list[Ranked]:
+            params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=num_asked)
+            completions = self.generate([ids + answer for answer in answers], params)
+            return [completion.choices[0].logprobs[0].top for completion in completions]
+
+        beams = beam_search(likeliest, rules)
+        return [replace(beam, text=self._decoded(beam)) for beam in beams]
+
+    def score(self, prompts: Prompt | Sequence[Prompt]) -> list[list[Logprob]]:
+        """How likely each prompt's own tokens are, each given those before it; the first is left out."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        return [completion.prompt_logprobs for completion in self.generate(prompts, params)]
+
+    # Vectors
+
+    def embed(self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None) -> Vectors:
+        """One vector of length 1 for each text, [texts, dimensions]: all of them, or the first so many made long again."""
+        if self._encoder is None:
+            raise ConfigError(f"{self._name} generates text and makes no vectors; name an embedding model")
+        width = self.spec.hidden_size
+        if dimensions is not None and not 1 <= dimensions <= width:
+            raise RequestError(f"dimensions is {dimensions}; this model has 1 to {width}", param="dimensions")
+        vectors = self._encoder.encode([self._encoded(text) for text in _listed(texts)])
+        if dimensions is None:
+            return vectors
+        kept = vectors[:, :dimensions]
+        lengths = np.linalg.norm(kept, axis=1, keepdims=True)
+        shortened: Vectors = kept / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return shortened
+
     # The loop
 
-    def _submit_chat(self, messages: Sequence[Message], params: SamplingParams | None) -> Completion:
-        text = self.render_chat(messages)
-        ids = self.files.tokenizer.encode(text, special=False)
-        return self._submit(ids, params or SamplingParams(), at_start=True)
+    def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self.files.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else prompt)
 
-    def _submit(self, prompt: Prompt, params: SamplingParams, *, at_start: bool = False) -> Completion:
-        if not self.spec.generates:
-            raise ConfigError(f"{self.config.model.model} makes vectors and generates no text; use LLM.embed")
-        ids = tuple(self.files.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else prompt)
-        if self._loaded.files is not None:
+    def _decoded(self, beam: Beam) -> str:
+        if self.loaded.files is None:
+            return ""
+        return self.files.tokenizer.decode(beam.token_ids[: len(beam.token_ids) - beam.is_ended], at_start=False)
+
+    @property
+    def _reasoning_style(self) -> ReasoningStyle | None:
+        template = self.files.chat_template
+        return None if template is None else style_of_template(template.source)
+
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams, news: deque[News], rules: TextRules = CONTINUING
+    ) -> Running:
+        """A request that could be served, with the streams its text will come through."""
+        limits = self.engine.scheduler.limits
+        ids = self._encoded(prompt)
+        if self.loaded.files is not None:
             ends = tuple(sorted(self.files.tokenizer.eos_ids - set(params.stop_token_ids)))
             params = replace(params, stop_token_ids=params.stop_token_ids + ends)
         completion = Completion(prompt, ids, [Choice() for _ in range(params.n)])
         request = Request(request_id=next(self._numbers), prompt=ids, params=params)
-        self._engine.scheduler.limits.longest(request)
-        rules = TextRules(stops=StopSet(params.stop), min_tokens=params.min_tokens, at_start=at_start)
-        streams = [self._text_stream(rules) for _ in range(params.n)]
-        self._running[request.request_id] = _Running(request, completion, streams)
-        self._engine.submit(request)
-        return completion
+        limits.longest(request)
+        rules = rules._replace(stops=StopSet(params.stop), min_tokens=params.min_tokens)
+        return Running(request, completion, [self._text_stream(rules) for _ in range(params.n)], news)
 
     def _text_stream(self, rules: TextRules) -> TextStream | None:
-        if self._loaded.files is not None:
+        if self.loaded.files is not None:
             return TextStream(self.files.tokenizer, rules)
         if rules.stops:
             raise no_words(self.config.model.model)
         return None
 
-    def _run(self, completions: Sequence[Completion]) -> Iterator[Update]:
-        """Step the engine until these are finished; others under way advance too."""
+    def _run(self, runs: Sequence[Running], news: deque[News]) -> Iterator[Update]:
+        """Step the engine until these are finished; others under way advance too, and their news waits for them."""
+        left = {run.request.request_id: run for run in runs}
+        self._running |= left
+        self._waiting.extend(runs)
         try:
-            while not all(completion.is_finished for completion in completions):
-                for delta in self._engine.step():
-                    update = self._take(delta)
-                    if update is not None:
-                        yield update
+            while left:
+                if not news:
+                    self._step()
+                while news:
+                    run, update = news.popleft()
+                    if run.completion.is_finished:
+                        left.pop(run.request.request_id, None)
+                    yield update
         finally:
-            for number, running in list(self._running.items()):
-                if any(running.completion is completion for completion in completions):
-                    self._engine.cancel(number)
-                    del self._running[number]
+            for number in left:
+                if self._running.pop(number, None) is not None:
+                    self.engine.cancel(number)
+        for run in runs:
+            if run.fault is not None:
+                raise run.fault
 
-    def _take(self, delta: Delta) -> Update | None:
-        running = self._running.get(delta.request_id)
-        if running is None or running.completion.choices[delta.choice].finish:
-            return None
-        update = running.take(delta)
-        choice = running.completion.choices[delta.choice]
-        if choice.finish is not None and choice.finish.reason is FinishReason.ERROR:
-            raise EngineError(choice.finish.message)
-        if choice.finish is not None and delta.finish is None:
-            self._engine.cancel(delta.request_id, delta.choice)
-        return update
+    def _step(self) -> None:
+        engine = self.engine
+        self._hand_over(engine)
+        for delta in engine.step():
+            run = self._running.get(delta.request_id)
+            if run is None:
+                continue
+            if run.take(delta):
+                engine.cancel(delta.request_id, delta.choice)
+            if run.completion.is_finished:
+                del self._running[delta.request_id]
 
-
-@dataclass(slots=True)
-class _Running:
-    """A request under way and the text its choices have become so far."""
-
-    request: Request
-    completion: Completion
-    streams: list[TextStream | None]
-
-    def take(self, delta: Delta) -> Update:
-        choice, stream = self.completion.choices[delta.choice], self.streams[delta.choice]
-        ended_by_token = delta.finish is not None and delta.finish.reason is FinishReason.STOP
-        news = TextDelta("", "", None)
-        num_before = stream.num_tokens if stream else 0
-        if stream is not None:
-            news = stream.feed(delta.token_ids, silent_last=ended_by_token)
-        num_kept = stream.num_tokens - num_before if stream else len(delta.token_ids)
-        choice.token_ids.extend(delta.token_ids[:num_kept])
-        choice.logprobs.extend(delta.logprobs[:num_kept])
-        self.completion.prompt_logprobs.extend(delta.prompt_logprobs)
-        if delta.prefix is not None and delta.choice == 0:
-            self.completion.prefix = delta.prefix
-        if news.stop is not None:
-            choice.finish, choice.stop = Finish(FinishReason.STOP), news.stop
-        elif delta.finish is not None:
-            choice.finish, choice.stop = delta.finish, delta.finish.stop_token_id
-        if choice.finish is not None and stream is not None:
-            rest = stream.finish()
-            news = TextDelta(news.reasoning + rest.reasoning, news.content + rest.content, news.stop)
-        choice.text += news.content
-        choice.reasoning += news.reasoning
-        return Update(self.completion, delta.choice, news.content, news.reasoning, num_kept)
+    def _hand_over(self, engine: Engine) -> None:
+        """Give the engine what it has room to queue. What is too much for an empty queue is for the engine to refuse."""
+        limits, load = engine.scheduler.limits, engine.scheduler.load
+        num_queued, num_tokens = load.num_waiting, load.num_waiting_tokens
+        while self._waiting:
+            request = self._waiting[0].request
+            num_queued += request.params.n
+            num_tokens += len(request.prompt)
+            has_room = num_queued <= limits.max_waiting and num_tokens <= limits.max_waiting_tokens
+            if not has_room and num_queued > request.params.n:
+                return
+            self._waiting.popleft()
+            if request.request_id in self._running:
+                engine.submit(request)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,0 +1,16 @@
+"""Amounts in words: bytes and counts as people say them."""
+
+
+def bytes_in_words(size: float) -> str:
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size:,.0f} B"
+
+
+def count_in_words(count: float) -> str:
+    """1,234 as it is; larger ones as 134.5 M."""
+    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if count >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count:,.0f}"

@@ -1,0 +1,82 @@
+"""`penstock eval`: how good a model is, measured on a text."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.cli.loading import open_llm
+from penstock.cli.progress import ProgressBar
+from penstock.cli.show import print_json, print_table
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.errors import ConfigError
+
+DEFAULT_CONTEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Measure a model on a text.
+
+    Perplexity: how many tokens, on average, the model hesitates between; lower is better. Compare it between models only where
+    they share a tokenizer.
+    """
+
+    measure: Literal["perplexity"] = field(metadata={"positional": True})
+    """What to measure"""
+    file: Path = field(metadata={"positional": True})
+    """Text to measure on"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    context: int | None = None
+    """Tokens a window holds (default: 1024, or what the model takes)"""
+    stride: int | None = None
+    """Tokens a window moves on; the others are seen again, not scored (default: half the context)"""
+    tokens: int | None = None
+    """Measure on this many tokens from the beginning only"""
+    json: bool = False
+    """Print JSON for machines"""
+    cache: CacheConfig = field(default_factory=lambda: CacheConfig(prefix_caching=False))
+    scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_sequences=16))
+
+
+def run(config: Config) -> int:
+    text = _read(config.file)
+    with open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm:
+        from penstock.perplexity import longest_context, measure
+
+        token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens]
+        context = config.context or min(DEFAULT_CONTEXT, longest_context(llm))
+        stride = config.stride or max(context // 2, 1)
+        start_s = time.monotonic()
+        with ProgressBar("tokens") as progress:
+            found = measure(llm, token_ids, context, stride, lambda done, total: progress("measuring", done, total))
+        seconds = time.monotonic() - start_s
+        result = {
+            "model": llm.files.name,
+            "file": str(config.file),
+            "perplexity": round(found.value, 6),
+            "tokens": found.num_tokens,
+            "scored_tokens": found.num_scored,
+            "context": context,
+            "stride": stride,
+            "seconds": round(seconds, 3),
+            "tokens_per_s": round(found.num_scored / seconds, 1),
+        }
+    if config.json:
+        print_json(result)
+    else:
+        print_table(("measure", "value"), [(name.replace("_", " "), _shown(value)) for name, value in result.items()])
+    return 0
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error

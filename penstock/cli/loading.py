@@ -1,0 +1,16 @@
+"""An `LLM` for a command, with a progress bar while it is fetched and loaded. Torch is imported here and not before."""
+
+from typing import TYPE_CHECKING
+
+from penstock.cli.progress import ProgressBar
+from penstock.config import EngineConfig
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM
+
+
+def open_llm(config: EngineConfig) -> "LLM":
+    from penstock.llm import LLM
+
+    with ProgressBar() as progress:
+        return LLM(config.model.model, config=config, progress=progress)

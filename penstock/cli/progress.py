@@ -1,0 +1,73 @@
+"""A progress bar for whatever takes long enough to wonder. On a terminal's standard error only, and drawn by rich,
+imported when there is something to draw.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+PATIENCE_S = 0.5
+"""What is over sooner needs no bar."""
+
+STAGES = {
+    "download": "fetching",
+    "refetch": "fetching again",
+    "unpack": "unpacking",
+    "verify": "checking",
+    "load": "loading",
+}
+
+
+class ProgressBar:
+    """Call it with a stage and how much of how much is done, any number of times, within a `with`."""
+
+    def __init__(self, unit: str = "bytes") -> None:
+        self._unit = unit
+        self._start_s: float | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        if not sys.stderr.isatty():
+            return
+        now = time.monotonic()
+        self._start_s = now if self._start_s is None else self._start_s
+        if self._bar is None:
+            if now - self._start_s < PATIENCE_S:
+                return
+            self._open()
+        self._bar.update(self._task, description=STAGES.get(stage, stage), completed=done, total=total)
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        amount = DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            amount,
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()

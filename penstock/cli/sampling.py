@@ -1,0 +1,50 @@
+"""Flags that say how tokens are drawn, for every command that draws some."""
+
+from dataclasses import dataclass
+from secrets import randbits
+
+from penstock.core.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How tokens are drawn."""
+
+    temperature: float = 0.7
+    """How bold to be; 0 always takes the likeliest token"""
+    top_k: int = 0
+    """Draw among this many likeliest tokens only; 0 for all"""
+    top_p: float = 0.95
+    """Draw among the likeliest tokens that hold this share of the probability"""
+    min_p: float = 0.0
+    """Leave out tokens less likely than this share of the likeliest one's probability"""
+    repetition_penalty: float = 1.0
+    """Above 1: hold tokens back that have occurred already, in the prompt or the answer"""
+    presence_penalty: float = 0.0
+    """Above 0: hold tokens back that the answer has already"""
+    frequency_penalty: float = 0.0
+    """Above 0: hold tokens back the more often the answer has them"""
+    seed: int | None = None
+    """The same seed gives the same text (default: another one each time)"""
+    max_tokens: int | None = None
+    """Most tokens of an answer (default: 256 in generate; in chat, until the model ends it or the context is full)"""
+    stop: tuple[str, ...] = ()
+    """Text that ends the answer"""
+
+    def __post_init__(self) -> None:
+        self.params()
+
+    def params(self) -> SamplingParams:
+        """The wish these flags make; without a seed, of its own at each call."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=randbits(62) if self.seed is None else self.seed,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+        )

