@@ -1,6 +1,7 @@
 """What all routes share: the engine, the model's text, the meters, and the calls in progress."""
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ class Front:
         """Calls that a shutdown cut off."""
         self._text: Text | None = None
         self._calls: dict[Call, Any] = {}
+        self._pings: set[asyncio.Task[None]] = set()
         self._canary_s = -1e9
         client.on_step = self.meters.observe
 
@@ -198,10 +200,19 @@ class Front:
                 if since_s is not None and now - since_s > self.config.stall_s:
                     call.cancel()
                     call.abort()
-                elif since_s is None and call.is_streaming:
-                    if now - call.wrote_s > (SWEEP_S if call.tells_progress and call.waiting else PING_S):
-                        call.wrote_s = now
-                        await send({"type": "http.response.body", "body": self._comfort(call), "more_body": True})
+                    continue
+                patience_s = SWEEP_S if call.tells_progress and call.waiting else PING_S
+                if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
+                    self._pings.add(ping := asyncio.create_task(self._ping(call, send)))
+                    ping.add_done_callback(self._pings.discard)
+
+    async def _ping(self, call: Call, send: Any) -> None:
+        """A task of its own: a client that does not read holds up nobody else's."""
+        call.wrote_s = call.sending_since_s = time.monotonic()
+        with contextlib.suppress(RuntimeError):  # the answer may end while this waits to be written
+            if call.is_streaming:
+                await send({"type": "http.response.body", "body": self._comfort(call), "more_body": True})
+        call.sending_since_s = None
 
     def _comfort(self, call: Call) -> bytes:
         """How far a call that waits has come: an event if it was asked for, else a comment that parsers skip."""

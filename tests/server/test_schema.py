@@ -1,0 +1,52 @@
+"""Requests made from our own OpenAPI document, right and wrong ones: none is answered with a fault of ours."""
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+
+from penstock.server.app import ROUTES
+from penstock.server.docs import openapi
+from tests.server.serving import Server
+
+DOCUMENT = openapi(ROUTES, "0")
+for _name in ("ChatBody", "CompletionBody"):
+    # Made-up answers need not be long.
+    DOCUMENT["components"]["schemas"][_name]["properties"]["max_tokens"] = {"type": "integer", "maximum": 4}
+    DOCUMENT["components"]["schemas"][_name]["required"].append("max_tokens")
+    DOCUMENT["components"]["schemas"][_name]["properties"].pop("max_completion_tokens", None)
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+QUICK = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+    database=None,
+    derandomize=True,
+)
+
+
+@SCHEMA.parametrize()
+@QUICK
+def test_no_request_is_answered_with_a_fault_of_ours(case: schemathesis.Case, server: Server) -> None:
+    _check(case, server)
+
+
+@pytest.mark.slow
+@SCHEMA.parametrize()
+@settings(QUICK, max_examples=1000, derandomize=False)
+def test_none_of_many_requests_is_answered_with_a_fault_of_ours(case: schemathesis.Case, server: Server) -> None:
+    _check(case, server)
+
+
+def _check(case: schemathesis.Case, server: Server) -> None:
+    response = case.call(base_url=server.url)
+    assert response.status_code < 500 or (response.status_code == 504 and "deadline" in response.text), response.text
+    if response.status_code >= 400:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_the_document_says_what_every_route_takes(server: Server) -> None:
+    document = httpx.get(server.url + "/openapi.json").json()
+    for route in ROUTES:
+        assert route.method.lower() in document["paths"][route.path.replace(":path", "")]
