@@ -20,6 +20,10 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 25
 """Batches are padded to the next of these; larger ones to a multiple of the last step."""
 
 
+LT_SIZES = range(17, 65)
+"""Batches whose products cuBLASLt computes up to 6 % faster than cuBLAS, measured on an H200."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A graph, and the tensors it reads and writes at every replay."""
@@ -55,6 +59,15 @@ class DecodeGraphs:
     def _record(self, places: Tensor) -> Recording:
         """Run once so that kernels are compiled and chosen, then record. A run writes only what the replay writes again."""
         fixed = places.to(self._rows.tokens.device)
+        preferred = torch.backends.cuda.preferred_blas_library()
+        if places.shape[1] in LT_SIZES:
+            torch.backends.cuda.preferred_blas_library("cublaslt")
+        try:
+            return self._record_now(fixed)
+        finally:
+            torch.backends.cuda.preferred_blas_library(preferred)
+
+    def _record_now(self, fixed: Tensor) -> Recording:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -10,18 +10,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from penstock.models.spec import GQA
-from penstock.ops.attention import attention
+from penstock.ops.attention import attention, read_blocks
 from penstock.ops.cached_attention import cached_attention
 from penstock.ops.kv_write import HeadNorms
-from penstock.ops.layout import LayerCache, Layout
+from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
 from penstock.ops.rope import Angles
 
 LOG2_E = 1.4426950408889634
 PROGRAMS = 264
 """Programs that keep the whole chip busy: two on each multiprocessor."""
 MAX_SPLITS = 32
+MAX_PLACING_PROGRAMS = 32
+MIN_DENSE_QUERIES = 1024
+DECODE_SHAPES = {32: (32, 2, 4), 128: (64, 8, 2), 512: (128, 4, 3), 1024: (32, 2, 2)}
+"""Keys a tile, warps and stages by the most programs they are best for, measured on an H200."""
 
 
 @triton.jit
@@ -63,14 +68,15 @@ def _turned(
     return numbers.to(kind)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _decode(
-    q, cosine, sine, q_weight, k_weight, eps, keys, values, tables, starts, contexts, members, sinks,
-    out, partial, peaks, sums, counters, scale, table_width,
+    q, cosine, sine, q_weight, k_weight, eps, keys, values, key_scales, value_scales,
+    tables, starts, contexts, members, sinks, out, partial, peaks, sums, counters, scale, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     DIM: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SINKS: tl.constexpr,
     LISTED: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
+    SCALES: tl.constexpr,
 ):  # fmt: skip
     """One sequence's query, the heads that share a kv head, one of SPLITS runs of keys.
 
@@ -116,11 +122,15 @@ def _decode(
         key = tl.load(keys + place, mask=is_key, other=0.0).to(query.dtype)
         value = tl.load(values + place, mask=is_key, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SCALES:
+            scores *= tl.load(key_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
         scores = tl.where(inside[None, :], _capped(scores, CAP, LOG2_E), float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(peak - higher)
         total = total * fade + tl.sum(weights, axis=1)
+        if SCALES:
+            weights *= tl.load(value_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
         mixed = mixed * fade[:, None] + tl.dot(weights.to(query.dtype), value, input_precision="ieee")
         peak = higher
     if PLACES and split == 0:
@@ -133,6 +143,8 @@ def _decode(
         place = ((block * BLOCK_SIZE + end % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM + columns + rows[:, None] * 0
         tl.store(keys + place, key.to(keys.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
         tl.store(values + place, value.to(values.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
+        key = key.to(keys.dtype.element_ty).to(kind)  # as the steps after this one will read them
+        value = value.to(values.dtype.element_ty).to(kind)
         score = _capped(tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale, CAP, LOG2_E)
         higher = tl.maximum(peak, score)
         weight = tl.exp2(score - higher)
@@ -170,12 +182,13 @@ def _decode(
                 tl.store(target + number * DIM, joined.to(kind), mask=columns < DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _runs(
-    q, keys, values, tables, starts, contexts, tile_chunks, tile_offsets, sinks, out, scale, table_width,
+    q, keys, values, key_scales, value_scales, tables, starts, contexts, tile_chunks, tile_offsets, sinks,
+    out, scale, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    LOG2_E: tl.constexpr, SINKS: tl.constexpr,
+    LOG2_E: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     """A tile of one chunk's queries, one head, over all keys the tile sees.
 
@@ -211,7 +224,10 @@ def _runs(
         key_place = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
         is_key = inside[:, None] & (columns < DIM)[None, :]
         key = tl.load(keys + key_place, mask=is_key, other=0.0).to(query.dtype)
-        scores = _capped(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP, LOG2_E)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SCALES:
+            scores *= tl.load(key_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
+        scores = _capped(scores, CAP, LOG2_E)
         if begin >= clear:
             seen = keys_at[None, :] <= position[:, None]
             if WINDOW:
@@ -226,6 +242,8 @@ def _runs(
         fade = tl.exp2(peak - safe)
         value = tl.load(values + key_place, mask=is_key, other=0.0).to(query.dtype)
         total = total * fade + tl.sum(weights, axis=1)
+        if SCALES:
+            weights *= tl.load(value_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
         mixed = mixed * fade[:, None] + tl.dot(weights.to(query.dtype), value, input_precision="ieee")
         peak = higher
     if SINKS:
@@ -243,16 +261,23 @@ class Plan:
     """Their chunk numbers; None when every chunk is one."""
     tile_chunks: Tensor | None
     tile_offsets: Tensor | None
+    whole: tuple[int, ...] = ()
+    """Long prompts computed in one piece: the library's dense attention is faster for them."""
 
 
-def _plan(layout: Layout, queries: int) -> Plan:
+def _plan(layout: Layout, queries: int, *, is_plain: bool = False) -> Plan:
     single = [chunk for chunk, length in enumerate(layout.lengths) if length == 1]
     if len(single) == len(layout.lengths):
         return Plan(len(single), None, None, None)
+    whole = tuple(
+        chunk
+        for chunk, (length, context) in enumerate(zip(layout.lengths, layout.contexts))
+        if is_plain and length == context >= MIN_DENSE_QUERIES
+    )
     tiles = [
         (chunk, offset)
         for chunk, length in enumerate(layout.lengths)
-        if length > 1
+        if length > 1 and chunk not in whole
         for offset in range(0, length, queries)
     ]
     tiles.reverse()  # the last queries of a prompt see most keys: start the longest work first
@@ -262,23 +287,27 @@ def _plan(layout: Layout, queries: int) -> Plan:
     )
     moved = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
     decodes, chunks, offsets = moved[0].split([len(single), len(tiles), len(tiles)])
-    return Plan(len(single), decodes, chunks, offsets)
+    return Plan(len(single), decodes, chunks, offsets, whole)
 
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
-def paged_attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
+def paged_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
     queries = 128 if spec.head_dim <= 128 and max(layout.lengths) > 64 else 64 if spec.head_dim <= 128 else 32
-    plan = layout.derived.get(("triton attention", queries))
+    is_plain = spec.window is None and spec.logit_softcap is None and sinks is None and q.element_size() == 2
+    plan = layout.derived.get(("triton attention", queries, is_plain))
     if plan is None:
-        plan = layout.derived["triton attention", queries] = _plan(layout, queries)
+        plan = layout.derived["triton attention", queries, is_plain] = _plan(layout, queries, is_plain=is_plain)
     out = torch.empty_like(q)
     if plan.num_decodes:
         _attend_singles(q, cache, layout, spec, sinks, plan, out)
-    if plan.tile_chunks is not None and plan.tile_offsets is not None:
+    for chunk in plan.whole:
+        _attend_whole(q, cache, layout, spec, chunk, out)
+    if plan.tile_chunks is not None and plan.tile_offsets is not None and len(plan.tile_chunks):
         _runs[(spec.num_heads, len(plan.tile_chunks))](
             q,
             cache.keys,
             cache.values,
+            *_scales(cache),
             layout.block_tables,
             layout.query_starts,
             layout.context_lengths,
@@ -290,13 +319,25 @@ def paged_attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sin
             layout.block_tables.stride(0),
             **_shape(cache, spec, sinks),
             QUERIES=queries,
-            TILE=64 if spec.head_dim <= 128 else 32,
+            TILE=128 if queries == 128 and q.element_size() == 2 else 64 if spec.head_dim <= 128 else 32,
             WINDOW=spec.window or 0,
             CAP=spec.logit_softcap or 0.0,
             num_warps=8 if queries == 128 else 4,
-            num_stages=3 if q.element_size() == 2 else 1,
+            num_stages=2 if q.element_size() == 2 else 1,
         )
     return out
+
+
+def _attend_whole(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, chunk: int, out: Tensor) -> None:
+    begin, length = sum(layout.lengths[:chunk]), layout.lengths[chunk]
+    blocks = layout.block_tables[chunk, : -(-length // cache.block_size)]
+    read = (part.to(q.dtype).flatten(0, 1)[:length] for part in read_blocks(cache, blocks))
+    keys, values = (part.transpose(0, 1)[None] for part in read)
+    queries = q[begin : begin + length].transpose(0, 1)[None]
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True
+    )
+    out[begin : begin + length] = attended[0].transpose(0, 1)
 
 
 @cached_attention.kernel("cuda", fits=lambda *arguments: _places_singles(*arguments))
@@ -305,7 +346,7 @@ def placed_attention(
     spec: GQA,
     norms: HeadNorms | None,
     angles: Angles | None,
-    cache: LayerCache,
+    cache: AnyCache,
     layout: Layout,
     sinks: Tensor | None,
 ) -> Tensor:
@@ -320,12 +361,16 @@ def _places_singles(
     spec: GQA,
     norms: HeadNorms | None,
     angles: Angles | None,
-    cache: LayerCache,
+    cache: AnyCache,
     layout: Layout,
     sinks: Tensor | None,
 ) -> bool:
+    """Worth it while launches cost more than bytes: with many sequences the longer program hides less latency."""
     is_by_head = norms is None or norms.q.shape[0] == spec.head_dim
-    return is_by_head and qkv.is_contiguous() and set(layout.lengths) == {1}
+    is_small = len(layout.lengths) * spec.num_kv_heads <= MAX_PLACING_PROGRAMS
+    return (
+        isinstance(cache, LayerCache) and is_by_head and is_small and qkv.is_contiguous() and set(layout.lengths) == {1}
+    )
 
 
 class Placing(NamedTuple):
@@ -337,7 +382,7 @@ class Placing(NamedTuple):
 
 def _attend_singles(
     q: Tensor,
-    cache: LayerCache,
+    cache: AnyCache,
     layout: Layout,
     spec: GQA,
     sinks: Tensor | None,
@@ -352,6 +397,7 @@ def _attend_singles(
     if counters is None:
         counters = torch.zeros((plan.num_decodes, spec.num_kv_heads), dtype=torch.int32, device=q.device)
         layout.derived["decode counters"] = counters
+    tile, warps, stages = _decode_shape(num_programs, spec.head_dim, q.element_size())
     partial = torch.empty(
         (plan.num_decodes, spec.num_heads, splits, spec.head_dim if splits > 1 else 0), device=q.device
     )
@@ -366,6 +412,7 @@ def _attend_singles(
         0.0 if norms is None else norms.eps,
         cache.keys,
         cache.values,
+        *_scales(cache),
         layout.block_tables,
         layout.query_starts,
         layout.context_lengths,
@@ -382,7 +429,7 @@ def _attend_singles(
         GROUP=group,
         ROWS=max(triton.next_power_of_2(group), 16),
         HALF=0 if angles is None else angles.cosine.shape[-1],
-        TILE=64 if spec.head_dim <= 128 else 32,
+        TILE=tile,
         SPLITS=splits,
         WINDOW=spec.window or 0,
         CAP=spec.logit_softcap or 0.0,
@@ -390,12 +437,21 @@ def _attend_singles(
         PLACES=placing is not None,
         NORMS=norms is not None,
         TURNS=angles is not None,
-        num_warps=4,
-        num_stages=3 if q.element_size() == 2 else 1,
+        num_warps=warps,
+        num_stages=stages,
     )
 
 
-def _shape(cache: LayerCache, spec: GQA, sinks: Tensor | None) -> dict[str, int | float | bool]:
+def _decode_shape(num_programs: int, head_dim: int, bytes_per_number: int) -> tuple[int, int, int]:
+    if bytes_per_number > 2 or head_dim > 128:
+        return 32, 4, 1
+    for most, shape in DECODE_SHAPES.items():
+        if num_programs <= most:
+            return shape
+    return 128, 4, 3
+
+
+def _shape(cache: AnyCache, spec: GQA, sinks: Tensor | None) -> dict[str, int | float | bool]:
     return {
         "HEADS": spec.num_heads,
         "KV_HEADS": spec.num_kv_heads,
@@ -404,4 +460,10 @@ def _shape(cache: LayerCache, spec: GQA, sinks: Tensor | None) -> dict[str, int 
         "BLOCK_SIZE": cache.block_size,
         "LOG2_E": LOG2_E,
         "SINKS": sinks is not None,
+        "SCALES": isinstance(cache, ScaledCache),
     }
+
+
+def _scales(cache: AnyCache) -> tuple[Tensor, Tensor]:
+    """A cache without scales hands over its numbers, which are then not read as scales."""
+    return (cache.key_scales, cache.value_scales) if isinstance(cache, ScaledCache) else (cache.keys, cache.values)

@@ -10,7 +10,7 @@ from penstock.ops.draw import Keys, draw_whole
 TILE = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _sum_tiles(logits, temperature, peaks, places, sums, width, num_tiles, TILE: tl.constexpr):
     """For each tile: its highest score, where that is, and the sum of weights relative to it."""
     row = tl.program_id(0)

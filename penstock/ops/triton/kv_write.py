@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.models.spec import GQA
-from penstock.ops.kv_write import HeadNorms, place_qkv
-from penstock.ops.layout import LayerCache
+from penstock.ops.kv_write import LEAST, MOST_WHOLE, HeadNorms, place_qkv
+from penstock.ops.layout import AnyCache, ScaledCache
 from penstock.ops.rope import Angles
 
 TILE = 16
@@ -15,10 +15,28 @@ TILE = 16
 
 
 @triton.jit
+def _nearest(numbers):
+    """Whole numbers nearest to some below 2**22, even ones where two are as near."""
+    return (numbers + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def _whole(first, second, rest, MOST: tl.constexpr, LEAST: tl.constexpr):
+    """The three parts of heads as whole numbers up to MOST, and the scale of each head."""
+    first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+    higher = tl.maximum(tl.maximum(tl.abs(first), tl.abs(second)), tl.abs(rest))
+    most = tl.maximum(tl.max(higher, axis=1), LEAST)[:, None]
+    inverse = tl.div_rn(MOST, most)
+    ruin = tl.sum(first * 0.0 + second * 0.0 + rest * 0.0, axis=1)[:, None]  # NaN if a number is not finite, else 0
+    return _nearest(first * inverse), _nearest(second * inverse), _nearest(rest * inverse), tl.div_rn(most, MOST) + ruin
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
 def _place(
-    qkv, cosine, sine, q_weight, k_weight, queries, keys, values, slots, eps, num_tokens,
+    qkv, cosine, sine, q_weight, k_weight, queries, keys, values, key_scales, value_scales, slots, eps, num_tokens,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
     NORMS: tl.constexpr, TURNS: tl.constexpr, TILE: tl.constexpr,
+    SCALES: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """A head is read as its two rotary halves and what lies past them:  | first HALF | second HALF | rest |"""
     tokens = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -58,13 +76,17 @@ def _place(
         cache = keys if head < HEADS + KV_HEADS else values
         stored = cache.dtype.element_ty
         target = cache + (slot * KV_HEADS + kv_head) * DIM + pair
+        if SCALES:
+            first, second, rest, scale = _whole(first.to(kind), second.to(kind), rest.to(kind), MOST, LEAST)
+            scales = key_scales if head < HEADS + KV_HEADS else value_scales
+            tl.store(scales + slot * KV_HEADS + kv_head, scale, mask=present)
         tl.store(target, first.to(stored), mask=is_pair)
         tl.store(target + HALF, second.to(stored), mask=is_pair)
         tl.store(target + 2 * HALF, rest.to(stored), mask=is_rest)
 
 
 def _fits(
-    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: LayerCache, slots: Tensor
+    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: AnyCache, slots: Tensor
 ) -> bool:
     """Norms over all heads at once are left to the definition."""
     is_by_head = norms is None or norms.q.shape[0] == spec.head_dim
@@ -73,7 +95,7 @@ def _fits(
 
 @place_qkv.kernel("cuda", fits=_fits)
 def place_heads(
-    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: LayerCache, slots: Tensor
+    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: AnyCache, slots: Tensor
 ) -> Tensor:
     num_tokens = qkv.shape[0]
     queries = torch.empty((num_tokens, spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -90,6 +112,8 @@ def place_heads(
         queries,
         cache.keys,
         cache.values,
+        cache.key_scales if isinstance(cache, ScaledCache) else cache.keys,
+        cache.value_scales if isinstance(cache, ScaledCache) else cache.values,
         slots,
         0.0 if norms is None else norms.eps,
         num_tokens,
@@ -101,6 +125,9 @@ def place_heads(
         NORMS=norms is not None,
         TURNS=angles is not None,
         TILE=tile,
+        SCALES=isinstance(cache, ScaledCache),
+        MOST=MOST_WHOLE,
+        LEAST=LEAST,
         num_warps=1 if tile == 1 else 4,
     )
     return queries

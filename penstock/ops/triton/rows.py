@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.ops.rows import Decodes, gather_decodes, keep_drawn
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_width", "table_width"])
 def _gather(
     tokens, tables, rows, positions, token_ids, slots, contexts, chosen, token_width, table_width,
     BLOCK_SIZE: tl.constexpr, PAD: tl.constexpr,
@@ -26,7 +26,7 @@ def _gather(
         tl.store(chosen + number.to(tl.int64) * table_width + columns, table, mask=columns < table_width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_width"])
 def _keep(tokens, rows, positions, drawn, token_width):
     number = tl.program_id(0)
     place = tl.load(rows + number) * token_width + tl.load(positions + number) + 1
