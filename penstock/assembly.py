@@ -15,9 +15,12 @@ from penstock.files import ModelFiles, dummy_spec, open_files
 from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
+from penstock.ops.packed import TILE
 from penstock.runtime.cuda_runner import CudaRunner
-from penstock.runtime.device import Device, open_device
+from penstock.runtime.device import CpuDevice, Device, open_device
 from penstock.runtime.load import dummy_model, load_model
+from penstock.runtime.native import NativeDecoder
+from penstock.runtime.native_load import load_native
 from penstock.runtime.runner import ModelRunner
 from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
 
@@ -29,7 +32,7 @@ Progress = Callable[[str, int, int | None], None]
 class LoadedModel:
     """Weights on a device, and the files they came from unless they are made up."""
 
-    network: Decoder | Encoder
+    network: Decoder | Encoder | NativeDecoder
     device: Device
     files: ModelFiles | None
 
@@ -50,6 +53,9 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     if spec is not None:
         return LoadedModel(dummy_model(spec, device.torch_device, dtype), device, None)
     files = open_files(config.model.model, cache, progress)
+    native = _load_native(config, device, files)
+    if native is not None:
+        return LoadedModel(native, device, files)
     told = None if progress is None else lambda done, total: progress("load", done, total)
     network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told)
     return LoadedModel(network, device, files)
@@ -57,27 +63,33 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
 
 def size(config: EngineConfig, loaded: LoadedModel) -> Sizing:
     """How much cache the device holds beside the weights it holds already."""
-    weight = loaded.network.embedding.weight
+    bytes_per_value = loaded.network.cache_dtype.itemsize
     spec = loaded.spec
     memory = Memory(
         free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
         weight_bytes=loaded.weight_bytes,
         workspace_bytes=_workspace_bytes(loaded.device, spec, config),
-        bytes_per_kv_value=weight.element_size(),
-        enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, weight.element_size()),
+        bytes_per_kv_value=bytes_per_value,
+        enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
     )
     return size_engine(config, spec, memory)
 
 
 def make_engine(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Engine:
     """An engine over a loaded model, on the monotonic clock."""
-    if not isinstance(loaded.network, Decoder):
+    if isinstance(loaded.network, Encoder):
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
-    kind, depth = (CudaRunner, 2) if loaded.device.torch_device.type == "cuda" else (ModelRunner, 1)
-    runner = kind(
-        loaded.network, sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
-    )
-    return Engine(make_scheduler(config, sizing), runner, time.monotonic, depth=depth)
+    room = sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
+    if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
+        return Engine(make_scheduler(config, sizing), CudaRunner(loaded.network, *room), time.monotonic, depth=2)
+    return Engine(make_scheduler(config, sizing), ModelRunner(loaded.network, *room), time.monotonic)
+
+
+def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:
+    """On a CPU, unless a number type was asked for: packed weights and native steps where model and machine allow."""
+    if not isinstance(device, CpuDevice) or config.model.dtype != "auto" or config.cache.block_size % TILE:
+        return None
+    return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads)
 
 
 def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, bytes_per_value: int) -> int | None:

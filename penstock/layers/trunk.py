@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from penstock.layers.embedding import Embedding
@@ -33,6 +34,15 @@ class Trunk(nn.Module):
         self.embedding_norm = parts.embedding_norm
         self.layers = nn.ModuleList(parts.layers)
         self.norm = parts.norm
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """The numbers keys and values are kept in."""
+        return self.embedding.weight.dtype
 
     def forward(self, token_ids: Tensor, step: Step) -> Tensor:
         """Final hidden states [tokens, hidden]."""

@@ -20,6 +20,8 @@ from torch import Tensor
 GROUP = 32
 TILE = 16
 SCALES_BYTES = TILE * 2
+MOST_INTEGER = 127.0 * 8
+"""Kernels hold the whole numbers of a row as 8 * high + low, a byte each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +44,10 @@ class Grouped:
     def num_columns(self) -> int:
         return self.values.shape[1] * GROUP
 
-    def take(self, rows: Tensor | slice) -> "Grouped":
-        minimums = None if self.minimums is None else self.minimums[rows]
-        return Grouped(self.values[rows], self.scales[rows], minimums)
+    def take(self, rows: Tensor) -> "Grouped":
+        """Rows by number."""
+        minimums = None if self.minimums is None else self.minimums.index_select(0, rows)
+        return Grouped(self.values.index_select(0, rows), self.scales.index_select(0, rows), minimums)
 
     def widened(self) -> "Grouped":
         """The same numbers with 8-bit values."""
@@ -102,7 +105,7 @@ def join_rows(parts: Sequence[Grouped]) -> Grouped:
 
 def quantize(weight: Tensor) -> Grouped:
     """8-bit values nearest to float numbers [rows, columns]; the error is at most 1/254 of a group's largest magnitude."""
-    groups = weight.float().unflatten(1, (-1, GROUP))
+    groups = weight.float().view(len(weight), -1, GROUP)
     scales = (groups.abs().amax(-1) / 127.0).half()
     inverse = torch.where(scales > 0, 1.0 / scales.float(), 0.0)
     values = (groups * inverse.unsqueeze(-1)).round().clamp(-127, 127)
@@ -115,13 +118,17 @@ def pack(matrix: Grouped) -> Packed:
     has_minimum = matrix.bits == 4 or matrix.minimums is not None
     num_groups, lines = matrix.values.shape[1], matrix.values.shape[2] // 4
     block_bytes = lines * TILE * 4 + SCALES_BYTES * (1 + has_minimum)
-    data = torch.zeros((num_tiles, num_groups, block_bytes), dtype=torch.uint8)
-    values = _padded(matrix.values.view(torch.uint8), num_tiles).view(num_tiles, TILE, num_groups, lines, 4)
+    data = torch.empty((num_tiles, num_groups, block_bytes), dtype=torch.uint8)
+    # Four bytes at a time: they stay together.
+    values = _padded(matrix.values, num_tiles).view(torch.int32).view(num_tiles, TILE, num_groups, lines)
     split = lines * TILE * 4
-    data[:, :, :split].view(num_tiles, num_groups, lines, TILE, 4).copy_(values.permute(0, 2, 3, 1, 4))
+    words = data.view(torch.int32)[:, :, : split // 4]
+    words.copy_(values.permute(0, 2, 3, 1).reshape(num_tiles, num_groups, lines * TILE))
     data[:, :, split : split + SCALES_BYTES] = _tiled(matrix.scales, num_tiles)
     if matrix.minimums is not None:
         data[:, :, split + SCALES_BYTES :] = _tiled(matrix.minimums, num_tiles)
+    elif has_minimum:
+        data[:, :, split + SCALES_BYTES :] = 0
     if matrix.bits == 4:
         return W4(data.flatten(), matrix.num_rows, matrix.num_columns)
     return W8(data.flatten(), matrix.num_rows, matrix.num_columns, has_minimum)
@@ -146,14 +153,15 @@ def unpack(packed: Packed) -> Grouped:
 def multiply(x: Tensor, packed: Packed) -> Tensor:
     """The definition of a product with a packed matrix: x [rows, columns] in float32 -> [rows, matrix rows].
 
-    Each group of a row of x is rounded to 8-bit whole numbers of its own scale, and the products of whole numbers are exact.
+    Each group of a row of x is rounded to whole numbers up to 1016 (11 bits) of its own scale; products of whole numbers are
+    exact.
     """
     matrix = unpack(packed).widened()
-    groups = x.float().unflatten(1, (-1, GROUP))
+    groups = x.float().view(len(x), -1, GROUP)
     most = groups.abs().amax(-1)
-    inverse = torch.where(most > 0, 127.0 / most, 0.0)
+    inverse = torch.where(most > 0, torch.full_like(most, MOST_INTEGER) / most, 0.0)
     rounded = (groups * inverse.unsqueeze(-1)).round().double()
-    scales = (most / 127.0).double()
+    scales = (most / MOST_INTEGER).double()
     dots = torch.einsum("mgk,ngk->mng", rounded, matrix.values.double())
     result = torch.einsum("mng,mg,ng->mn", dots, scales, matrix.scales.double())
     if matrix.minimums is not None:

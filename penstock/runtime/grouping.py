@@ -1,8 +1,8 @@
 """Weights of quantized files as groups of 32, without passing through floats where the file's own groups allow it.
 
-    exact         Q4_0 Q4_1 Q5_0 Q5_1 Q8_0
-    scale to 2^-11  Q4_K Q5_K: the product of a block's scale and a group's is rounded to half precision
-    to 1/254      all others: 8-bit values nearest to the file's numbers, relative to the largest of a group
+exact         Q4_0 Q4_1 Q5_0 Q5_1 Q8_0
+scale to 2^-11  Q4_K Q5_K: the product of a block's scale and a group's is rounded to half precision
+to 1/254      all others: 8-bit values nearest to the file's numbers, relative to the largest of a group
 """
 
 from collections.abc import Callable
@@ -32,8 +32,9 @@ def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves)
         case recipes.Rows(axis=0):
             return join_rows([group_recipe(part, checkpoint, leaves) for part in recipe.parts])
         case recipes.Take(axis=0):
-            rows = slice(recipe.start, recipe.stop, recipe.step)
-            return group_recipe(recipe.part, checkpoint, leaves).take(rows)
+            matrix = group_recipe(recipe.part, checkpoint, leaves)
+            wanted = range(*slice(recipe.start, recipe.stop, recipe.step).indices(matrix.num_rows))
+            return matrix.take(torch.arange(wanted.start, wanted.stop, wanted.step))
         case recipes.HalvesPaired():
             matrix = group_recipe(recipe.part, checkpoint, leaves)
             order = torch.arange(matrix.num_rows).view(recipe.num_heads, -1, 2).transpose(1, 2).flatten()
@@ -53,8 +54,7 @@ def _group_tensor(raw: RawTensor, leaves: Leaves) -> Grouped:
             raise ModelFileError(
                 f"tensor {quoted(raw.name)} holds numbers that are not finite; the file is damaged: fetch it again"
             )
-    has_minimum = matrix.minimums is not None and bool(matrix.minimums.any())
-    if has_minimum or bool((matrix.scales != 0).any() and matrix.values.any()):
+    if any(numbers is not None and bool((numbers != 0).any()) for numbers in (matrix.scales, matrix.minimums)):
         leaves.nonzero.add(raw.name)
     return matrix
 
@@ -121,7 +121,7 @@ def _folded(blocks: Bytes) -> tuple[Tensor, Tensor]:
 
 def _wide_halves(part: Bytes) -> Tensor:
     """Four runs of 32 bytes a block, low halves one group and high halves the next: [rows, blocks, 8, 32]."""
-    runs = _bytes(part).unflatten(-1, (4, 32))
+    runs = _bytes(part).view(*part.shape[:2], 4, 32)
     return torch.stack((runs & 15, runs >> 4), dim=3).flatten(2, 3)
 
 

@@ -65,7 +65,7 @@ def load_model(
         done += parameter.numel()
         if progress is not None:
             progress(done, total)
-    _check_all_used(checkpoint.names, used, spec)
+    check_all_used(checkpoint.names, used, spec)
     return model.eval()
 
 
@@ -143,7 +143,7 @@ def _check_names(parameters: Collection[str], recipes: recipes.Recipes, spec: Mo
             )
 
 
-def _check_all_used(names: Iterable[str], used: set[str], spec: ModelSpec) -> None:
+def check_all_used(names: Iterable[str], used: set[str], spec: ModelSpec) -> None:
     ignored = {"lm_head.weight", "language_model.lm_head.weight", "output.weight"} if spec.tied_embedding else set()
     left = [name for name in names if name not in used | ignored and not IGNORED.search(name)]
     if left:

@@ -5,20 +5,18 @@
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.errors import EngineError
-from penstock.formats.checkpoint import Checkpoint
 from penstock.layers.step import Step
-from penstock.models import weights as recipes
 from penstock.models.spec import GQA, Activation, GatedMLP, ModelSpec, Rope
 from penstock.ops.cpu import library as native
 from penstock.ops.cpu.library import Library
-from penstock.ops.layout import LayerCache
+from penstock.ops.layout import AnyCache
 from penstock.ops.packed import GROUP, TILE, Packed
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
@@ -72,7 +70,12 @@ class NativeDecoder:
         self._first_with = [_first_with(rope, spec) for rope in self._ropes]
         self._layers = (native.Layer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
         self._model = self._describe()
-        self._caches: Sequence[LayerCache] | None = None
+        self._caches: Sequence[AnyCache] | None = None
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Everything that is held for the model."""
+        yield from (matrix.data for matrix in self._weights.matrices.values())
+        yield from self._weights.vectors.values()
 
     def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
         """Final hidden states [tokens, hidden], in float32."""
@@ -107,11 +110,9 @@ class NativeDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states."""
         softcap = self.spec.logit_softcap or 0.0
-        return self._library.multiply(
-            hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap
-        )
+        return self._library.multiply(hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap)
 
-    def _bind(self, caches: Sequence[LayerCache]) -> None:
+    def _bind(self, caches: Sequence[AnyCache]) -> None:
         for layer, cache in zip(self._layers, caches, strict=True):
             if cache.block_size % TILE or cache.keys.dtype != self.cache_dtype or not cache.keys.is_contiguous():
                 raise EngineError(f"the native step needs a bf16 cache in blocks of a multiple of {TILE} tokens")

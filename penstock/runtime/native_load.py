@@ -10,6 +10,7 @@ from penstock.models.spec import GatedMLP, ModelSpec
 from penstock.ops.cpu.library import open_library
 from penstock.ops.packed import GROUP, Grouped, pack
 from penstock.runtime.grouping import UNQUANTIZED, group_recipe
+from penstock.runtime.load import check_all_used
 from penstock.runtime.native import NativeDecoder, NativeWeights, native_obstacle
 from penstock.runtime.recipe import Leaves, open_recipe
 
@@ -22,6 +23,7 @@ def load_native(
     if library is None or native_obstacle(spec) is not None or not _is_quantized(recipes, checkpoint):
         return None
     matrices, vectors = {}, {}
+    used: set[str] = set()
     for name, recipe in recipes.items():
         leaves = Leaves()
         if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
@@ -29,6 +31,8 @@ def load_native(
         else:
             vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
         leaves.check()
+        used |= leaves.reached.keys()
+    check_all_used(checkpoint.names, used, spec)
     return NativeDecoder(spec, NativeWeights(matrices, vectors), library)
 
 

@@ -16,6 +16,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.runtime.inputs import Inputs, make_inputs
 from penstock.runtime.kv_cache import KVCache
+from penstock.runtime.native import NativeDecoder
 from penstock.runtime.prompt import score_prompt
 from penstock.runtime.rows import Rows
 from penstock.runtime.sampler import NOT_FINITE, Draw, Drawn, are_finite, draw_tokens
@@ -49,13 +50,14 @@ class Outcome(NamedTuple):
 
 
 class ModelRunner:
-    def __init__(self, model: Decoder, num_blocks: int, block_size: int, max_sequences: int, max_context: int) -> None:
-        weight = model.embedding.weight
+    def __init__(
+        self, model: Decoder | NativeDecoder, num_blocks: int, block_size: int, max_sequences: int, max_context: int
+    ) -> None:
         self._model = model
         self._vocab_size = model.spec.vocab_size
-        self._cache = KVCache(model.spec, num_blocks, block_size, weight.dtype, weight.device)
-        self._rotations = Rotations(model.spec, max_context, weight.device)
-        self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, weight.device)
+        self._cache = KVCache(model.spec, num_blocks, block_size, model.cache_dtype, model.device)
+        self._rotations = Rotations(model.spec, max_context, model.device)
+        self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, model.device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Ticket:

@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int kTilesFrom = 9;  // rows
+constexpr int kTilesFrom = 5;  // rows
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
@@ -23,102 +23,124 @@ struct alignas(64) TileShapes {
     rows[tile] = (uint8_t)num_rows;
     row_bytes[tile] = (uint16_t)num_bytes;
   }
-  void apply() const { _tile_loadconfig(this); }
+  void apply() const {
+    asm volatile("" : : "r"(this) : "memory");  // the intrinsic tells some compilers of the first bytes only
+    _tile_loadconfig(this);
+  }
 };
 
-// ---- 8-bit tiles: sums 0-1, rows 4-5 [16][32], weights 6-7 [8][16][4]
+// ---- integer tiles: sums 0-3 [rows][16], rows 4-5, weights 6-7
+//
+// 4-bit weights are small enough to be held twice, times eight for the high bytes and as they are for the low ones, so that
+// one tile product does both: rows [rows][32 high, 32 low], weights [16][16][4]. 8-bit weights take two products.
 
-void shape_int8() {
+template <int kBits>
+void shape_integer(int num_rows) {
   TileShapes shapes;
-  for (int i = 0; i < 2; ++i) {
-    shapes.set(i, kTile, 64);
-    shapes.set(4 + i, kTile, kGroup);
-    shapes.set(6 + i, kGroup / 4, 64);
-  }
+  for (int i = 0; i < 4; ++i) shapes.set(i, num_rows, 64);
+  for (int i = 4; i < 6; ++i) shapes.set(i, num_rows, kBits == 4 ? 2 * kGroup : kGroup);
+  for (int i = 6; i < 8; ++i) shapes.set(i, kBits == 4 ? kGroup / 2 : kGroup / 4, 64);
   shapes.apply();
 }
 
-// Weights of one output tile: bytes ready for the tiles, and scales and minimums as floats [group][2][16].
+// Weights of one output tile: lines ready for the tiles, and scales and minimums as floats [group][2][16].
 struct Unpacked {
   const uint8_t* lines;
   const float* scales;
-  int stride;  // bytes between groups
 };
 
 template <int kBits, bool kHasMinimum>
+constexpr int kBlockBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
+
+template <int kBits, bool kHasMinimum>
 Unpacked unpack(const uint8_t* block, int num_groups, uint8_t* scratch) {
-  constexpr int kBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
+  constexpr int kBytes = kBlockBytes<kBits, kHasMinimum>;
   float* scales = (float*)scratch;
   uint8_t* lines = scratch + (size_t)num_groups * 128;
   const uint8_t* from = block;
   for (int g = 0; g < num_groups; ++g, from += kBytes) {
     const uint16_t* halves = (const uint16_t*)(from + (kBits == 4 ? 256 : 512));
+    prefetch(from + kBytes * 8, kBytes);
     _mm512_store_ps(scales + g * 32, load_halves(halves));
     if (kHasMinimum) _mm512_store_ps(scales + g * 32 + 16, load_halves(halves + kTile));
     if (kBits == 4) {
       __m512i unpacked[8];
       unpack_lines<4>(from, unpacked);
-      prefetch(from + kBytes * 8, kBytes);
-      for (int i = 0; i < 8; ++i) _mm512_store_si512(lines + g * 512 + i * 64, unpacked[i]);
+      for (int i = 0; i < 8; ++i) {
+        _mm512_store_si512(lines + g * 1024 + i * 64, _mm512_slli_epi16(unpacked[i], kLowBits));
+        _mm512_store_si512(lines + g * 1024 + 512 + i * 64, unpacked[i]);
+      }
     }
   }
-  return kBits == 4 ? Unpacked{lines, scales, 512} : Unpacked{block, scales, kBytes};
+  return Unpacked{kBits == 4 ? lines : block, scales};
 }
 
-template <bool kHasMinimum>
-void multiply_int8(const Rows& x, const Unpacked& w, int row_tile, float* out) {
-  alignas(64) int32_t dots[2][256];
+template <int kBits, bool kHasMinimum, int kRows>
+void multiply_integer(const Rows& x, const Unpacked& w, int row_tile, float* out) {
+  constexpr int kStride = kBits == 4 ? 1024 : kBlockBytes<kBits, kHasMinimum>;
+  alignas(64) int32_t dots[4][256];
   const int num_groups = x.num_groups;
   const size_t at = (size_t)row_tile * num_groups;
-  const int8_t* q = (const int8_t*)x.values + at * 512;
+  const int8_t* q = (const int8_t*)x.values + at * kTile * 2 * kGroup;
   const float* row_scales = x.scales + at * kTile;
   const float* row_sums = x.sums + at * kTile;
-  __m512 sums[16];
+  __m512 sums[kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < 16; ++r) sums[r] = _mm512_setzero_ps();
-  // Two products are under way while a third is scaled and added.
-#define PENSTOCK_START(sum, row, weight, group)                        \
-  _tile_loadd(row, q + (size_t)(group) * 512, kGroup);                 \
-  _tile_loadd(weight, w.lines + (size_t)(group) * w.stride, 64);       \
-  _tile_zero(sum);                                                     \
-  _tile_dpbssd(sum, row, weight);                                      \
-  _tile_stored(sum, dots[sum], 64);
+  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
+  // A product is under way while the one before it is scaled and added.
+#define PENSTOCK_START(sum, next_sum, row, weight, group)                          \
+  _tile_loadd(row, q + (size_t)(group) * 1024, 64);                                \
+  _tile_loadd(weight, w.lines + (size_t)(group) * kStride, 64);                    \
+  _tile_zero(sum);                                                                 \
+  _tile_dpbssd(sum, row, weight);                                                  \
+  _tile_stored(sum, dots[sum], 64);                                                \
+  if (kBits == 8) {                                                                \
+    _tile_loadd(row, q + (size_t)(group) * 1024 + kGroup, 64);                     \
+    _tile_zero(next_sum);                                                          \
+    _tile_dpbssd(next_sum, row, weight);                                           \
+    _tile_stored(next_sum, dots[next_sum], 64);                                    \
+  }
   const auto finish_group = [&](int slot, int g) __attribute__((always_inline)) {
     const __m512 scale = _mm512_load_ps(w.scales + g * 32), least = _mm512_load_ps(w.scales + g * 32 + 16);
 #pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) {
-      const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots[slot] + r * 16));
-      sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(dot, _mm512_set1_ps(row_scales[g * kTile + r])), scale, sums[r]);
+    for (int r = 0; r < kRows; ++r) {
+      __m512i whole = _mm512_load_si512(dots[slot] + r * 16);
+      if (kBits == 8)
+        whole = _mm512_add_epi32(_mm512_slli_epi32(whole, kLowBits), _mm512_load_si512(dots[slot + 2] + r * 16));
+      const __m512 dot = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(row_scales[g * kTile + r]));
+      sums[r] = _mm512_fmadd_ps(dot, scale, sums[r]);
       if (kHasMinimum) sums[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(row_sums[g * kTile + r]), sums[r]);
     }
   };
-  PENSTOCK_START(0, 4, 6, 0)
-  if (num_groups > 1) { PENSTOCK_START(1, 5, 7, 1) }
+  PENSTOCK_START(0, 2, 4, 6, 0)
+  if (num_groups > 1) { PENSTOCK_START(1, 3, 5, 7, 1) }
   for (int g = 0; g < num_groups; g += 2) {
     finish_group(0, g);
-    if (g + 2 < num_groups) { PENSTOCK_START(0, 4, 6, g + 2) }
+    if (g + 2 < num_groups) { PENSTOCK_START(0, 2, 4, 6, g + 2) }
     if (g + 1 == num_groups) break;
     finish_group(1, g + 1);
-    if (g + 3 < num_groups) { PENSTOCK_START(1, 5, 7, g + 3) }
+    if (g + 3 < num_groups) { PENSTOCK_START(1, 3, 5, 7, g + 3) }
   }
 #undef PENSTOCK_START
 #pragma GCC unroll 16
-  for (int r = 0; r < 16; ++r) _mm512_store_ps(out + r * kBlockStride, sums[r]);
+  for (int r = 0; r < kRows; ++r) _mm512_store_ps(out + r * kBlockStride, sums[r]);
 }
 
 template <int kBits, bool kHasMinimum>
 void multiply_tiles(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
   alignas(64) float values[kTile * kBlockStride];
-  shape_int8();
   Unpacked weights[kMaxTiles];
-  const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m), room = (size_t)x.num_groups * (128 + 512);
+  const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m), room = (size_t)x.num_groups * (128 + 1024);
   for (int tile = 0; tile < num_tiles; ++tile)
     weights[tile] = unpack<kBits, kHasMinimum>(m.data + (first_tile + tile) * tile_bytes, x.num_groups,
                                                scratch + tile * room);
+  shape_integer<kBits>(kTile);
   for (int row_tile = 0; row_tile < x.num_tiles(); ++row_tile) {
-    for (int tile = 0; tile < num_tiles; ++tile)
-      multiply_int8<kHasMinimum>(x, weights[tile], row_tile, values + tile * kTile);
     const int left = x.count - row_tile * kTile;
+    if (left <= kTile / 2) shape_integer<kBits>(kTile / 2);
+    const auto run = left <= kTile / 2 ? multiply_integer<kBits, kHasMinimum, kTile / 2>
+                                       : multiply_integer<kBits, kHasMinimum, kTile>;
+    for (int tile = 0; tile < num_tiles; ++tile) run(x, weights[tile], row_tile, values + tile * kTile);
     sink.take(sink.context, Block{row_tile, left < kTile ? left : kTile, first_tile, num_tiles, values});
   }
 }
@@ -251,10 +273,15 @@ struct Scratch {
   uint16_t* clean;    // one unit of values
 };
 
+// Tiles wait for memory, which finds scattered units too late by itself: keys are fetched two units ahead, and the values
+// that will be read next are brought near.
 void score_keys(const Attend& t, const Scratch& s, int first, int num_keys) {
-  const int dim = t.head_dim;
+  const int dim = t.head_dim, unit_bytes = kTile * dim * 2;
   for (int i = 0; i < num_keys; i += kTile) {
-    const uint16_t* unit = t.keys + unit_offset(t, first + i);
+    const size_t offset = unit_offset(t, first + i);
+    const uint16_t* unit = t.keys + offset;
+    if (i + 2 * kTile < num_keys) prefetch((const uint8_t*)(t.keys + unit_offset(t, first + i + 2 * kTile)), unit_bytes);
+    prefetch((const uint8_t*)(t.values + offset), unit_bytes);
     _tile_zero(0);
     for (int d = 0; d < dim; d += 32) {
       _tile_loadd(4, s.queries + d, dim * 2);

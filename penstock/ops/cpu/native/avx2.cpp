@@ -8,10 +8,6 @@
 
 namespace {
 
-struct Pair {
-  __m256i low, high;  // outputs 0-7, 8-15
-};
-
 PENSTOCK_INLINE __m256i load_bytes(const uint8_t* from) { return _mm256_loadu_si256((const __m256i*)from); }
 
 PENSTOCK_INLINE __m256 load_halves(const uint16_t* from) {
@@ -39,15 +35,19 @@ void multiply_row(const Rows& x, const Matrix& m, const uint8_t* block, int row_
   __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   for (int g = 0; g < x.num_groups; ++g, block += bytes) {
     const size_t at = ((size_t)row_tile * x.num_groups + g) * kTile + lane;
-    const int8_t* q = (const int8_t*)x.values + at * kGroup;
+    const int8_t* q = (const int8_t*)x.values + at * 2 * kGroup;
     const uint16_t* scales = scales_of(m, block);
     for (int half = 0; half < 2; ++half) {
-      __m256i dots = _mm256_setzero_si256();
+      __m256i highs = _mm256_setzero_si256(), lows = highs;
       for (int line = 0; line < 8; ++line) {
-        int32_t four;
-        std::memcpy(&four, q + line * 4, sizeof four);
-        dots = dot<kBits>(dots, weights_at<kBits>(block, line, half), _mm256_set1_epi32(four));
+        int32_t high, low;
+        std::memcpy(&high, q + line * 4, sizeof high);
+        std::memcpy(&low, q + kGroup + line * 4, sizeof low);
+        const __m256i weights = weights_at<kBits>(block, line, half);
+        highs = dot<kBits>(highs, weights, _mm256_set1_epi32(high));
+        lows = dot<kBits>(lows, weights, _mm256_set1_epi32(low));
       }
+      const __m256i dots = _mm256_add_epi32(_mm256_slli_epi32(highs, kLowBits), lows);
       const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.scales[at]));
       sums[half] = _mm256_fmadd_ps(scaled, load_halves(scales + half * 8), sums[half]);
       if (kHasMinimum)

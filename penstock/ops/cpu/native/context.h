@@ -63,7 +63,7 @@ struct Context {
   Buffer stream, qkv, attention, sublayer, line, items;
 
   Number number_for(int count, bool invariant) const {
-    return kernels->bf16_from && count >= kernels->bf16_from && !invariant ? Number::kBf16 : Number::kInt8;
+    return kernels->bf16_from && count >= kernels->bf16_from && !invariant ? Number::kBf16 : Number::kInteger;
   }
 
   void reserve_scratch(int most_columns) {

@@ -48,6 +48,13 @@ void add(const float* x, const float* weight, float eps, int size, float* stream
   for (int i = 0; i < size; ++i) stream[i] += x[i] * factor * weight[i];
 }
 
+PENSTOCK_INLINE void store_digits(Ints q, int8_t* to) {
+  const Ints high = (q + (1 << (kLowBits - 1))) >> kLowBits, low = q - (high << kLowBits);
+  const Bytes highs = __builtin_convertvector(high, Bytes), lows = __builtin_convertvector(low, Bytes);
+  std::memcpy(to, &highs, sizeof highs);
+  std::memcpy(to + kGroup, &lows, sizeof lows);
+}
+
 void encode_group(const float* x, Rows& rows, int row, int group) {
   const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
   if (rows.number == Number::kBf16) {
@@ -56,22 +63,20 @@ void encode_group(const float* x, Rows& rows, int row, int group) {
     store_bf16(to + 16, round_bf16(load(x + 16)));
     return;
   }
-  const Floats low = load(x), high = load(x + 16);
-  const float most = largest(maximum(magnitude(low), magnitude(high)));
-  const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+  const Floats first = load(x), second = load(x + 16);
+  const float most = largest(maximum(magnitude(first), magnitude(second)));
+  const float inverse = most > 0.0f ? (float)kMostInteger / most : 0.0f;
   // Not-a-number counts as zero. The selection also keeps product and rounding apart where they could become one fused
   // operation, which rounds differently.
-  const Floats first_scaled = select(low == low, low * inverse, Floats{});
-  const Floats second_scaled = select(high == high, high * inverse, Floats{});
-  const Ints a = to_ints(nearest(first_scaled)), b = to_ints(nearest(second_scaled));
-  int8_t* to = (int8_t*)rows.values + at * kGroup;
-  const Bytes first = __builtin_convertvector(a, Bytes), second = __builtin_convertvector(b, Bytes);
-  std::memcpy(to, &first, sizeof first);
-  std::memcpy(to + 16, &second, sizeof second);
-  const int32_t total = sum(a + b);
+  const Ints a = to_ints(nearest(select(first == first, first * inverse, Floats{})));
+  const Ints b = to_ints(nearest(select(second == second, second * inverse, Floats{})));
+  int8_t* to = (int8_t*)rows.values + at * 2 * kGroup;
+  store_digits(a, to);
+  store_digits(b, to + 16);
   // A row that is not finite must come out not finite: rounding would hide it.
-  const float spoiled = sum(low * 0.0f + high * 0.0f);
-  rows.scales[at] = most / 127.0f + spoiled;
+  const float spoiled = sum(first * 0.0f + second * 0.0f);
+  const int32_t total = sum(a + b);
+  rows.scales[at] = most / (float)kMostInteger + spoiled;
   rows.sums[at] = rows.scales[at] * (float)total;
   rows.totals[at] = total;
 }

@@ -7,13 +7,17 @@
 
 namespace penstock {
 
-enum class Number : int32_t { kInt8, kBf16 };
+enum class Number : int32_t { kInteger, kBf16 };
+
+constexpr int kLowBits = 3;
+constexpr int kMostInteger = 127 << kLowBits;
 
 // Activations ready to be multiplied, 16 rows a tile; rows past `count` in the last tile mean nothing.
 //
-//   values  [tile][group][16 rows][32 inputs]
-//   int8    input = scale * q; scales, sums (scale * the sum of q) and totals (the sum of q) are [tile][group][16 rows]
-//   bf16    the inputs themselves; no scales
+//   integer  input = scale * q with q in -1016 .. 1016, held as q = 8 * high + low, both bytes:
+//            values [tile][group][16 rows][32 high, 32 low]
+//            scales, sums (scale * the sum of q) and totals (the sum of q) are [tile][group][16 rows]
+//   bf16     values [tile][group][16 rows][32 inputs]; no scales
 struct Rows {
   void* values;
   float* scales;

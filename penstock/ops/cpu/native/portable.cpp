@@ -12,12 +12,12 @@ void multiply_row(const Rows& x, const Matrix& m, const uint8_t* block, int row_
   float sums[kTile] = {};
   for (int g = 0; g < x.num_groups; ++g, block += bytes) {
     const size_t at = ((size_t)row_tile * x.num_groups + g) * kTile + lane;
-    const int8_t* q = (const int8_t*)x.values + at * kGroup;
+    const int8_t* q = (const int8_t*)x.values + at * 2 * kGroup;
     int32_t dots[kTile] = {};
     for (int line = 0; line < 8; ++line)
       for (int i = 0; i < 64; ++i) {
         const int w = m.bits == 8 ? (int8_t)block[line * 64 + i] : (block[line % 4 * 64 + i] >> (line / 4 * 4)) & 15;
-        dots[i / 4] += w * q[line * 4 + i % 4];
+        dots[i / 4] += w * (q[line * 4 + i % 4] * (1 << kLowBits) + q[kGroup + line * 4 + i % 4]);
       }
     const uint16_t* scales = scales_of(m, block);
     for (int n = 0; n < kTile; ++n) {

@@ -275,7 +275,7 @@ void run_product(Context& c, const Matrix& matrix, const Product& product) {
     const Product& product;
     Rows rows;
   };
-  const Number number = product.number == 16 ? Number::kBf16 : product.number == 8 ? Number::kInt8
+  const Number number = product.number == 16 ? Number::kBf16 : product.number == 8 ? Number::kInteger
                         : c.number_for(product.num_rows, product.invariant);
   c.reserve_scratch(matrix.num_columns);
   Work work{c, matrix, product, c.input.reserve(product.num_rows, matrix.num_columns, number)};

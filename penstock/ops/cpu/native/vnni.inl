@@ -43,20 +43,20 @@ PENSTOCK_INLINE void multiply_rows(const Rows& x, const uint8_t* block, int row_
     const uint16_t* scales = (const uint16_t*)(block + (kBits == 4 ? 256 : 512));
     const __m512 scale = load_halves(scales);
     const __m512 least = kHasMinimum ? load_halves(scales + kTile) : scale;
-    const int8_t* q = (const int8_t*)x.values + at * kGroup;
+    const int8_t* q = (const int8_t*)x.values + at * 2 * kGroup;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      __m512i even = _mm512_setzero_si512(), odd = even;
-      if (kBits == 8) even = _mm512_set1_epi32(x.totals[at + r] * -128);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        int32_t first, second;
-        std::memcpy(&first, q + r * kGroup + i * 4, 4);
-        std::memcpy(&second, q + r * kGroup + 16 + i * 4, 4);
-        even = _mm512_dpbusd_epi32(even, lines[i], _mm512_set1_epi32(first));
-        odd = _mm512_dpbusd_epi32(odd, lines[i + 4], _mm512_set1_epi32(second));
+      __m512i high = _mm512_setzero_si512(), low = high;
+      if (kBits == 8) low = _mm512_set1_epi32(x.totals[at + r] * -128);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        int32_t highs, lows;
+        std::memcpy(&highs, q + r * 2 * kGroup + i * 4, 4);
+        std::memcpy(&lows, q + r * 2 * kGroup + kGroup + i * 4, 4);
+        high = _mm512_dpbusd_epi32(high, lines[i], _mm512_set1_epi32(highs));
+        low = _mm512_dpbusd_epi32(low, lines[i], _mm512_set1_epi32(lows));
       }
-      const __m512 dots = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
+      const __m512 dots = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, kLowBits), low));
       sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(dots, _mm512_set1_ps(x.scales[at + r])), scale, sums[r]);
       if (kHasMinimum) sums[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(x.sums[at + r]), sums[r]);
     }

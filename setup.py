@@ -1,0 +1,33 @@
+"""Builds the native CPU library where a C++ compiler is at hand; without one Penstock installs and runs on torch alone."""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+NATIVE = Path("penstock/ops/cpu/native")
+
+setup(
+    ext_modules=[
+        Extension(
+            "penstock.ops.cpu._native",
+            sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
+            depends=sorted(str(path) for pattern in ("*.h", "*.inl") for path in NATIVE.glob(pattern)),
+            language="c++",
+            # Each file names the instructions it is for; the library chooses among them when it is opened.
+            extra_compile_args=[
+                "-std=c++17",
+                "-O3",
+                "-fno-math-errno",
+                "-fno-trapping-math",
+                "-ffp-contract=fast",
+                "-fvisibility=hidden",
+                "-Wno-psabi",
+                "-Wno-maybe-uninitialized",
+                "-Wno-uninitialized",
+                "-pthread",
+            ],
+            extra_link_args=["-pthread", "-static-libstdc++"],
+            optional=True,
+        )
+    ]
+)
