@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.models.spec import ModelSpec, Rope
-from penstock.ops.layout import LayerCache, Layout
+from penstock.ops.layout import AnyCache, Layout
 from penstock.ops.rope import Angles, angle_table
 
 
@@ -15,7 +15,7 @@ class Step(NamedTuple):
 
     layout: Layout
     angles: Sequence[Angles | None]
-    caches: Sequence[LayerCache]
+    caches: Sequence[AnyCache]
 
 
 class Rotations:

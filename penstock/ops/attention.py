@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from penstock.models.spec import GQA
-from penstock.ops.layout import LayerCache, Layout
+from penstock.ops.kv_write import empty_cache, kv_write
+from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
 from penstock.ops.op import operation
 
 
@@ -39,15 +40,20 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
                 q = torch.randn((sum(lengths), spec.num_heads, spec.head_dim), generator=generator, device=device)
                 sinks = torch.randn(spec.num_heads, generator=generator, device=device) if spec.sinks else None
                 yield q.to(dtype), LayerCache(*cache.to(dtype)), layout, spec, sinks
+    for cache_dtype in (torch.float8_e4m3fn, torch.int8):
+        for lengths, contexts in batches[1:4:2]:
+            layout = example_layout(lengths, contexts, 8, 40, generator)
+            q = torch.randn((sum(lengths), 6, 16), generator=generator, device=device)
+            yield q, example_cache((40, 8, 2, 16), cache_dtype, generator), layout, shapes[1], None
 
 
 @operation(_examples)
-def attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
+def attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
     """Each query of q [tokens, heads, head_dim] sees the keys of its own sequence up to its own position."""
     outputs = []
     for queries, table, context in zip(torch.split(q, layout.lengths), layout.block_tables, layout.contexts):
         blocks = table[: -(-context // cache.block_size)].long()
-        keys, values = (part[blocks].flatten(0, 1)[:context] for part in cache)
+        keys, values = (part.flatten(0, 1)[:context] for part in read_blocks(cache, blocks))
         outputs.append(
             attend(queries, keys, values, _visible(len(queries), context, spec.window, q.device), spec, sinks)
         )
@@ -86,11 +92,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: GQA, s
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
+def read_blocks(cache: AnyCache, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of some blocks, [blocks, block_size, kv_heads, head_dim]."""
+    keys, values = cache.keys[blocks], cache.values[blocks]
+    if isinstance(cache, ScaledCache):
+        scales = (cache.key_scales[blocks].unsqueeze(-1), cache.value_scales[blocks].unsqueeze(-1))
+        return keys * scales[0], values * scales[1]
+    return keys, values
+
+
 def _visible(num_queries: int, context: int, window: int | None, device: torch.device) -> Tensor:
     query = torch.arange(context - num_queries, context, device=device)[:, None]
     key = torch.arange(context, device=device)[None, :]
     seen = key <= query
     return seen if window is None else seen & (key > query - window)
+
+
+def example_cache(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> AnyCache:
+    """Every slot written."""
+    cache = empty_cache(shape, dtype, generator.device)
+    num_slots = shape[0] * shape[1]
+    new = torch.randn((2, num_slots, *shape[2:]), generator=generator, device=generator.device)
+    kv_write(new[0], new[1], cache, torch.arange(num_slots, device=generator.device))
+    return cache
 
 
 def example_layout(

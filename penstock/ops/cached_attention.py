@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from penstock.models.spec import GQA, Rope
-from penstock.ops.attention import attention, example_layout
+from penstock.ops.attention import attention, example_cache, example_layout
 from penstock.ops.kv_write import HeadNorms, place_qkv
-from penstock.ops.layout import LayerCache, Layout
+from penstock.ops.layout import AnyCache, LayerCache, Layout
 from penstock.ops.op import operation
 from penstock.ops.rope import Angles, angle_table
 
@@ -35,6 +35,12 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
                 sinks = torch.randn(spec.num_heads, generator=generator, device=device) if spec.sinks else None
                 angles = None if spec.rope is None else angle_table(spec.rope, 128, device).at(layout.positions)
                 yield qkv, spec, norms, angles, LayerCache(*cache.to(dtype)), layout, sinks
+    for cache_dtype in (torch.float8_e4m3fn, torch.int8):
+        layout = example_layout([1, 1, 1], [7, 8, 65], 8, 40, generator)
+        qkv = torch.randn((3, 128), generator=generator, device=device)
+        angles = angle_table(Rope(16), 128, device).at(layout.positions)
+        held = example_cache((40, 8, 2, 16), cache_dtype, generator)
+        yield qkv, GQA(4, 2, 16, Rope(16), 0.25), None, angles, held, layout, None
 
 
 @operation(_examples)
@@ -43,7 +49,7 @@ def cached_attention(
     spec: GQA,
     norms: HeadNorms | None,
     angles: Angles | None,
-    cache: LayerCache,
+    cache: AnyCache,
     layout: Layout,
     sinks: Tensor | None,
 ) -> Tensor:

@@ -7,10 +7,16 @@ import torch
 from torch import Tensor
 
 from penstock.models.spec import GQA, Rope
-from penstock.ops.layout import LayerCache
+from penstock.ops.layout import AnyCache, LayerCache, ScaledCache
 from penstock.ops.norm import rms_norm
 from penstock.ops.op import operation
 from penstock.ops.rope import Angles, angle_table, rotate
+
+MOST_FLOAT = 448.0
+"""The largest 8-bit float."""
+MOST_WHOLE = 127.0
+LEAST = 1e-12
+"""A head smaller than this counts as this large, so that its scale is never zero."""
 
 
 class HeadNorms(NamedTuple):
@@ -21,19 +27,46 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> AnyCache:
+    """Zeros, in the kind of cache that holds such numbers."""
+    keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+    if dtype != torch.int8:
+        return LayerCache(keys, values)
+    return ScaledCache(keys, values, *(torch.zeros(shape[:-1], device=device) for _ in range(2)))
+
+
 def _write_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(4)
-    for dtype in (torch.float32, torch.float16):
-        cache = LayerCache(*torch.zeros((2, 4, 8, 2, 16), dtype=dtype, device=device))
-        new = torch.randn((2, 5, 2, 16), generator=generator, device=device).to(dtype)
-        yield new[0], new[1], cache, torch.tensor([9, 10, 31, 0, 16], device=device)
+    kept = (None, None, torch.float8_e4m3fn, torch.int8)
+    for dtype, cache_dtype in zip((torch.float32, torch.float16) * 2, kept):
+        new = torch.randn((2, 5, 2, 16), generator=generator, device=device).to(dtype) * 3
+        slots = torch.tensor([9, 10, 31, 0, 16], device=device)
+        yield new[0], new[1], empty_cache((4, 8, 2, 16), cache_dtype or dtype, device), slots
 
 
 @operation(_write_examples)
-def kv_write(keys: Tensor, values: Tensor, cache: LayerCache, slots: Tensor) -> None:
+def kv_write(keys: Tensor, values: Tensor, cache: AnyCache, slots: Tensor) -> None:
     """Lays keys and values [tokens, kv_heads, head_dim] down at their slots."""
-    cache.keys.flatten(0, 1).index_copy_(0, slots, keys)
-    cache.values.flatten(0, 1).index_copy_(0, slots, values)
+    new: tuple[Tensor, ...] = keys, values
+    if isinstance(cache, ScaledCache):
+        (keys, key_scales), (values, value_scales) = (_rounded(heads) for heads in new)
+        new = keys, values, key_scales, value_scales
+    elif cache.keys.dtype == torch.float8_e4m3fn:
+        new = tuple(heads.float().clamp(-MOST_FLOAT, MOST_FLOAT).to(cache.keys.dtype) for heads in new)
+    for part, heads in zip(cache, new):
+        _plain(part).flatten(0, 1).index_copy_(0, slots, _plain(heads))
+
+
+def _rounded(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit whole numbers and their scales; a number that is not finite ruins its head's scale."""
+    wide = heads.float()
+    most = wide.abs().amax(-1).clamp(min=LEAST)
+    return (wide * (MOST_WHOLE / most)[..., None]).round().nan_to_num().to(torch.int8), most / MOST_WHOLE
+
+
+def _plain(numbers: Tensor) -> Tensor:
+    """8-bit floats as bytes: not every operation of torch moves them."""
+    return numbers.view(torch.uint8) if numbers.dtype == torch.float8_e4m3fn else numbers
 
 
 def _place_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -46,12 +79,15 @@ def _place_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
         for norms in (None, HeadNorms(ones[:16] * 2, ones[:16], 1e-6), HeadNorms(ones, ones[:32] * 3, 1e-6)):
             for turned in (angles, None):
                 qkv = torch.randn((5, 160), generator=generator, device=device).to(dtype)
-                yield qkv, spec, norms, turned, LayerCache(*qkv.new_zeros((2, 4, 8, 2, 16))), slots
+                yield qkv, spec, norms, turned, empty_cache((4, 8, 2, 16), dtype, device), slots
+    for cache_dtype in (torch.float8_e4m3fn, torch.int8):
+        qkv = torch.randn((5, 160), generator=generator, device=device) * 4
+        yield qkv, spec, None, angles, empty_cache((4, 8, 2, 16), cache_dtype, device), slots
 
 
 @operation(_place_examples)
 def place_qkv(
-    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: LayerCache, slots: Tensor
+    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: AnyCache, slots: Tensor
 ) -> Tensor:
     """Norms and rotates q and k, writes k and v to the cache, returns q [tokens, heads, head_dim]."""
     q, k, v = split_heads(qkv, spec, norms, angles)

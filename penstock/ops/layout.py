@@ -14,7 +14,10 @@ from torch import Tensor
 
 
 class LayerCache(NamedTuple):
-    """One layer's keys and values, each [num_blocks, block_size, kv_heads, head_dim]. Its numbers outlive a step."""
+    """One layer's keys and values, each [num_blocks, block_size, kv_heads, head_dim]. Its numbers outlive a step.
+
+    They are kept as they are computed, or as 8-bit floats (E4M3) without a scale.
+    """
 
     keys: Tensor
     values: Tensor
@@ -22,6 +25,22 @@ class LayerCache(NamedTuple):
     @property
     def block_size(self) -> int:
         return self.keys.shape[1]
+
+
+class ScaledCache(NamedTuple):
+    """Keys and values as 8-bit whole numbers, and float32 scales [num_blocks, block_size, kv_heads] of each one's heads."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[1]
+
+
+AnyCache = LayerCache | ScaledCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from penstock.models.spec import ModelSpec
-from penstock.ops.layout import LayerCache
+from penstock.ops.kv_write import empty_cache
+from penstock.ops.layout import AnyCache
 
 
 class KVCache:
@@ -16,11 +17,10 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers: list[LayerCache] = []
+        self.layers: list[AnyCache] = []
         for layer in spec.layers:
             shape = (num_blocks, block_size, layer.attention.num_kv_heads, layer.attention.head_dim)
-            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-            self.layers.append(LayerCache(keys, values))
+            self.layers.append(empty_cache(shape, dtype, device))
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Duplicates blocks, (from, to)."""
@@ -29,4 +29,14 @@ class KVCache:
         sources, targets = torch.tensor(pairs, device=self.layers[0].keys.device).t()
         for layer in self.layers:
             for part in layer:
-                part.index_copy_(0, targets, part.index_select(0, sources))
+                numbers = part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
+                numbers.index_copy_(0, targets, numbers.index_select(0, sources))
+
+
+def bytes_per_kv_value(spec: ModelSpec, dtype: torch.dtype) -> float:
+    """Bytes of a key or value number, its share of a scale included."""
+    if dtype != torch.int8:
+        return float(dtype.itemsize)
+    num_values = sum(layer.attention.kv_values_per_token for layer in spec.layers)
+    num_scales = sum(2 * layer.attention.num_kv_heads for layer in spec.layers)
+    return 1.0 + 4.0 * num_scales / num_values

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from penstock.models.spec import GQA
 from penstock.ops.attention import attention, encoder_attention
-from penstock.ops.layout import LayerCache, Layout
+from penstock.ops.layout import AnyCache, Layout
 
 MAX_PAIRS = 1 << 22
 """Most pairs of a query and a key handled in one call where visibility must be spelled out."""
@@ -76,8 +76,8 @@ class Run:
         return mask
 
 
-@attention.kernel("cpu")
-def grouped_attention(q: Tensor, cache: LayerCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
+@attention.kernel("cpu", fits=lambda q, cache, *rest: cache.keys.dtype == q.dtype)
+def grouped_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
     key = ("cpu attention", spec.window, cache.block_size)
     plan = layout.derived.get(key)
     if plan is None:
