@@ -7,6 +7,7 @@ Options follow the colon: `oracle:step_ms=5,vocab=256`.
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.cli.progress import ProgressBar
 from penstock.config import EngineConfig
 from penstock.core.batch import Batch
 from penstock.engine.engine import Engine
@@ -57,7 +58,8 @@ def _real(config: EngineConfig, on_phase: OnPhase) -> Machine:
     """Weights from files, on a device. Torch is imported here and nowhere before."""
     from penstock.assembly import load, make_engine, size
 
-    loaded = load(config, progress=None)
+    with ProgressBar() as progress:
+        loaded = load(config, progress=progress)
     on_phase("load the model")
     sizing = size(config, loaded)
     engine = make_engine(config, loaded, sizing)

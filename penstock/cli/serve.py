@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any
 import uvicorn
 
 from penstock.cli.banner import banner
-from penstock.cli.words import open_text
+from penstock.cli.words import fetch, open_text
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from penstock.engine.client import EngineClient
 from penstock.errors import ConfigError
@@ -53,6 +54,7 @@ class Config:
 
 
 def run(config: Config) -> int:
+    fetch(config.engine.model.model)
     command = [sys.executable, "-m", "penstock.cli.worker"]
     return serve(
         config.engine, with_key_of_environment(config.server), command, lambda: open_text(config.engine.model.model)
@@ -84,7 +86,7 @@ class Serving:
         self._start_s = time.monotonic()
         self._phases: list[tuple[str, float]] = []
         self._client = EngineClient(command, engine, hang_s=server.hang_s)
-        self._client.on_phase = lambda name, seconds: self._phases.append((name, seconds))
+        self._client.on_phase = self._on_phase
         self._front = Front(self._client, server, _version())
         self._num_signals = 0
         self._stopping = asyncio.Event()
@@ -115,7 +117,7 @@ class Serving:
 
     async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> None:
         """Load words and weights at the same time; whatever fails first is what is told."""
-        words = asyncio.create_task(asyncio.to_thread(self._open_text))
+        words = asyncio.ensure_future(_on_thread(self._open_text))
         stopping = asyncio.create_task(self._stopping.wait())
         ready = asyncio.create_task(self._client.ready.wait())
         try:
@@ -134,6 +136,11 @@ class Serving:
         finally:
             for task in (stopping, ready):
                 task.cancel()
+
+    def _on_phase(self, name: str, seconds: float) -> None:
+        self._phases.append((name, seconds))
+        if sys.stderr.isatty():
+            print(f"penstock: {name}: {seconds:.1f} s", file=sys.stderr)
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -202,7 +209,28 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _first(*tasks: "asyncio.Task[Any]") -> None:
+def _on_thread(function: Callable[[], Text]) -> "asyncio.Future[Text]":
+    """On a thread that does not keep the process from ending, as those of an executor would."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Text] = loop.create_future()
+
+    def tell(outcome: Callable[[], None]) -> None:
+        if not done.done():
+            outcome()
+
+    def work() -> None:
+        try:
+            text = function()
+            loop.call_soon_threadsafe(tell, lambda: done.set_result(text))
+        except Exception as error:
+            fault = error
+            loop.call_soon_threadsafe(tell, lambda: done.set_exception(fault))
+
+    threading.Thread(target=work, name="words", daemon=True).start()
+    return done
+
+
+async def _first(*tasks: "asyncio.Future[Any]") -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 

@@ -1,6 +1,7 @@
 """The words of a model by its name: what the server needs of it beside the engine."""
 
 from penstock.cli.machines import is_arithmetic
+from penstock.cli.progress import ProgressBar
 from penstock.files import dummy_spec, no_words, open_files
 from penstock.server.text import Text
 from penstock.text.byte_level import byte_tokenizer
@@ -13,8 +14,15 @@ PLAIN_TEMPLATE = (
 )
 
 
+def fetch(model: str) -> None:
+    """See to it that the model's files are here, so that server and engine open the same ones."""
+    if not is_arithmetic(model) and dummy_spec(model) is None:
+        with ProgressBar() as progress:
+            open_files(model, progress=progress)
+
+
 def open_text(model: str) -> Text:
-    """Tokenizer, template and reasoning style of a model; it is fetched if it is not here yet."""
+    """Tokenizer, template and reasoning style of a model."""
     if is_arithmetic(model):
         return Text(byte_tokenizer(), ChatTemplate(PLAIN_TEMPLATE))
     if dummy_spec(model) is not None:

@@ -34,7 +34,7 @@ from penstock.engine.wire import (
     Submit,
     encode_config,
 )
-from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
 
 __all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "Step", "Vector"]
 
@@ -135,7 +135,7 @@ class EngineClient:
     def submit(self, request: Request) -> DeltaStream:
         """Hand over a request; while the engine restarts it waits here. The stream ends in a finish whatever happens."""
         if self._is_stopping:
-            raise EngineError("the engine is stopping; send the request elsewhere")
+            raise CapacityError("the engine is stopping; send the request elsewhere")
         stream = DeltaStream(request)
         self._streams[request.request_id] = stream
         if self.is_ready:
@@ -151,7 +151,7 @@ class EngineClient:
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
         if self._child is None or not self.is_ready:
-            raise EngineError("the engine is not ready; try again in a moment")
+            raise CapacityError("the engine is not ready; try again in a moment")
         request_id = self.next_id()
         answer: asyncio.Future[tuple[Vector, ...]] = asyncio.get_running_loop().create_future()
         self._embeddings[request_id] = answer
@@ -353,7 +353,7 @@ class EngineClient:
         self._end_all(begun)
         for answer in self._embeddings.values():
             if not answer.done():
-                answer.set_exception(EngineError(GONE))
+                answer.set_exception(CapacityError(GONE))
 
     def _end_all(self, streams: dict[int, DeltaStream]) -> None:
         now = time.monotonic()

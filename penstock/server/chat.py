@@ -11,7 +11,7 @@ from penstock.server.faults import ApiError, invalid, unsupported
 from penstock.server.front import Counted, Front
 from penstock.server.logprobs import chat_entries
 from penstock.server.protocol import ChatBody
-from penstock.server.usage import usage_of
+from penstock.server.usage import usage_value
 from penstock.server.wishes import prompt_of_messages, wishes_of
 from penstock.server.writer import Piece
 from penstock.text.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ class ChatVoice:
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         if not self._has_usage:
             return sse.DONE
-        return self._begin + b'[],"usage":' + sse.quoted(_usage(call, timings)) + b"}\n\n" + sse.DONE
+        return self._begin + b'[],"usage":' + sse.quoted(usage_value(call, timings)) + b"}\n\n" + sse.DONE
 
     def failing(self, error: ApiError) -> bytes:
         return sse.error_event(error)
@@ -100,7 +100,7 @@ class ChatVoice:
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
-        return self._head | {"choices": choices, "usage": _usage(call, timings)} | self._tier
+        return self._head | {"choices": choices, "usage": usage_value(call, timings)} | self._tier
 
     def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
         message: dict[str, Any] = {
@@ -148,7 +148,3 @@ class ChatVoice:
 
     def _entries(self, piece: Piece) -> list[dict[str, Any]]:
         return chat_entries(self._tokenizer, piece.logprobs, self._num_top or 0)
-
-
-def _usage(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
-    return usage_of(call).value | ({"timings": timings} if timings is not None else {})

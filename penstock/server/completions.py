@@ -8,11 +8,11 @@ from starlette.requests import Request
 from penstock.core.batch import Logprob
 from penstock.server import sse
 from penstock.server.call import Call
-from penstock.server.chat import _usage
 from penstock.server.faults import ApiError, invalid, unsupported
 from penstock.server.front import Counted, Front
 from penstock.server.logprobs import CompletionLogprobs
 from penstock.server.protocol import CompletionBody
+from penstock.server.usage import usage_value
 from penstock.server.wishes import prompts_of, wishes_of
 from penstock.server.writer import Piece
 
@@ -30,6 +30,10 @@ async def complete_text(request: Request) -> Counted:
         raise unsupported("best_of", "ask for n choices and choose among them")
     if body.max_tokens is None:
         body.max_tokens = DEFAULT_TOKENS
+    is_judged_only = body.max_tokens == 0
+    if is_judged_only and not body.echo:
+        raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
+    body.max_tokens = body.max_tokens or 1
     prompts = await prompts_of(front, body.prompt, "prompt", special=body.add_special_tokens is not False)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
@@ -40,12 +44,20 @@ async def complete_text(request: Request) -> Counted:
         front, request, body, num_logprobs=body.logprobs, num_prompt_logprobs=wants_prompt, continues=True
     )
     call = front.call(prompts, wishes, param="prompt")
-    voice = CompletionVoice(front, body, prompts)
+    voice = CompletionVoice(front, body, prompts, shows_answer=not is_judged_only)
     return front.answer(call, voice, body, ignored)
 
 
+def _hidden(piece: Piece) -> Piece:
+    """The one token that had to be drawn is kept from a client that asked for none."""
+    return piece._replace(content="", token_ids=(), logprobs=())
+
+
 class CompletionVoice:
-    def __init__(self, front: Front, body: CompletionBody, prompts: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, front: Front, body: CompletionBody, prompts: Sequence[tuple[int, ...]], *, shows_answer: bool = True
+    ) -> None:
+        self._shows_answer = shows_answer
         self._tokenizer = front.tokenizer
         self._prompts = prompts
         self._num_choices = body.n or 1
@@ -81,6 +93,7 @@ class CompletionVoice:
         )
 
     def telling(self, pieces: Sequence[Piece]) -> bytes:
+        pieces = pieces if self._shows_answer else [_hidden(piece) for piece in pieces]
         if len(pieces) == 1:
             piece = pieces[0]
             if piece.finish_reason is None and self._num_top is None and not self._tells_ids:
@@ -90,19 +103,25 @@ class CompletionVoice:
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         if not self._has_usage:
             return sse.DONE
-        return self._begin + b'[],"usage":' + sse.quoted(_usage(call, timings)) + b"}\n\n" + sse.DONE
+        return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
 
     def failing(self, error: ApiError) -> bytes:
         return sse.error_event(error)
 
     def keep(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
+        for piece in pieces if self._shows_answer else map(_hidden, pieces):
             self._kept[piece.choice].append(piece)
             self._take_prompt_logprobs(piece)
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
-        return self._head | {"choices": choices, "usage": _usage(call, timings)}
+        return self._head | {"choices": choices, "usage": self._usage(call, timings)}
+
+    def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        told = usage_value(call, timings)
+        if not self._shows_answer:
+            told |= {"completion_tokens": 0, "total_tokens": told["prompt_tokens"]}
+        return told
 
     def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
         text = "".join(piece.content for piece in kept)
@@ -131,7 +150,7 @@ class CompletionVoice:
         self._take_prompt_logprobs(piece)
         events = []
         is_first = not self._kept[index]
-        if piece.token_ids or piece.content:
+        if piece.token_ids or piece.content or (is_first and self._echoes and self._num_top is not None):
             text, logprobs = piece.content, b"null"
             if is_first:
                 self._kept[index].append(piece)

@@ -47,8 +47,6 @@ class Front:
         self.meters = Meters(client, self.admission)
         self.is_draining = False
         self.created = self.unix_time()
-        self.num_dropped = 0
-        """Calls that a shutdown cut off."""
         self._text: Text | None = None
         self._calls: dict[Call, Any] = {}
         self._pings: set[asyncio.Task[None]] = set()

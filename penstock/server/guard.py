@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from penstock.config import ServerConfig, is_loopback
 from penstock.errors import PenstockError
@@ -93,6 +94,8 @@ class Guard:
         try:
             self._check(scope, headers)
             await self._app(scope, receive, tell)
+        except ClientDisconnect:
+            return  # it left while it was still sending
         except Exception as error:
             told = _told(error, request_id)
             if not status and scope["method"] == "OPTIONS" and told.status == HTTPStatus.METHOD_NOT_ALLOWED:

@@ -125,6 +125,8 @@ class CompletionBody(Sampling, kw_only=True):
     """A text completion."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    """0 only with echo: the prompt is judged and nothing is generated."""
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -36,3 +36,8 @@ def usage_of(call: Call) -> Usage:
         num_output=sum(writer.num_tokens for writer in call.writers),
         num_reasoning=sum(writer.num_reasoning_tokens for writer in call.writers),
     )
+
+
+def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+    """Usage as answers tell it, with the times of the call if they were asked for."""
+    return usage_of(call).value | ({"timings": timings} if timings is not None else {})

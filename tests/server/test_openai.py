@@ -203,6 +203,23 @@ def test_echo_with_log_probabilities_covers_prompt_and_answer(client: openai.Ope
     assert offsets == list(range(len(text) + 2))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_may_be_judged_alone(client: openai.OpenAI, stream: bool) -> None:
+    wishes: dict[str, Any] = {"prompt": "judge", "max_tokens": 0, "echo": True, "logprobs": 0, **GREEDY}
+    chunks = list(client.completions.create(stream=True, **wishes)) if stream else [client.completions.create(**wishes)]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "judge"
+    numbers = [
+        number
+        for chunk in chunks
+        if chunk.choices[0].logprobs
+        for number in chunk.choices[0].logprobs.token_logprobs or []
+    ]
+    assert numbers == [None, -0.5, -0.5, -0.5, -0.5]
+    if not stream:
+        assert chunks[0].usage is not None
+        assert chunks[0].usage.completion_tokens == 0
+
+
 def test_a_streamed_completion_says_what_a_whole_one_says(client: openai.OpenAI) -> None:
     stream = client.completions.create(prompt=["p", "q"], max_tokens=7, stream=True, **GREEDY)
     texts = ["", ""]
