@@ -7,16 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-MODELS = Path(__file__).parents[2] / ".models"
-
-
-def real_model(name: str) -> Path:
-    path = MODELS / name
-    if not path.exists():
-        pytest.skip(f"real model {name} is not in .models")
-    return path
 
 
 def rewrite(path: Path, data: bytes) -> None:

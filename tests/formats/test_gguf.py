@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import ModelFileError
 from penstock.formats.gguf import GgufFile
 from penstock.formats.quants import BLOCKS, dequantize
+from tests.real import DEFAULT, GEMMA, model_path
 
 from .files import (
     ARRAY,
@@ -28,7 +29,6 @@ from .files import (
     gguf_string,
     gguf_tensor,
     lifelike_gguf,
-    real_model,
     rewrite,
 )
 
@@ -248,10 +248,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_tensors", "num_words"),
-    [("SmolLM2-135M-Instruct.Q4_1.gguf", 272, 49152), ("gemma-3-270m-q4_k_m.gguf", 236, 262144)],
+    [(DEFAULT, 272, 49152), (GEMMA, 236, 262144)],
 )
 def test_a_real_vocabulary_is_read_in_a_moment(name: str, num_tensors: int, num_words: int) -> None:
-    path = real_model(name)
+    path = model_path(name)
     started = time.process_time()
     file = GgufFile(path)
     assert time.process_time() - started < 2  # measured: 0.06 s and 0.15 s
@@ -261,7 +261,7 @@ def test_a_real_vocabulary_is_read_in_a_moment(name: str, num_tensors: int, num_
 
 
 def test_a_real_tensor_has_sane_values() -> None:
-    file = GgufFile(real_model("SmolLM2-135M-Instruct.Q4_1.gguf"))
+    file = GgufFile(model_path(DEFAULT))
     raw = file.tensor("blk.0.attn_q.weight")
     assert (raw.dtype, raw.shape) == ("Q4_1", (576, 576))
     values = dequantize(raw)

