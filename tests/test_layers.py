@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "workload": ("errors", "core"),
     "cost": ("errors", "core", "models.spec"),
     "ops": ("errors", "models.spec"),
-    "layers": ("errors", "ops", "models.spec", "models.weights"),
+    "layers": ("errors", "ops", "models.spec"),
     "runtime": (
         "errors", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
         "models.spec", "models.weights",
@@ -31,8 +31,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": ("errors", "core", "config", "sizing", "metrics"),
     "server": ("errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config", "version"),
     "sim": ("errors", "core", "cost", "workload", "metrics", "config", "sizing"),
-    "cli": ANYTHING,
+    "files": ("errors", "formats", "models", "text"),
+    "completion": ("errors", "core", "text"),
+    "assembly": ANYTHING,
     "llm": ANYTHING,
+    "beam": ANYTHING,
+    "perplexity": ANYTHING,
+    "cli": ANYTHING,
     "__init__": ANYTHING,
     "__main__": ANYTHING,
 }  # fmt: skip
@@ -48,12 +53,12 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "fastapi": ("server",),
     "starlette": ("server",),
     "uvicorn": ("server", "cli"),
-    "msgspec": ("engine", "server"),
+    "msgspec": ("engine", "server", "cli"),
     "zmq": ("engine",),
     "prometheus_client": ("metrics", "server"),
 }
 
-NO_CLOCK = ("core", "models", "config", "sizing", "text", "formats", "metrics", "workload", "cost", "ops", "layers", "sim")
+NO_CLOCK = ("core", "models", "config", "sizing", "metrics", "workload", "cost", "ops", "layers", "sim")
 """Time is an argument there."""
 
 FORBIDDEN_MODULES = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "transformers", "multiprocessing")
@@ -78,8 +83,15 @@ def imports(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: imports are absolute here"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "penstock")
+            modules = {alias.name for alias in node.names if is_module(f"{node.module}.{alias.name}")}
+            yield from (f"{node.module}.{name}" for name in modules)
+            if len(modules) < len(node.names):
+                yield node.module or ""
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 def dotted(node: ast.expr) -> str:
