@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 # A template of a known family takes a few hundred steps a message and copies each text a dozen times at most.
 BASE_STEPS = 100_000
-STEPS_PER_VALUE = 2_000
+STEPS_PER_VALUE = 500
 BASE_CHARACTERS = 2 << 20
 COPIES = 32
 """How often each character that was put in may be handled."""
 
 MAX_DEPTH = 64
 """Deepest nesting of lists and mappings, and of macro calls."""
-MAX_INTEGER_BITS = 1 << 16
+MAX_INTEGER_BITS = 1024
 
-CONTAINERS = (list, tuple, dict)
+_EMPTY: dict[str, str] = {}
+CONTAINERS = (list, tuple, dict, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
 """The kinds of value that hold others; all a template can make or be given."""
 
 
@@ -68,6 +69,10 @@ class Budget:
     def text(self, text: str) -> None:
         self.write(characters_of(text))
 
+    def search(self, text: str, pattern: str) -> None:
+        """Account for looking for a pattern at every position, as searches from the right and stripping do."""
+        self.write(len(text) * len(pattern) // 64)
+
     def enter(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -83,7 +88,7 @@ class Budget:
             self.write(size)
             return Size(1, size, 0)
         if not isinstance(value, CONTAINERS):
-            self.step(1)
+            self.step(len(value) if isinstance(value, range) else 1)
             return Size(1, 16, 0)
         values, characters, depth = 1, 0, 0
         level: list[Any] = [value]

@@ -30,9 +30,9 @@ from penstock.text.sandbox_filters import (
     CALL_STEPS,
     account,
     check_format_spec,
-    check_percent_format,
     metered_filters,
     metered_tests,
+    pay_percent_format,
 )
 from penstock.text.sandbox_methods import is_allowed, pay
 
@@ -141,9 +141,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = self._budget()
         if isinstance(left, str) and operator == "%":
-            check_percent_format(left)
-            budget.text(left)
-            budget.value(right)
+            pay_percent_format(budget, left, right)
             return account(budget, left % right)
         if operator == "+":
             _pay_join(budget, left)
@@ -180,11 +178,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         budget = __self._budget()
         budget.step(CALL_STEPS + len(args) + len(kwargs))
+        if isinstance(__obj, Undefined):
+            return __obj()  # which says what is missing
         if not __self.is_safe_callable(__obj):
             raise SecurityError(f"a {type(__obj).__name__} may not be called")
         if isinstance(__obj, types.BuiltinMethodType):
             args = pay(budget, __obj.__self__, __obj.__name__, args)
         elif isinstance(__obj, _PlainDict | types.MethodType):
+            budget.value(args)  # keys are hashed, and `loop.changed` compares
             for value in args:
                 budget.step(len(value) if hasattr(value, "__len__") else 1)
         budget.enter()
@@ -218,6 +219,7 @@ class _Format:
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         budget = self._sandbox._budget()
         budget.text(self._text)
+        budget.step(CALL_STEPS * self._text.count("{"))
         fields = sum(1 for part in Formatter().parse(self._text) if part[1] is not None)
         size = budget.value([*args, *kwargs.values()])
         budget.write(fields * (size.characters + 16))
@@ -253,6 +255,9 @@ class _PlainNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 def _check_name(name: Any) -> None:

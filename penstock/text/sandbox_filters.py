@@ -20,6 +20,7 @@ CALL_STEPS = 4
 MAX_COUNT = 1000
 """Largest number that says how much a filter shall add: an indentation, a width, a batch."""
 MAX_DIGITS = 300
+MAX_PATH = 16
 
 Function = Callable[..., Any]
 GetBudget = Callable[[], Budget]
@@ -38,6 +39,19 @@ _COMPARING_TESTS = (
     *("lower", "upper"),
 )
 _COUNTS = ("batch", "center", "indent", "slice", "tojson")
+
+# Which argument names what is looked at of each item.
+_PATHS = {
+    "selectattr": 0,
+    "rejectattr": 0,
+    "groupby": 0,
+    "sum": 0,
+    "join": 1,
+    "unique": 1,
+    "min": 1,
+    "max": 1,
+    "sort": 2,
+}
 
 # Widths and precisions of printf-style formats: `*` takes them from the arguments.
 _PERCENT_WIDTH = re.compile(r"%[^%a-zA-Z]*?(\d{4,}|\*)")
@@ -65,9 +79,14 @@ def metered_tests(budget: GetBudget) -> dict[str, Function]:
     return {name: _metered_test(name, function, budget) for name, function in tests.items()}
 
 
-def check_percent_format(text: str) -> None:
+def pay_percent_format(budget: Budget, text: str, values: Any) -> None:
+    """Pay for `text % values`: any place in the text may show all of them."""
     if _PERCENT_WIDTH.search(text):
         raise TemplateLimitError("a format asks for a width above 999 or takes it from its arguments")
+    budget.text(text)
+    places = text.count("%")
+    budget.step(places)
+    budget.write(places * (16 + budget.value(values).characters))
 
 
 def check_format_spec(spec: str) -> None:
@@ -109,6 +128,7 @@ def _metered_filter(name: str, function: Function, get_budget: GetBudget) -> Fun
         else:
             value = _listed(budget, value) if name in _DEEP else value
             size = budget.value(value)
+        _check_path(name, rest, kwargs)
         _check_arguments(budget, name, value, size, (*rest, *kwargs.values()))
         return account(budget, function(*engine, value, *rest, **kwargs))
 
@@ -145,6 +165,14 @@ def _listed(budget: Budget, value: Any) -> Any:
     return _walked(budget, value)
 
 
+def _check_path(name: str, arguments: list[Any], named: dict[str, Any]) -> None:
+    """A path such as "function.name" is walked for every item."""
+    at = _PATHS.get(name, len(arguments))
+    for path in (*arguments[at : at + 1], named.get("attribute")):
+        if isinstance(path, str) and path.count(".") > MAX_PATH:
+            raise TemplateLimitError(f"the filter {name} is given a path of more than {MAX_PATH} parts")
+
+
 def _check_arguments(budget: Budget, name: str, value: Any, size: Size, arguments: Iterable[Any]) -> None:
     """Pay in advance for what the arguments make of the value."""
     arguments = tuple(arguments)
@@ -163,10 +191,14 @@ def _check_arguments(budget: Budget, name: str, value: Any, size: Size, argument
         budget.write(lines * max(widest, *(a for a in arguments if isinstance(a, int)), 4))
     elif name == "tojson":
         budget.write(_json_size(size, arguments))
-    elif name in ("e", "escape", "urlencode"):
+    elif name in ("e", "escape"):
         budget.write(5 * size.characters)
     elif name == "format":
-        check_percent_format(str(value))
+        pay_percent_format(budget, str(value), arguments)
+    elif name == "trim" and texts:
+        budget.search(str(value), texts[0])
+    elif name in ("title", "urlencode", "wordcount"):
+        budget.step(size.characters // 4)
     elif name == "round" and any(isinstance(a, int) and abs(a) > MAX_DIGITS for a in arguments):
         raise TemplateLimitError(f"the filter round is asked for more than {MAX_DIGITS} digits")
     elif name in ("sort", "dictsort", "groupby", "unique"):

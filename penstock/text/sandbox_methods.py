@@ -67,5 +67,8 @@ def _pay_text(budget: Budget, text: str, name: str, args: tuple[Any, ...]) -> No
     elif name in ("split", "rsplit"):
         separators = [args[0]] if args and isinstance(args[0], str) and args[0] else _BLANKS
         budget.step(sum(map(text.count, separators)))
+        budget.search(text, separators[0])
+    elif name in ("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition") and args and isinstance(args[0], str):
+        budget.search(text, args[0])
     elif name == "splitlines":
         budget.step(sum(map(text.count, _LINE_BREAKS)))
