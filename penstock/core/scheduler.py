@@ -283,6 +283,9 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, num_tokens: int, plan: "Plan") -> bool:
         """Blocks for a running sequence, pushing others out if need be; False if it had to leave itself."""
         while not self.pool.reserve(sequence, num_tokens):
+            if len(self._running) == 1 and self.pool.num_pinned:
+                self.pool.unpin_all()  # it would leave, come back, and lose each time what is being computed for it
+                continue
             victim = self._victim(sequence)
             plan.withdraw(victim)
             self._leave(victim)

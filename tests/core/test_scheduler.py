@@ -489,6 +489,15 @@ def test_drafts_leave_everybody_a_place():
     assert batch.num_tokens == 9
 
 
+def test_leaving_while_drafts_are_judged():
+    scheduler = start_drafting()
+    batch = scheduler.schedule(0.0)
+    (delta,) = scheduler.cancel(1)
+    assert delta.token_ids == ()
+    assert scheduler.commit(batch, output_of(batch, lambda chunk: (1, 2)), 0.0) == ()
+    scheduler.check()
+
+
 def test_guesses_about_what_is_already_being_drawn_are_dropped():
     scheduler = make_scheduler()
     add(scheduler, 1)
@@ -929,6 +938,37 @@ def test_pins_do_not_give_way_while_others_run():
     assert scheduler.pool.num_pinned == 2
     assert len(finish(scheduler)) == 2
     assert scheduler.pool.num_pinned == 2, "three blocks are enough for request 4"
+
+
+def test_pins_give_way_to_the_only_one_inside():
+    """It need not leave, and what is on its way for it arrives, however far ahead steps are planned."""
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    add(scheduler, 1, num_prompt=9, max_tokens=1)
+    finish(scheduler)
+    scheduler.pin(make_request(2, range(1000, 1009)), 1e9)
+    add(scheduler, 3, num_prompt=8, max_tokens=8)
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert scheduler.num_preemptions == 0
+    assert scheduler.pool.num_pinned == 0
+    for batch in (first, second):
+        assert len(scheduler.commit(batch, output_of(batch), 0.0)) == 1
+    scheduler.check()
+
+
+def test_pins_do_not_give_way_if_somebody_can_leave():
+    scheduler = make_scheduler(num_blocks=6, block_size=4)
+    add(scheduler, 1, num_prompt=5, max_tokens=1)
+    finish(scheduler)
+    scheduler.pin(make_request(2, range(1000, 1005)), 1e9)
+    fill_from(scheduler, 3, 2)
+    while not scheduler.num_preemptions:
+        step(scheduler)
+    assert scheduler.pool.num_pinned == 1
+
+
+def fill_from(scheduler, first_id, num_requests):
+    for number in range(first_id, first_id + num_requests):
+        add(scheduler, number, num_prompt=4, max_tokens=14)
 
 
 # The books

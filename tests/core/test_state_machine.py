@@ -1,0 +1,248 @@
+"""Any mix of adding, cancelling, waiting, launching, collecting, failing and pinning keeps the books and the answers right.
+
+Steps are launched up to three ahead of their results. After every rule the scheduler's books must balance; at the end
+everything drains, every choice has ended exactly once, its tokens are the oracle's, and nothing is held.
+"""
+
+from collections import deque
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from penstock.core.batch import Batch, FinishReason, StepOutput
+from penstock.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.core.limits import Limits
+from penstock.core.order import ORDERS
+from penstock.core.request import Request
+from penstock.core.scheduler import Scheduler
+from penstock.engine.oracle import OracleRunner
+from penstock.errors import CapacityError, RequestError
+from tests.engine.answers import VOCAB_SIZE, Answers, expected, make_request
+
+MAX_AHEAD = 3
+STEM = tuple(range(7, 19))
+NUMBERS = st.integers(0, 2**24)
+"""One number describes a whole choice, read digit by digit: cheap to draw, and 0 is the plainest."""
+
+
+class Digits:
+    def __init__(self, number: int) -> None:
+        self._rest = number
+
+    def pick(self, *options):
+        self._rest, digit = divmod(self._rest, len(options))
+        return options[digit]
+
+
+def make_limits(digits: Digits) -> Limits:
+    max_sequences = digits.pick(3, 4, 6, 1)
+    return Limits(
+        num_blocks=digits.pick(10, 6, 8, 24),
+        block_size=digits.pick(2, 3, 1, 4),
+        max_context=40,
+        max_batch_tokens=digits.pick(8, max_sequences, 5, 40),
+        max_sequences=max_sequences,
+        max_waiting=digits.pick(100, 3),
+        max_waiting_tokens=digits.pick(1000, 20),
+        prefix_caching=digits.pick(True, True, True, False),
+    )
+
+
+class Serving(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ids = count(1)
+        self.requests: dict[int, Request] = {}
+        self.answers = Answers()
+        self.flying: deque[tuple[Batch, StepOutput]] = deque()
+
+    @initialize(number=NUMBERS)
+    def begin(self, number):
+        digits = Digits(number)
+        self.limits = make_limits(digits)
+        self.batching = digits.pick(CONTINUOUS, CONTINUOUS, CONTINUOUS, STATIC, dynamic(2.0))
+        order = ORDERS[digits.pick(*ORDERS)]()
+        self.scheduler = Scheduler(self.limits, order, self.batching)
+        self.runner = OracleRunner(
+            self.limits.num_blocks,
+            self.limits.block_size,
+            vocab_size=VOCAB_SIZE,
+            num_drafts=digits.pick(0, 2, 0, 4),
+        )
+
+    # What clients do
+
+    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=6))
+    def add(self, numbers):
+        for number in numbers:
+            self.add_one(self.make_request(Digits(number)))
+
+    def make_request(self, digits: Digits) -> Request:
+        return make_request(
+            next(self.ids),
+            STEM[: digits.pick(0, 4, 7, 12)] + (digits.pick(50, 51, 52),) * digits.pick(1, 2, 5),
+            max_tokens=digits.pick(5, 9, 2, 30),
+            n=digits.pick(1, 1, 2, 3),
+            temperature=digits.pick(1.0, 0.0),
+            seed=digits.pick(0, 1),
+            stop_token_ids=digits.pick((), tuple(range(0, VOCAB_SIZE, 6))),
+            min_tokens=digits.pick(0, 2),
+            priority=digits.pick(0, 1, 2),
+            tenant=digits.pick("a", "b", "c"),
+            salt=digits.pick("", "", "a"),
+            deadline_s=digits.pick(None, None, self.now + 3.0, self.now + 9.0),
+        )
+
+    def add_one(self, request: Request) -> None:
+        load = self.scheduler.load
+        num_longest = len(request.prompt) + request.params.max_tokens
+        try:
+            self.scheduler.add(request, self.now)
+        except RequestError:
+            assert num_longest > self.limits.max_positions
+        except CapacityError:
+            num_waiting = load.num_waiting + request.params.n
+            num_tokens = load.num_waiting_tokens + len(request.prompt)
+            assert num_waiting > self.limits.max_waiting or num_tokens > self.limits.max_waiting_tokens
+        else:
+            assert num_longest <= self.limits.max_positions
+            self.requests[request.request_id] = request
+
+    @precondition(lambda self: self.requests)
+    @rule(number=NUMBERS)
+    def cancel(self, number):
+        digits = Digits(number)
+        request = digits.pick(*self.requests.values())
+        choice = digits.pick(None, *range(request.params.n))
+        self.answers.hear(self.scheduler.cancel(request.request_id, choice))
+        if choice is None:
+            assert not any(request.request_id == one.request.request_id for one in self.scheduler._running)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 5.0]))
+    def advance(self, seconds):
+        self.now += seconds
+        self.answers.hear(self.scheduler.expire(self.now))
+
+    @precondition(lambda self: self.requests)
+    @rule(number=NUMBERS)
+    def pin(self, number):
+        digits = Digits(number)
+        request = digits.pick(*self.requests.values())
+        num_pinned = self.scheduler.pin(request, self.now + digits.pick(1.0, 5.0, 50.0))
+        assert num_pinned <= max(len(request.prompt) - 1, 0)
+        assert num_pinned % self.limits.block_size == 0
+
+    # What the engine does
+
+    @precondition(lambda self: len(self.flying) < MAX_AHEAD)
+    @rule()
+    def launch(self):
+        batch = self.scheduler.schedule(self.now)
+        if batch is not None:
+            self.assert_writes_are_private(batch)
+            assert 0 < batch.num_tokens <= self.limits.max_batch_tokens
+            self.flying.append((batch, self.runner.launch(batch).result()))
+
+    @precondition(lambda self: self.flying)
+    @rule()
+    def collect(self):
+        batch, output = self.flying.popleft()
+        self.answers.hear(self.scheduler.commit(batch, output, self.now))
+
+    @precondition(lambda self: self.flying)
+    @rule(number=NUMBERS)
+    def collect_failure(self, number):
+        batch, output = self.flying.popleft()
+        index = number % len(batch.chunks)
+        output = output._replace(failures=((index, "planted"),))
+        self.answers.hear(self.scheduler.commit(batch, output, self.now))
+
+    # What must hold
+
+    @invariant()
+    def books_balance(self):
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+
+    def assert_writes_are_private(self, batch):
+        """A block that is written has one holder, no published content, and no second writer in the step."""
+        pool, size = self.scheduler.pool, self.limits.block_size
+        written = []
+        for (sequence, _), chunk in zip(self.scheduler._flights[batch.step], batch.chunks, strict=True):
+            assert chunk.row == sequence.row
+            own = sequence.blocks[chunk.start // size : -(-chunk.end // size)]
+            assert len(own) == -(-chunk.end // size) - chunk.start // size
+            assert all(pool._references[block] == 1 and pool._contents[block] is None for block in own)
+            written += own
+        assert len(set(written)) == len(written)
+        for source, target in batch.copies:
+            assert pool._references[target] == 1
+            assert pool._references[source] >= 1
+            assert source != target
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(5000):
+            if not self.scheduler.has_work and not self.flying:
+                break
+            self.launch()
+            if self.flying:
+                self.collect()
+            else:
+                self.now = max(self.now, self.scheduler.wake_s or self.now)
+                self.advance(0.0)
+            self.scheduler.check()
+        assert not self.scheduler.has_work, "no end in sight"
+        self.assert_all_answered()
+        self.assert_nothing_held()
+
+    def assert_all_answered(self):
+        wanted = {(number, choice) for number, one in self.requests.items() for choice in range(one.params.n)}
+        assert set(self.answers) == wanted
+        for (number, choice), answer in self.answers.items():
+            right, reason = expected(self.requests[number], choice, self.limits)
+            if answer.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert (answer.tokens, answer.reason) == (right, reason)
+            else:
+                assert answer.finish is not None
+                assert answer.tokens == right[: len(answer.tokens)]
+
+    def assert_nothing_held(self):
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        assert scheduler.load[:3] == (0, 0, 0)
+        assert sorted(scheduler._rows) == list(range(self.limits.max_sequences))
+        assert scheduler._flights == {}
+        assert pool._references == [0] * self.limits.num_blocks
+        pool.unpin_expired(self.now + 1e9)
+        assert pool.num_available == self.limits.num_blocks
+        scheduler.check()
+
+
+def run(max_examples: int, num_rules: int) -> None:
+    run_state_machine_as_test(
+        Serving,
+        settings=settings(
+            max_examples=max_examples, stateful_step_count=num_rules, deadline=None, derandomize=True, database=None
+        ),
+    )
+
+
+def test_any_mix_of_events_keeps_the_books_and_the_answers_right():
+    run(500, 40)
+
+
+@pytest.mark.slow
+def test_any_mix_of_events_keeps_the_books_and_the_answers_right_at_length():
+    run(10_000, 100)
