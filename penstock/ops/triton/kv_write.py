@@ -75,14 +75,14 @@ def _place(
         kv_head = (head - HEADS) % KV_HEADS
         cache = keys if head < HEADS + KV_HEADS else values
         stored = cache.dtype.element_ty
-        target = cache + (slot * KV_HEADS + kv_head) * DIM + pair
+        place = cache + (slot * KV_HEADS + kv_head) * DIM + pair
         if SCALES:
             first, second, rest, scale = _whole(first.to(kind), second.to(kind), rest.to(kind), MOST, LEAST)
             scales = key_scales if head < HEADS + KV_HEADS else value_scales
             tl.store(scales + slot * KV_HEADS + kv_head, scale, mask=present)
-        tl.store(target, first.to(stored), mask=is_pair)
-        tl.store(target + HALF, second.to(stored), mask=is_pair)
-        tl.store(target + 2 * HALF, rest.to(stored), mask=is_rest)
+        tl.store(place, first.to(stored), mask=is_pair)
+        tl.store(place + HALF, second.to(stored), mask=is_pair)
+        tl.store(place + 2 * HALF, rest.to(stored), mask=is_rest)
 
 
 def _fits(

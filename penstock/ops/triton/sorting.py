@@ -104,9 +104,9 @@ def sort_pairs(chosen: Tensor, num_experts: int, tile: int) -> Groups:
     is_counted = num_pairs > MAX_SINGLE_LAUNCH
     counts = torch.empty((num_chunks if is_counted else 0, pad), dtype=torch.int32, device=chosen.device)
     if is_counted:
-        _count[(num_chunks,)](chosen, counts, num_pairs, PAD=pad, CHUNK=CHUNK, RUN=RUN, num_warps=4)
+        _count[(num_chunks,)](chosen, counts, num_pairs, PAD=pad, CHUNK=CHUNK, RUN=RUN, num_warps=8)
     _place[(triton.cdiv(max(num_pairs, most_tiles), RUN),)](
         chosen, counts, order, tiles, num_pairs, num_chunks, most_tiles,
-        PAD=pad, CHUNK=CHUNK, RUN=RUN, TILE=tile, COUNTED=is_counted, num_warps=4,
+        PAD=pad, CHUNK=CHUNK, RUN=RUN, TILE=tile, COUNTED=is_counted, num_warps=16,
     )  # fmt: skip
     return Groups(order, tiles)
