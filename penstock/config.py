@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock.errors import ConfigError
 
 Batching = Literal["continuous", "dynamic", "static"]
 OrderName = Literal["first-come", "priority", "deadline", "fair"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,12 @@ class ModelConfig:
     """Number format of weights and activations"""
     max_context: int | None = None
     """Longest prompt plus answer, in tokens (default: the model's own, as far as memory holds it)"""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     """Where to compute"""
 
     def __post_init__(self) -> None:
+        _check_choice("--dtype", self.dtype, DType)
+        _check_choice("--device", self.device, Device)
         _check_positive("--max-context", self.max_context)
 
 
@@ -50,7 +53,7 @@ class CacheConfig:
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"--block-size is {self.block_size}; choose 8, 16, 32, 64 or 128")
         _check_positive("--num-blocks", self.num_blocks)
-        if not 0.0 < self.memory_fraction <= 1.0:
+        if not _is_number(self.memory_fraction) or not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"--memory-fraction is {self.memory_fraction}; choose a share above 0, at most 1")
 
 
@@ -74,6 +77,8 @@ class SchedulerConfig:
     """How long dynamic batching waits for a batch to fill"""
 
     def __post_init__(self) -> None:
+        _check_choice("--batching", self.batching, Batching)
+        _check_choice("--order", self.order, OrderName)
         for name in ("max_batch_tokens", "max_sequences", "max_waiting", "max_waiting_tokens"):
             _check_positive("--" + name.replace("_", "-"), getattr(self, name))
         if self.max_batch_tokens < self.max_sequences:
@@ -81,7 +86,7 @@ class SchedulerConfig:
                 f"--max-batch-tokens is {self.max_batch_tokens} but --max-sequences is {self.max_sequences}: "
                 "each running sequence needs one token a step; raise the former or lower the latter"
             )
-        if not 0.0 <= self.gather_s <= 60.0:
+        if not _is_number(self.gather_s) or not 0.0 <= self.gather_s <= 60.0:
             raise ConfigError(f"--gather-s is {self.gather_s}; choose 0 to 60 seconds")
 
 
@@ -126,7 +131,9 @@ class ServerConfig:
             raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
         for name, least in (("drain_s", 0.0), ("hang_s", 0.1), ("stall_s", 0.1)):
             if not least <= getattr(self, name) <= 86_400.0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
+                )
         if any(len(key) < 8 for key in self.api_key):
             raise ConfigError("an --api-key is shorter than 8 characters; choose one that cannot be guessed")
         if not self.api_key and not is_loopback(self.host):
@@ -151,14 +158,24 @@ def configure(config: EngineConfig | None = None, **settings: Any) -> EngineConf
     config = config or EngineConfig()
     groups = {group.name: getattr(config, group.name) for group in fields(config)}
     homes = {leaf.name: name for name, group in groups.items() for leaf in fields(group)}
+    asked: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name not in homes:
             near = get_close_matches(name, homes, 1)
             raise ConfigError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
-        groups[homes[name]] = replace(groups[homes[name]], **{name: value})
-    return replace(config, **groups)
+        asked.setdefault(homes[name], {})[name] = value
+    return replace(config, **{home: replace(groups[home], **leaves) for home, leaves in asked.items()})
 
 
 def _check_positive(flag: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(f"{flag} is {value}; choose 1 or more")
+    if value is not None and (not _is_number(value) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{flag} is {value}; choose a whole number, 1 or more")
+
+
+def _check_choice(flag: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ConfigError(f"{flag} is {value}; choose one of {', '.join(get_args(choices))}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
