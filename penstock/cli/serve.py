@@ -1,39 +1,12 @@
 """`penstock serve`: a model behind HTTP, its engine in a process of its own."""
 
-import asyncio
-import contextlib
 import os
-import signal
-import socket
 import sys
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-import uvicorn
-
-from penstock.cli.banner import banner
-from penstock.cli.words import fetch, open_text
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
-from penstock.engine.client import EngineClient
-from penstock.errors import ConfigError
-from penstock.server.app import make_app
-from penstock.server.connection import Connection
-from penstock.server.front import Front
-from penstock.server.record import Recorder
-from penstock.server.text import Text
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
-KEEP_ALIVE_S = 75
-BACKLOG = 1024
-DROPPED_STATUS = 1
-SEND_BYTES = 64 << 10
-"""What the system may hold for a client that does not read; connections inherit it."""
-LINGER_S = 0.5
-"""Time connections get to read their last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +27,9 @@ class Config:
 
 
 def run(config: Config) -> int:
+    from penstock.cli.serving import serve  # a web server: not needed to say what the flags are
+    from penstock.cli.words import fetch, open_text
+
     fetch(config.engine.model.model)
     command = [sys.executable, "-m", "penstock.cli.worker"]
     return serve(
@@ -65,177 +41,3 @@ def with_key_of_environment(server: ServerConfig) -> ServerConfig:
     """The key that no process list shows."""
     key = os.environ.get(KEY_VARIABLE)
     return replace(server, api_key=(*server.api_key, key)) if key else server
-
-
-def serve(engine: EngineConfig, server: ServerConfig, command: list[str], text: Callable[[], Text]) -> int:
-    """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Serving(engine, server, command, text).run())
-
-
-class Serving:
-    """One run of the server, from binding its socket to giving it back."""
-
-    def __init__(
-        self, engine: EngineConfig, server: ServerConfig, command: list[str], text: Callable[[], Text]
-    ) -> None:
-        self._config = server
-        self._open_text = text
-        self._start_s = time.monotonic()
-        self._phases: list[tuple[str, float]] = []
-        self._client = EngineClient(command, engine, hang_s=server.hang_s)
-        self._client.on_phase = self._on_phase
-        self._front = Front(self._client, server, _version())
-        self._num_signals = 0
-        self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
-
-    async def run(self) -> int:
-        if self._config.record is not None:
-            self._front.meters.recorder = Recorder(self._config.record, self._start_s)
-        listener = _bind(self._config.host, self._config.port)
-        http = _HttpServer(make_app(self._front))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        supervisor = asyncio.create_task(self._client.run())
-        sweeper = asyncio.create_task(self._front.sweep())
-        listening = asyncio.create_task(http.serve(sockets=[listener]))
-        try:
-            await self._until_ready(supervisor, listener.getsockname()[1])
-            await _first(supervisor, asyncio.create_task(self._stopping.wait()))
-            if supervisor.done():
-                await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
-                supervisor.result()
-            return await self._stop()
-        finally:
-            sweeper.cancel()
-            http.should_exit = True
-            await self._client.stop()
-            await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
-
-    async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> None:
-        """Load words and weights at the same time; whatever fails first is what is told."""
-        words = asyncio.ensure_future(_on_thread(self._open_text))
-        stopping = asyncio.create_task(self._stopping.wait())
-        ready = asyncio.create_task(self._client.ready.wait())
-        try:
-            for awaited in (words, ready):
-                await _first(supervisor, awaited, stopping)
-                if supervisor.done():
-                    supervisor.result()
-                if stopping.done():
-                    return
-                if awaited.done():
-                    awaited.result()
-            self._front.text = words.result()
-            if self._client.facts is not None:
-                seconds = time.monotonic() - self._start_s
-                print(banner(self._client.facts, self._config, port, self._phases, seconds), flush=True)
-        finally:
-            for task in (stopping, ready):
-                task.cancel()
-
-    def _on_phase(self, name: str, seconds: float) -> None:
-        self._phases.append((name, seconds))
-        if sys.stderr.isatty():
-            print(f"penstock: {name}: {seconds:.1f} s", file=sys.stderr)
-
-    def _on_signal(self) -> None:
-        self._num_signals += 1
-        if self._num_signals == 1:
-            self._stopping.set()
-        else:
-            self._hurrying.set()
-
-    async def _stop(self) -> int:
-        """Let answers in progress end; a second signal, or the end of our patience, cuts them off."""
-        front = self._front
-        num_open = len(front.calls)
-        if num_open:
-            print(f"penstock: finishing {num_open} answers; once more to cut them off", file=sys.stderr)
-        drain = asyncio.create_task(front.drain(self._config.drain_s))
-        hurry = asyncio.create_task(self._hurrying.wait())
-        await _first(drain, hurry)
-        drain.cancel()
-        hurry.cancel()
-        num_dropped = len(front.calls)
-        if num_dropped:
-            print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
-            await self._client.stop()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_S):
-                    while front.calls:
-                        await asyncio.sleep(0.01)
-        return DROPPED_STATUS if num_dropped else 0
-
-
-class _HttpServer(uvicorn.Server):
-    """Signals are ours to handle, and connections end when we say so."""
-
-    def __init__(self, app: Any) -> None:
-        config = uvicorn.Config(
-            app,
-            http=Connection,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_level="error",
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
-            backlog=BACKLOG,
-        )
-        super().__init__(config)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-    try:
-        listener.bind((host.strip("[]"), port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    return listener
-
-
-def _on_thread(function: Callable[[], Text]) -> "asyncio.Future[Text]":
-    """On a thread that does not keep the process from ending, as those of an executor would."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Text] = loop.create_future()
-
-    def tell(outcome: Callable[[], None]) -> None:
-        if not done.done():
-            outcome()
-
-    def work() -> None:
-        try:
-            text = function()
-            loop.call_soon_threadsafe(tell, lambda: done.set_result(text))
-        except Exception as error:
-            fault = error
-            loop.call_soon_threadsafe(tell, lambda: done.set_exception(fault))
-
-    threading.Thread(target=work, name="words", daemon=True).start()
-    return done
-
-
-async def _first(*tasks: "asyncio.Future[Any]") -> None:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _version() -> str:
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "0.1.0"

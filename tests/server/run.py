@@ -3,7 +3,8 @@
 import sys
 
 from penstock.cli import args
-from penstock.cli.serve import Config, serve, with_key_of_environment
+from penstock.cli.serve import Config, with_key_of_environment
+from penstock.cli.serving import serve
 from penstock.cli.words import open_text
 
 if __name__ == "__main__":
