@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.models.spec import MoE
 from penstock.ops.activation import CLAMP, SHARPNESS
-from penstock.ops.moe import Experts, mix_experts, route
+from penstock.ops.moe import Experts, Groups, mix_experts, route
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.sorting import sort_pairs
 
@@ -224,88 +224,90 @@ def route_tokens(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """How a launch for single pairs is cut: rows of a matrix a program reads, inputs at a time, warps."""
-
-    rows: int = 4
-    block: int = 1024
-    warps: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Tiled:
-    """How a launch over tiles is cut: rows and inputs of a matrix at a time."""
+class Cut:
+    """How a product is cut: rows of a matrix a program reads, inputs at a time, warps, loads under way."""
 
     rows: int
     block: int
     warps: int
-    stages: int
+    stages: int = 3
 
 
-GATE_SINGLE = Single(rows=2, block=2048, warps=8)
-DOWN_SINGLE = Single(rows=4, block=1024, warps=4)
+GATE_PAIRS = Cut(rows=2, block=2048, warps=8)
+DOWN_TOKENS = Cut(rows=4, block=256, warps=4)
 
 
-def mix_singles(
-    x: Tensor,
-    weights: Tensor,
-    chosen: Tensor,
-    experts: Experts,
-    spec: MoE,
-    gate: Single = GATE_SINGLE,
-    down: Single = DOWN_SINGLE,
-) -> Tensor:
-    num_tokens, size = x.shape
-    width, active = spec.expert.width, spec.num_active
+def gate_pairs(x: Tensor, chosen: Tensor, experts: Experts, spec: MoE, cut: Cut) -> Tensor:
+    """Each pair's numbers between its expert's two products, [pairs, width]."""
+    (num_tokens, size), width, active = x.shape, spec.expert.width, spec.num_active
     inner = torch.empty((num_tokens * active, width), dtype=x.dtype, device=x.device)
-    out = torch.empty_like(x)
-    _gate_pair[(num_tokens * active, triton.cdiv(width, gate.rows))](
+    _gate_pair[(num_tokens * active, triton.cdiv(width, cut.rows))](
         x, chosen, experts.gate_up, _or(experts.gate_up_bias, x), inner,
-        ACTIVE=active, SIZE=size, WIDTH=width, ROWS=gate.rows, BLOCK=min(gate.block, triton.next_power_of_2(size)),
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), num_warps=gate.warps,
+        ACTIVE=active, SIZE=size, WIDTH=width, ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(size)),
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), num_warps=cut.warps,
     )  # fmt: skip
-    _down_token[(num_tokens, triton.cdiv(size, down.rows))](
-        inner, weights, chosen, experts.down, _or(experts.down_bias, x), out,
-        ACTIVE=active, SIZE=size, WIDTH=width, ROWS=down.rows, BLOCK=min(down.block, triton.next_power_of_2(width)),
-        BIAS=experts.down_bias is not None, num_warps=down.warps,
+    return inner
+
+
+def down_tokens(inner: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE, cut: Cut) -> Tensor:
+    """The weighted sum over each token's pairs, [tokens, hidden]."""
+    num_tokens, (size, width) = len(weights), experts.down.shape[1:]
+    out = torch.empty((num_tokens, size), dtype=inner.dtype, device=inner.device)
+    _down_token[(num_tokens, triton.cdiv(size, cut.rows))](
+        inner, weights, chosen, experts.down, _or(experts.down_bias, inner), out,
+        ACTIVE=spec.num_active, SIZE=size, WIDTH=width,
+        ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(width)),
+        BIAS=experts.down_bias is not None, num_warps=cut.warps,
     )  # fmt: skip
     return out
 
 
-def mix_tiles(
-    x: Tensor,
-    weights: Tensor,
-    chosen: Tensor,
-    experts: Experts,
-    spec: MoE,
-    tile: int,
-    gate: Tiled,
-    down: Tiled,
-) -> Tensor:
-    """`tile` pairs at a time."""
-    num_tokens, size = x.shape
-    width, active = spec.expert.width, spec.num_active
-    order, tiles = sort_pairs(chosen, spec.num_experts, tile)
-    inner = torch.empty((num_tokens * active, width), dtype=x.dtype, device=x.device)
-    made = torch.empty((num_tokens * active, size), dtype=x.dtype, device=x.device)
-    out = torch.empty_like(x)
-    block = max(min(gate.block, triton.next_power_of_2(size)), 16)
-    _gate_tile[(triton.cdiv(width, gate.rows), len(tiles))](
-        x, order, tiles, experts.gate_up, _or(experts.gate_up_bias, x), inner,
-        ACTIVE=active, SIZE=size, WIDTH=width, PAIRS=tile, ROWS=gate.rows, BLOCK=block, EVEN=size % block == 0,
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), num_warps=gate.warps, num_stages=gate.stages,
+def gate_tiles(x: Tensor, groups: Groups, experts: Experts, spec: MoE, tile: int, cut: Cut) -> Tensor:
+    """Each pair's numbers between its expert's two products, [pairs, width], in the order of experts."""
+    size, width = x.shape[1], spec.expert.width
+    inner = torch.empty((len(groups.order), width), dtype=x.dtype, device=x.device)
+    block = _block(cut, size)
+    _gate_tile[(triton.cdiv(width, cut.rows), len(groups.tiles))](
+        x, groups.order, groups.tiles, experts.gate_up, _or(experts.gate_up_bias, x), inner,
+        ACTIVE=spec.num_active, SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=size % block == 0,
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
-    block = max(min(down.block, triton.next_power_of_2(width)), 16)
-    _down_tile[(triton.cdiv(size, down.rows), len(tiles))](
-        inner, order, tiles, experts.down, _or(experts.down_bias, x), made,
-        SIZE=size, WIDTH=width, PAIRS=tile, ROWS=down.rows, BLOCK=block, EVEN=width % block == 0,
-        BIAS=experts.down_bias is not None, num_warps=down.warps, num_stages=down.stages,
+    return inner
+
+
+def down_tiles(inner: Tensor, groups: Groups, experts: Experts, tile: int, cut: Cut) -> Tensor:
+    """What each pair's expert makes of it, [pairs, hidden], in the order of tokens."""
+    size, width = experts.down.shape[1:]
+    made = torch.empty((len(groups.order), size), dtype=inner.dtype, device=inner.device)
+    block = _block(cut, width)
+    _down_tile[(triton.cdiv(size, cut.rows), len(groups.tiles))](
+        inner, groups.order, groups.tiles, experts.down, _or(experts.down_bias, inner), made,
+        SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=width % block == 0,
+        BIAS=experts.down_bias is not None, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
+    return made
+
+
+def weigh(made: Tensor, weights: Tensor) -> Tensor:
+    (num_tokens, active), size = weights.shape, made.shape[1]
+    out = torch.empty((num_tokens, size), dtype=made.dtype, device=made.device)
     block = min(triton.next_power_of_2(size), 1024)
     _weigh[(num_tokens, triton.cdiv(size, block))](
         made, weights, out, SIZE=size, ACTIVE=active, BLOCK=block, num_warps=4
     )
     return out
+
+
+def cuts(x: Tensor, spec: MoE) -> tuple[int, Cut, Cut]:
+    """Pairs a tile, and how both products are cut. While an expert has few pairs its matrices' bytes are what counts."""
+    if x.element_size() > 2:  # float32 takes twice the room
+        return 16, Cut(32, 32, 4, 2), Cut(32, 32, 4, 2)
+    pairs_of_expert = x.shape[0] * spec.num_active / spec.num_experts
+    if pairs_of_expert <= 16:
+        return 16, Cut(32, 128, 4, 4), Cut(64, 128, 4, 4)
+    if pairs_of_expert <= 64:
+        return 64, Cut(64, 64, 4, 4), Cut(128, 64, 4, 4)
+    return 128, Cut(64, 64, 8, 4), Cut(128, 64, 8, 4)
 
 
 def _fits(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> bool:
@@ -319,22 +321,20 @@ def _fits_singles(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, 
 
 @mix_experts.kernel("cuda", fits=_fits_singles)
 def mix_by_pairs(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    return mix_singles(x, weights, chosen, experts, spec)
+    inner = gate_pairs(x, chosen, experts, spec, GATE_PAIRS)
+    return down_tokens(inner, weights, chosen, experts, spec, DOWN_TOKENS)
 
 
 @mix_experts.kernel("cuda", fits=_fits)
 def mix_by_tiles(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    """Tiles of 16 pairs while an expert has few: then the matrices' bytes are what counts."""
-    is_narrow = x.element_size() > 2  # float32 takes twice the room
-    pairs_of_expert = x.shape[0] * spec.num_active / spec.num_experts
-    if pairs_of_expert <= 16 or is_narrow:
-        gate, down = Tiled(32, 128, 4, 4), Tiled(64, 128, 4, 4)
-        if is_narrow:
-            gate, down = Tiled(32, 32, 4, 2), Tiled(32, 32, 4, 2)
-        return mix_tiles(x, weights, chosen, experts, spec, 16, gate, down)
-    if pairs_of_expert <= 64:
-        return mix_tiles(x, weights, chosen, experts, spec, 64, Tiled(64, 64, 4, 4), Tiled(128, 64, 4, 4))
-    return mix_tiles(x, weights, chosen, experts, spec, 128, Tiled(64, 64, 8, 4), Tiled(128, 64, 8, 4))
+    tile, gate, down = cuts(x, spec)
+    groups = sort_pairs(chosen, spec.num_experts, tile)
+    inner = gate_tiles(x, groups, experts, spec, tile, gate)
+    return weigh(down_tiles(inner, groups, experts, tile, down), weights)
+
+
+def _block(cut: Cut, size: int) -> int:
+    return max(min(cut.block, 1 << (size - 1).bit_length()), 16)
 
 
 def _or(bias: Tensor | None, instead: Tensor) -> Tensor:
