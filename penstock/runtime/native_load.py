@@ -45,14 +45,14 @@ def _is_quantized(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
 def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves, spec: ModelSpec) -> Tensor:
     source = open_recipe(recipe, checkpoint, leaves)
     values = source.read(0, source.shape[0]).float().contiguous()
-    return values[_gate_order(spec)] if name.endswith("gate_up.bias") else values
+    return values[gate_order(spec)] if name.endswith("gate_up.bias") else values
 
 
 def _ordered(name: str, matrix: Grouped, spec: ModelSpec) -> Grouped:
-    return matrix.take(_gate_order(spec)) if name.endswith("gate_up.weight") else matrix
+    return matrix.take(gate_order(spec)) if name.endswith("gate_up.weight") else matrix
 
 
-def _gate_order(spec: ModelSpec) -> Tensor:
+def gate_order(spec: ModelSpec) -> Tensor:
     """32 gate rows, the 32 up rows they gate, and so on."""
     mlp = spec.layers[0].mlp
     if not isinstance(mlp, GatedMLP):

@@ -1,0 +1,107 @@
+"""Native attention equals the definition over any chunks, blocks and groupings, and keeps what is stale out."""
+
+import ctypes
+
+import pytest
+import torch
+
+from penstock.models.spec import GQA
+from penstock.ops.attention import attention, example_layout
+from penstock.ops.cpu import library as native
+from penstock.ops.cpu.library import KERNELS
+from penstock.ops.layout import LayerCache, Layout
+from tests.ops.cpu.test_product import opened
+
+SPECS = [
+    GQA(4, 4, 32, None, 0.2),
+    GQA(9, 3, 64, None, 0.125),
+    GQA(8, 1, 64, None, 0.125, window=5),
+    GQA(4, 2, 96, None, 0.1, window=300),
+    GQA(6, 2, 128, None, 0.09, logit_softcap=3.0),
+    GQA(4, 1, 256, None, 0.0625, window=17),
+]
+NUM_BLOCKS = 100
+BATCHES = [
+    ((1,), (1,)),
+    ((1, 1, 1), (15, 16, 17)),
+    ((40,), (40,)),
+    ((3, 1, 8, 1), (20, 64, 8, 33)),
+    ((1, 1, 5), (257, 511, 300)),
+    ((30, 2), (290, 258)),
+]
+
+
+def run(kernels: str, spec: GQA, qkv: torch.Tensor, cache: LayerCache, layout: Layout) -> torch.Tensor:
+    """Writes keys and values of the step to a native cache and attends."""
+    library = opened(kernels)
+    layer = native.Layer(
+        keys=cache.keys.data_ptr(),
+        values=cache.values.data_ptr(),
+        window=spec.window or 0,
+        rotation=-1,
+        scale=spec.scale,
+        softcap=spec.logit_softcap or 0.0,
+    )
+    model = native.Model(
+        layers=ctypes.pointer(layer),
+        num_layers=1,
+        hidden_size=32,
+        mlp_width=32,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=cache.block_size,
+    )
+    step = native.Step(
+        slots=layout.slots.data_ptr(),
+        block_tables=layout.block_tables.data_ptr(),
+        query_starts=layout.query_starts.data_ptr(),
+        contexts=layout.context_lengths.data_ptr(),
+        num_tokens=len(layout.slots),
+        num_chunks=len(layout.lengths),
+        table_stride=layout.block_tables.stride(0),
+    )
+    return library.attend(model, step, qkv).view(-1, spec.num_heads, spec.head_dim)
+
+
+def cache_of(spec: GQA, block_size: int, filling: float) -> LayerCache:
+    shape = (2, NUM_BLOCKS, block_size, spec.num_kv_heads, spec.head_dim)
+    return LayerCache(*torch.full(shape, filling, dtype=torch.bfloat16))
+
+
+def whole(layout: Layout, block_size: int) -> Layout:
+    """The same sequences with all their tokens in the step."""
+    contexts = list(layout.contexts)
+    places = [torch.arange(context) for context in contexts]
+    tables = layout.block_tables.long()
+    slots = [table[at // block_size] * block_size + at % block_size for table, at in zip(tables, places)]
+    starts = torch.tensor((0, *contexts)).cumsum(0).int()
+    return Layout(
+        torch.cat(places), torch.cat(slots), layout.block_tables, starts, layout.context_lengths, contexts, contexts
+    )
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")
+def test_equals_the_definition(spec: GQA, kernels: str, block_size: int) -> None:
+    """The native cache starts full of what is not a number, as a sequence gone wrong may have left it."""
+    generator = torch.Generator().manual_seed(11)
+    width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    for lengths, contexts in BATCHES:
+        layout = example_layout(list(lengths), list(contexts), block_size, NUM_BLOCKS, generator)
+        everything = whole(layout, block_size)
+        qkv = torch.randn((sum(contexts), width), generator=generator)
+        cache, plain = cache_of(spec, block_size, torch.nan), cache_of(spec, block_size, 0.0)
+        run(kernels, spec, qkv.clone(), cache, everything)
+        begins = everything.query_starts.tolist()
+        picked = torch.cat([torch.arange(b + c - n, b + c) for n, c, b in zip(lengths, contexts, begins)])
+        mine = run(kernels, spec, qkv[picked].clone(), cache, layout)
+
+        heads = qkv.view(len(qkv), -1, spec.head_dim).bfloat16()
+        keys, values = heads[:, spec.num_heads :].split(spec.num_kv_heads, dim=1)
+        plain.keys.flatten(0, 1)[everything.slots] = keys
+        plain.values.flatten(0, 1)[everything.slots] = values
+        queries = heads[picked, : spec.num_heads].float()
+        theirs = attention.definition(queries, plain, layout, spec, None)
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)

@@ -1,0 +1,105 @@
+"""Products with packed matrices: every instruction set gives the same bits, and each row its own whoever stands beside it."""
+
+import pytest
+import torch
+
+from penstock.ops.cpu.library import KERNELS, Library, matrix_of, open_library
+from penstock.ops.packed import multiply, pack
+from tests.ops.cpu.matrices import KINDS, random_matrix
+
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 40, 70)
+
+
+def opened(kernels: str, num_threads: int = 2) -> Library:
+    library = open_library(num_threads, kernels)
+    if library is None:
+        pytest.skip(f"the native library is not built or this machine lacks its {kernels} kernels")
+    return library
+
+
+def rows(count: int, size: int, seed: int = 3) -> torch.Tensor:
+    x = torch.randn((count, size), generator=torch.Generator().manual_seed(seed))
+    x[0, : size // 2] = 0  # a group of zeros
+    return x * torch.logspace(-3, 3, count)[:, None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_every_kernel_gives_the_bits_of_the_portable_one(kernels: str, kind: str) -> None:
+    library, portable = opened(kernels), opened("portable")
+    for num_rows, num_columns in ((33, 32), (64, 96), (80, 576)):
+        packed = pack(random_matrix(kind, num_rows, num_columns))
+        matrix = matrix_of(packed)
+        for count in ROWS:
+            x = rows(count, num_columns)
+            mine = library.multiply(x, matrix, number=8)
+            assert torch.equal(mine, portable.multiply(x, matrix, number=8)), (num_rows, num_columns, count)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_kernel_equals_the_definition(kernels: str, kind: str) -> None:
+    library = opened(kernels)
+    packed = pack(random_matrix(kind, 50, 160))
+    x = rows(21, 160)
+    definition = multiply(x, packed)
+    tolerance = 2e-6 * (x.abs().amax(1, keepdim=True) * 160)
+    assert ((library.multiply(x, matrix_of(packed), number=8) - definition).abs() <= tolerance).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_bf16_come_as_near_as_bf16_allows(kind: str) -> None:
+    library = opened("amx")
+    for num_rows, num_columns, count in ((33, 32, 1), (48, 96, 17), (80, 576, 70), (16, 64, 33)):
+        matrix = random_matrix(kind, num_rows, num_columns)
+        packed = pack(matrix)
+        x = rows(count, num_columns)
+        exact = x @ matrix.dequantize().t()
+        assert (library.multiply(x, matrix_of(packed), number=16) - exact).norm() < 6e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_row_does_not_know_its_neighbours(kernels: str) -> None:
+    library = opened(kernels)
+    packed = pack(random_matrix("4 bits", 48, 128))
+    x = rows(40, 128)
+    together = library.multiply(x, matrix_of(packed), is_invariant=True)
+    for index in (0, 7, 16, 39):
+        alone = library.multiply(x[index : index + 1], matrix_of(packed), is_invariant=True)
+        assert torch.equal(alone[0], together[index])
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_spoils_its_own_row_alone(kernels: str, spoiled: float) -> None:
+    library = opened(kernels)
+    packed = pack(random_matrix("8 bits", 48, 128))
+    for count, bad in ((3, 1), (20, 5)):
+        x = rows(count, 128)
+        clean = library.multiply(x, matrix_of(packed), number=8)
+        x[bad, 77] = spoiled
+        result = library.multiply(x, matrix_of(packed), number=8)
+        assert not torch.isfinite(result[bad]).any()
+        others = torch.arange(count) != bad
+        assert torch.equal(result[others], clean[others])
+
+
+def test_threads_share_the_work_without_changing_it() -> None:
+    packed = pack(random_matrix("4 bits", 200, 128))
+    x = rows(37, 128)
+    results = [opened("", threads).multiply(x, matrix_of(packed), number=8) for threads in (1, 2, 5)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_a_softcap_bends_the_scores() -> None:
+    packed = pack(random_matrix("8 bits", 35, 64))
+    x = rows(3, 64)
+    library = opened("")
+    plain, capped = library.multiply(x, matrix_of(packed)), library.multiply(x, matrix_of(packed), softcap=2.0)
+    torch.testing.assert_close(capped, 2.0 * torch.tanh(plain / 2.0), rtol=1e-5, atol=1e-6)
+
+
+def test_unknown_kernels_are_not_opened() -> None:
+    assert open_library(1, "abacus") is None
+    assert open_library(0) is None

@@ -1,0 +1,154 @@
+"""The native decoder computes what the torch decoder computes from the same numbers, however texts are cut and batched."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from penstock.layers.decoder import Decoder
+from penstock.layers.step import Rotations, Step
+from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
+from penstock.ops.cpu.library import KERNELS, open_library
+from penstock.ops.layout import Layout
+from penstock.ops.packed import pack, quantize
+from penstock.runtime.kv_cache import KVCache
+from penstock.runtime.load import dummy_model
+from penstock.runtime.native import NativeDecoder, NativeWeights, native_obstacle
+from penstock.runtime.native_load import gate_order
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, NUM_BLOCKS, MAX_CONTEXT = 16, 64, 256
+LENGTHS = (37, 5, 70)
+
+
+def plain_spec(**changes: object) -> ModelSpec:
+    attention = GQA(6, 2, 32, Rope(32), 32**-0.5)
+    spec = ModelSpec("llama", 96, 203, (Layer(attention, GatedMLP(160, "silu")),) * 2, Norm(), MAX_CONTEXT)
+    return dataclasses.replace(spec, **changes)
+
+
+def spec_with(norms: str = "pre", mlp: GatedMLP | None = None, **changes: object) -> ModelSpec:
+    layers = tuple(
+        Layer(dataclasses.replace(layer.attention, **changes), mlp or layer.mlp, norms)  # type: ignore[arg-type]
+        for layer in plain_spec().layers
+    )
+    return plain_spec(layers=layers)
+
+
+SPECS = {
+    "plain": plain_spec(),
+    "tied": plain_spec(tied_embedding=True, embedding_scale=3.0, logit_softcap=5.0),
+    "biased": spec_with(qkv_bias=True, out_bias=True, mlp=GatedMLP(160, "silu", bias=True)),
+    "normed heads": spec_with(qk_norm="head"),
+    "sandwich": spec_with("sandwich", GatedMLP(160, "gelu_tanh"), window=9, logit_softcap=4.0),
+    "part rotated": spec_with(rope=Rope(16)),
+    "two rotations": plain_spec(
+        layers=tuple(
+            Layer(GQA(6, 2, 32, Rope(32, theta), 0.2, window=window), GatedMLP(160, "silu"))
+            for theta, window in ((100.0, 7), (1e6, None))
+        )
+    ),
+}
+
+
+def twins(spec: ModelSpec, kernels: str = "", is_invariant: bool = True) -> tuple[Decoder, NativeDecoder]:
+    """A torch decoder and a native one of the very same numbers."""
+    library = open_library(2, kernels)
+    if library is None:
+        pytest.skip(f"the native library is not built or this machine lacks its {kernels} kernels")
+    model = dummy_model(spec, CPU, torch.float32, seed=4)
+    assert isinstance(model, Decoder)
+    matrices, vectors = {}, {}
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            grouped = quantize(parameter)
+            parameter.data = grouped.dequantize()
+            matrices[name] = pack(grouped.take(gate_order(spec)) if name.endswith("gate_up.weight") else grouped)
+        else:
+            parameter.data = parameter + torch.rand(parameter.shape, generator=generator) * 0.3
+            vectors[name] = parameter.data
+            if name.endswith("gate_up.bias"):
+                vectors[name] = parameter.data[gate_order(spec)]
+    return model, NativeDecoder(spec, NativeWeights(matrices, vectors), library, is_invariant)
+
+
+def texts(spec: ModelSpec) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(6)
+    return [torch.randint(0, spec.vocab_size, (length,), generator=generator) for length in LENGTHS]
+
+
+@torch.inference_mode()
+def states(model: Decoder | NativeDecoder, steps: Sequence[tuple[int, ...]], seed: int = 0) -> list[torch.Tensor]:
+    """Final states of all texts, computed in steps of so many tokens of each."""
+    spec = model.spec
+    cache = KVCache(spec, NUM_BLOCKS, BLOCK_SIZE, model.cache_dtype, CPU)
+    rotations = Rotations(spec, MAX_CONTEXT, CPU)
+    tables = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(seed))[:60].view(3, 20).int()
+    done, results = [0] * len(LENGTHS), [[] for _ in LENGTHS]
+    for counts in steps:
+        chosen = [index for index, count in enumerate(counts) if count]
+        lengths = [counts[index] for index in chosen]
+        contexts = [done[index] + counts[index] for index in chosen]
+        places = [torch.arange(end - length, end) for length, end in zip(lengths, contexts)]
+        slots = [tables[i].long()[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for i, at in zip(chosen, places)]
+        starts = torch.tensor((0, *lengths)).cumsum(0).int()
+        ends = torch.tensor(contexts).int()
+        positions = torch.cat(places)
+        layout = Layout(positions, torch.cat(slots), tables[chosen], starts, ends, lengths, contexts)
+        ids = torch.cat([texts(spec)[index][at] for index, at in zip(chosen, places)])
+        hidden = model(ids, Step(layout, rotations.at(positions), cache.layers))
+        for index, part in zip(chosen, hidden.split(lengths)):
+            results[index].append(part.clone())
+            done[index] += len(part)
+    return [torch.cat(parts) for parts in results]
+
+
+def distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((mine - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_equals_the_torch_decoder(name: str) -> None:
+    spec = SPECS[name]
+    assert native_obstacle(spec) is None
+    model, native = twins(spec)
+    for mine, theirs in zip(states(native, [LENGTHS]), states(model, [LENGTHS])):
+        assert distance(mine, theirs) < 0.015
+        assert distance(native.logits(mine), model.logits(theirs)) < 0.015
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_every_kernel_computes_the_model(kernels: str) -> None:
+    model, native = twins(SPECS["plain"], kernels)
+    for mine, theirs in zip(states(native, [LENGTHS]), states(model, [LENGTHS])):
+        assert distance(mine, theirs) < 0.015
+
+
+def test_bf16_products_of_large_steps_stay_near() -> None:
+    model, native = twins(SPECS["plain"], is_invariant=False)
+    for mine, theirs in zip(states(native, [LENGTHS]), states(model, [LENGTHS])):
+        assert distance(mine, theirs) < 0.02
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(37, 0, 0), (0, 5, 0), (0, 0, 70)],
+        [(16, 1, 17), (21, 4, 53)],
+        [(1, 0, 1)] * 20 + [(17, 5, 50)],
+    ],
+)
+def test_bits_do_not_depend_on_chunks_or_company(kernels: str, steps: list[tuple[int, ...]]) -> None:
+    _, native = twins(SPECS["two rotations"], kernels)
+    together, apart = states(native, [LENGTHS]), states(native, steps, seed=9)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(apart, together))
+
+
+def test_what_cannot_be_computed_is_named() -> None:
+    assert native_obstacle(plain_spec(norm=Norm("layer"))) == "its norms"
+    assert native_obstacle(spec_with(sinks=True)) == "its attention"
+    assert native_obstacle(spec_with(head_dim=24)) == "heads of 24 numbers"
+    assert native_obstacle(plain_spec(hidden_size=80)) == "sizes that are not whole groups"
