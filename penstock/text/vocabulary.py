@@ -129,7 +129,7 @@ class _Reader:
 
     def texts(self, key: str) -> list[str]:
         values = self._metadata.get(f"tokenizer.ggml.{key}")
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        if not isinstance(values, list) or not {str}.issuperset(map(type, values)):
             raise ModelFileError(f"tokenizer.ggml.{key} is missing or not a list of texts")
         return values
 
@@ -140,7 +140,7 @@ class _Reader:
         numbers = values.tolist() if hasattr(values, "tolist") else values
         if not isinstance(numbers, list) or len(numbers) != size:
             raise ModelFileError(f"tokenizer.ggml.{key} must be a list of {size} numbers, one a token")
-        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        if not {int, float}.issuperset(map(type, numbers)) or not all(map(math.isfinite, numbers)):
             raise ModelFileError(f"tokenizer.ggml.{key} has an entry that is not a finite number")
         return numbers
 
@@ -328,8 +328,7 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
             raise ModelFileError(f"tokenizer.ggml.tokens: token {token_id} has {len(token)} characters; too long")
         score = vocabulary.scores[token_id]
         for cut in range(len(token) - 1, 0, -1):
-            left, right = token[:cut], token[cut:]
-            if left in joinable and right in joinable:
+            if (left := token[:cut]) in joinable and (right := token[cut:]) in joinable:
                 merges.append((-score, -cut, cut - len(token), left, right))
     merges.sort(key=lambda merge: merge[:3])
     return [(left, right) for _, _, _, left, right in merges]

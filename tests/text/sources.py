@@ -12,8 +12,6 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import SpecialTokens
 from tests import real
 
-SMOLLM, GEMMA, LLAMA = real.DEFAULT, real.GEMMA, real.RANDOM_LLAMA
-
 
 @cache
 def real_tokenizer(name: str) -> Tokenizer:

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.text.detokenize import Detokenizer
 from penstock.text.tokenizer import Tokenizer
-from tests.text.sources import GEMMA, SMOLLM, random_split, real_tokenizer, small_tokenizers
+from tests.real import DEFAULT, GEMMA
+from tests.text.sources import random_split, real_tokenizer, small_tokenizers
 
 SMALL = ("byte-level", "sentence-piece", "sentence-piece-prefix", "word-piece", "metaspace", "no-decoder")
 
@@ -45,7 +46,7 @@ def test_deltas_add_up_to_the_decoding_at_length() -> None:
     campaign(100_000, seed=2)
 
 
-@pytest.mark.parametrize("name", [SMOLLM, GEMMA])
+@pytest.mark.parametrize("name", [DEFAULT, GEMMA])
 def test_deltas_add_up_on_real_vocabularies(name: str) -> None:
     tokenizer = real_tokenizer(name)
     rng = random.Random(3)

@@ -9,7 +9,8 @@ from tokenizers import decoders, models
 from penstock.errors import ModelFileError
 from penstock.text.pieces import byte_alphabet
 from penstock.text.tokenizer import Tokenizer
-from tests.text.sources import GEMMA, LLAMA, NO_SPECIAL, SMOLLM, real_tokenizer, small_tokenizers
+from tests.real import DEFAULT, GEMMA, RANDOM_LLAMA
+from tests.text.sources import NO_SPECIAL, real_tokenizer, small_tokenizers
 
 FAMILIES = ("byte-level", "sentence-piece", "sentence-piece-prefix", "word-piece", "metaspace", "no-decoder")
 
@@ -33,7 +34,7 @@ def test_decoding_equals_the_library(name: str) -> None:
         check_equal(tokenizer, without_bytes(tokenizer, ids), rng.random() < 0.5)
 
 
-@pytest.mark.parametrize("name", [SMOLLM, GEMMA, LLAMA])
+@pytest.mark.parametrize("name", [DEFAULT, GEMMA, RANDOM_LLAMA])
 def test_decoding_equals_the_library_on_real_vocabularies(name: str) -> None:
     tokenizer = real_tokenizer(name)
     rng = random.Random(0)
@@ -58,7 +59,7 @@ def test_token_bytes_are_exact() -> None:
     assert byte_level.token_bytes(10**9) == b""
 
 
-@pytest.mark.parametrize("name", [SMOLLM, GEMMA, LLAMA])
+@pytest.mark.parametrize("name", [DEFAULT, GEMMA, RANDOM_LLAMA])
 def test_token_bytes_of_a_text_are_its_bytes(name: str) -> None:
     tokenizer = real_tokenizer(name)
     for text in ("Hello  world", "日本語 👩‍👩‍👧\x00", "é\u0301 \n\n\t x"):

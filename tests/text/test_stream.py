@@ -11,7 +11,8 @@ from penstock.text.stop import StopSet, cut_at_stop
 from penstock.text.stream import TextRules, TextStream
 from penstock.text.styles import STYLES
 from penstock.text.tokenizer import Tokenizer
-from tests.text.sources import SMOLLM, random_split, real_tokenizer, small_tokenizers
+from tests.real import DEFAULT
+from tests.text.sources import random_split, real_tokenizer, small_tokenizers
 
 SENTENCES = (
     "<think>\nthe 你 é</think>\n\nthe answer",
@@ -128,7 +129,7 @@ def test_replayed_tokens_continue_the_text() -> None:
 
 
 def test_a_batch_of_256_takes_well_under_a_millisecond() -> None:
-    tokenizer = real_tokenizer(SMOLLM)
+    tokenizer = real_tokenizer(DEFAULT)
     ids = tokenizer.encode("The quick brown fox jumps over the lazy dog, again and again. " * 8, special=False)
     detokenizers = [Detokenizer(tokenizer) for _ in range(256)]
     best = 9.9

@@ -14,16 +14,8 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_t
 
 from penstock.errors import ModelFileError, RequestError
 from penstock.text.tokenizer import Tokenizer
-from tests.real import MINILM, WIKITEXT, model_path
-from tests.text.sources import (
-    GEMMA,
-    LLAMA,
-    SAMPLES,
-    SMOLLM,
-    random_text,
-    real_tokenizer,
-    small_tokenizers,
-)
+from tests.real import DEFAULT, GEMMA, MINILM, RANDOM_LLAMA, WIKITEXT, model_path
+from tests.text.sources import SAMPLES, random_text, real_tokenizer, small_tokenizers
 
 MIXED = "ab \n\t1.é日👍'<▁-"
 
@@ -52,7 +44,7 @@ def check_same_ids(tokenizer: Tokenizer, reference: tokenizers.Tokenizer, texts:
 
 
 def test_byte_level_ids_equal_transformers() -> None:
-    reference = transformers_tokenizer(SMOLLM, "llama")
+    reference = transformers_tokenizer(DEFAULT, "llama")
     # The conversion has no entry for this family's cut, so it is set as the published tokenizer.json has it.
     reference.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -60,12 +52,12 @@ def test_byte_level_ids_equal_transformers() -> None:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
-    check_same_ids(real_tokenizer(SMOLLM), reference, samples())
+    check_same_ids(real_tokenizer(DEFAULT), reference, samples())
 
 
 def test_sentence_piece_ids_with_prefix_equal_transformers() -> None:
     # The architecture whose conversion puts the prefix before every piece of text, as SentencePiece does.
-    check_same_ids(real_tokenizer(LLAMA), transformers_tokenizer(LLAMA, "phi3"), samples())
+    check_same_ids(real_tokenizer(RANDOM_LLAMA), transformers_tokenizer(RANDOM_LLAMA, "phi3"), samples())
 
 
 @pytest.mark.slow
@@ -73,7 +65,7 @@ def test_sentence_piece_ids_equal_transformers() -> None:
     check_same_ids(real_tokenizer(GEMMA), transformers_tokenizer(GEMMA, "gemma3"), samples())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def minilm() -> Path:
     return model_path(MINILM)
 
@@ -112,7 +104,7 @@ def test_word_piece_from_metadata_equals_the_directory(minilm: Path) -> None:
 
 
 def test_special_text_is_special_only_where_asked() -> None:
-    tokenizer = real_tokenizer(SMOLLM)
+    tokenizer = real_tokenizer(DEFAULT)
     text = "<|im_start|>user"
     start = tokenizer.token_id("<|im_start|>")
     assert start in tokenizer.encode(text, special=False)
@@ -132,13 +124,13 @@ def test_plain_text_never_becomes_a_control_token(name: str) -> None:
 
 
 def test_special_adds_what_the_model_expects() -> None:
-    gemma, smollm = real_tokenizer(GEMMA), real_tokenizer(SMOLLM)
+    gemma, smollm = real_tokenizer(GEMMA), real_tokenizer(DEFAULT)
     assert gemma.encode("x", special=True) == [gemma.bos_id, *gemma.encode("x", special=False)]
     assert smollm.encode("x", special=True) == smollm.encode("x", special=False), "the file says add_bos_token false"
 
 
 def test_ends_of_an_answer() -> None:
-    smollm, gemma = real_tokenizer(SMOLLM), real_tokenizer(GEMMA)
+    smollm, gemma = real_tokenizer(DEFAULT), real_tokenizer(GEMMA)
     assert smollm.eos_ids == {smollm.token_id("<|im_end|>"), smollm.token_id("<|endoftext|>")}
     assert gemma.eos_ids == {gemma.token_id("<eos>"), gemma.token_id("<end_of_turn>")}
 

@@ -14,10 +14,8 @@ from penstock.formats.gguf import GgufFile
 from penstock.text.pieces import SPACE_MARK
 from penstock.text.splits import SPLITS
 from penstock.text.tokenizer import Tokenizer
-from tests.real import model_path
+from tests.real import GEMMA, RANDOM_LLAMA, model_path
 from tests.text.sources import (
-    GEMMA,
-    LLAMA,
     SAMPLES,
     byte_level_metadata,
     random_text,
@@ -101,7 +99,7 @@ class SentencePieceOracle:
         return [self._ids[f"<0x{byte:02X}>"] for byte in symbol.encode()]
 
 
-@pytest.mark.parametrize(("name", "prefix"), [(GEMMA, False), (LLAMA, True)])
+@pytest.mark.parametrize(("name", "prefix"), [(GEMMA, False), (RANDOM_LLAMA, True)])
 def test_real_sentence_piece_ids_equal_the_algorithm(name: str, prefix: bool) -> None:
     oracle = SentencePieceOracle(GgufFile(model_path(name)).metadata, prefix=prefix)
     tokenizer = real_tokenizer(name)
@@ -152,8 +150,6 @@ HOSTILE: list[tuple[str, Any]] = [
     ("tokenizer.ggml.eos_token_id", True),
     ("tokenizer.ggml.eot_token_id", "2"),
     ("tokenizer.ggml.unknown_token_id", 5.0),
-    ("tokenizer.ggml.add_bos_token", "yes"),
-    ("tokenizer.ggml.add_bos_token", 1),
 ]
 
 
@@ -167,10 +163,15 @@ def test_hostile_metadata_is_refused(family: Any, key: str, value: Any) -> None:
         del metadata[key]
     else:
         metadata[key] = value
-    if key == "tokenizer.ggml.add_bos_token" and metadata["tokenizer.ggml.model"] == "bert":
-        pytest.skip("word pieces always stand between their two markers")
     with pytest.raises(ModelFileError, match=r"tokenizer\.ggml"):
         Tokenizer.from_gguf(metadata)
+
+
+@pytest.mark.parametrize("key", ["add_bos_token", "add_eos_token", "add_space_prefix"])
+def test_flags_are_true_or_false(key: str) -> None:
+    for value in ("yes", 1, None):
+        with pytest.raises(ModelFileError, match=key):
+            Tokenizer.from_gguf(sentence_piece_metadata(prefix=True) | {f"tokenizer.ggml.{key}": value})
 
 
 @pytest.mark.parametrize("merge", ["", " ", "a", "a b c", "zz a", "a ĠĠĠ", "é  é", "a\nb"])
