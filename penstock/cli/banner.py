@@ -23,6 +23,8 @@ def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple
 
 def capacity(facts: Facts) -> str:
     """What the cache holds, in words."""
+    if not facts.can_generate:
+        return f"texts of up to {facts.max_context:,} tokens become vectors of {facts.embedding_size} numbers"
     tokens = min(USER_TOKENS, facts.max_context)
     num_users = min(facts.num_cached_tokens // tokens, facts.max_sequences)
     users = f"about {num_users:,} users at {tokens:,} tokens each" if num_users else "less than one whole conversation"
@@ -30,6 +32,8 @@ def capacity(facts: Facts) -> str:
 
 
 def curl(facts: Facts, server: ServerConfig, url: str) -> str:
+    if not facts.can_generate:
+        return f"curl {url}/v1/embeddings -H 'Content-Type: application/json' -d '{{\"input\": \"Hello!\"}}'"
     body = json.dumps({"model": facts.model, "messages": [{"role": "user", "content": "Hello!"}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_key else ""
     quoted = body.replace("'", "'\\''")

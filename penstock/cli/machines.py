@@ -6,6 +6,8 @@ Options follow the colon: `oracle:step_ms=5,vocab=256`.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.cli.progress import ProgressBar
 from penstock.config import EngineConfig
@@ -18,6 +20,9 @@ from penstock.engine.runner import Runner
 from penstock.engine.scripted import Done, ScriptedRunner
 from penstock.errors import ConfigError
 from penstock.sizing import Sizing, make_scheduler
+
+if TYPE_CHECKING:
+    from penstock.assembly import LoadedModel
 
 BYTES = 256
 DEFAULT_BLOCKS = 4096
@@ -61,6 +66,8 @@ def _real(config: EngineConfig, on_phase: OnPhase) -> Machine:
     with ProgressBar() as progress:
         loaded = load(config, progress=progress)
     on_phase("load the model")
+    if not loaded.spec.generates:
+        return _encoder(config, loaded, on_phase)
     sizing = size(config, loaded)
     engine = make_engine(config, loaded, sizing)
     on_phase("make room for the cache")
@@ -81,6 +88,26 @@ def _real(config: EngineConfig, on_phase: OnPhase) -> Machine:
         device=str(loaded.device.torch_device),
     )
     return Machine(engine, facts)
+
+
+def _encoder(config: EngineConfig, loaded: "LoadedModel", on_phase: OnPhase) -> Machine:
+    """A model that makes vectors. Its engine has nothing to do: nothing is generated."""
+    from penstock.layers.encoder import Encoder
+    from penstock.runtime.encoder import TextEncoder
+
+    if not isinstance(loaded.network, Encoder):
+        raise ConfigError(f"{config.model.model} neither generates text nor makes vectors")
+    encoder = TextEncoder(loaded.network)
+    idle = replace(_sizing(config), num_blocks=1, max_context=loaded.spec.max_context)
+    machine = _machine(config, idle, ScriptedRunner(), loaded.spec.vocab_size, on_phase)
+    facts = replace(
+        machine.facts,
+        model=loaded.files.name if loaded.files is not None else config.model.model,
+        memory=(("weights", loaded.weight_bytes),),
+        embedding_size=loaded.spec.hidden_size,
+        can_generate=False,
+    )
+    return Machine(machine.engine, facts, lambda prompts: tuple(map(tuple, encoder.encode(prompts).tolist())))
 
 
 MAKERS: dict[str, Maker] = {"": _real, "oracle": _oracle, "scripted": _scripted}

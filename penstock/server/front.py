@@ -100,6 +100,8 @@ class Front:
     async def begin(self, request: Request, type_: type[B]) -> tuple[B, tuple[str, ...]]:
         """The checked body of a call that there is room for, and the fields of it that are ignored."""
         self.check_open()
+        if issubclass(type_, Sampling) and not self.facts.can_generate:
+            raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
         tenant = request.scope.get("penstock.tenant", "")
         self.admission.enter(tenant)
         request.scope["penstock.leave"] = partial(self.admission.leave, tenant)
@@ -162,6 +164,8 @@ class Front:
         if self.is_draining or self._text is None or not self.is_alive:
             return False
         now = time.monotonic()
+        if not self.facts.can_generate:
+            return True
         if now - max(self._canary_s, self.meters.last_token_s) < FRESH_S:
             return True
         request = greedy_canary(self.client.next_id())

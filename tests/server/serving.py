@@ -70,13 +70,13 @@ class Server:
 
 
 @contextmanager
-def serving(*flags: str, model: str = MODEL, key: str = "", environment: Mapping[str, str] = {}) -> Iterator[Server]:
-    """The server is ended, if it still runs, when the block is left."""
-    words = [model, "--port", "0", "--num-blocks", "2048", *flags]
+def serving(*flags: str, model: str = MODEL, key: str = "", is_real: bool = False) -> Iterator[Server]:
+    """The server is ended, if it still runs, when the block is left. `is_real`: the command as people run it."""
+    words = [model, "--port", "0", *([] if is_real else ["--num-blocks", "2048"]), *flags]
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "errors"
         with errors.open("w") as file:
-            process = start(words, file, {"PENSTOCK_API_KEY": key, **environment} if key else environment)
+            process = start(["penstock", "serve"] if is_real else ["tests.server.run"], words, file, key)
         try:
             banner = _read_banner(process, errors)
             url = re.search(r"http://[^/]+", banner)
@@ -91,21 +91,21 @@ def serving(*flags: str, model: str = MODEL, key: str = "", environment: Mapping
                 process.stdout.close()
 
 
-def start(words: Sequence[str], errors: Any, environment: Mapping[str, str] = {}) -> "subprocess.Popen[str]":
+def start(program: Sequence[str], words: Sequence[str], errors: Any, key: str = "") -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.server.run", *words],
+        [sys.executable, "-m", *program, *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, "PENSTOCK_API_KEY": key},
     )
 
 
 def _read_banner(process: "subprocess.Popen[str]", errors: Path) -> str:
     lines: list[str] = []
     assert process.stdout is not None
-    timer = threading.Timer(30.0, process.kill)
+    timer = threading.Timer(120.0, process.kill)
     timer.start()
     for line in process.stdout:
         lines.append(line)
