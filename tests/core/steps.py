@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.batch import Batch, Chunk, Delta, StepOutput
+from penstock.core.order import ORDERS
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
+from tests.engine.answers import LIMITS, make_request
 
 
 def output_of(
@@ -34,3 +36,44 @@ def planned(scheduler: Scheduler, batch: Batch | None) -> dict[int, Chunk]:
         return {}
     flight = scheduler._flights[batch.step]
     return {one.request.request_id: chunk for (one, _), chunk in zip(flight, batch.chunks, strict=True)}
+
+
+def make_scheduler(order: str = "first-come", **limits: Any) -> Scheduler:
+    return Scheduler(LIMITS._replace(**limits), ORDERS[order]())
+
+
+def add(scheduler: Scheduler, request_id: int, num_prompt: int = 3, max_tokens: int | None = 10, **wishes: Any) -> None:
+    """Prompts of different requests have nothing in common."""
+    prompt = range(1000 * request_id, 1000 * request_id + num_prompt)
+    scheduler.add(make_request(request_id, prompt, max_tokens=max_tokens, **wishes), 0.0)
+
+
+def fill(scheduler: Scheduler, *requests: dict[str, Any]) -> None:
+    """Let requests in, each of one block with one token drawn beyond it unless it says otherwise."""
+    for number, wishes in enumerate(requests, 1):
+        add(scheduler, number, **{"num_prompt": 4, "max_tokens": 12, **wishes})
+    step(scheduler)
+    assert inside(scheduler) == set(range(1, len(requests) + 1))
+
+
+def inside(scheduler: Scheduler) -> set[int]:
+    return {request_id for request_id, _ in running(scheduler)}
+
+
+def planned_now(scheduler: Scheduler) -> dict[int, Chunk]:
+    """One whole step; its chunks by request id."""
+    batch = scheduler.schedule(0.0)
+    chunks = planned(scheduler, batch)
+    scheduler.commit(batch, output_of(batch), 0.0)
+    scheduler.check()
+    return chunks
+
+
+def finish(scheduler: Scheduler, max_steps: int = 300) -> list[Delta]:
+    """Run to the end; returns all deltas."""
+    deltas: list[Delta] = []
+    for _ in range(max_steps):
+        if not scheduler.has_work:
+            return deltas
+        deltas.extend(step(scheduler)[1])
+    raise AssertionError("no end in sight")

@@ -1,0 +1,234 @@
+"""Pinned prompts stay until their time, but nobody waits for ever because of them."""
+
+import pytest
+
+from penstock.core import blocks
+from penstock.core.blocks import BlockPool
+from tests.core.sequences import compute, make_sequence
+from tests.core.steps import add, finish, inside, make_scheduler, output_of, step
+from tests.engine.answers import make_request
+
+
+def make_pool(num_blocks=8, block_size=4, **wishes):
+    return BlockPool(num_blocks, block_size, **wishes)
+
+
+def cached_pool():
+    """4 blocks: two cached, two free."""
+    pool = BlockPool(4, 4)
+    pool.release(compute(pool, make_sequence(range(8))))
+    return pool, pool.match(make_sequence(range(9)))
+
+
+def test_pinned_blocks_are_not_for_taking():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    assert pool.num_pinned == 2
+    assert pool.num_available == 2
+    assert pool.num_held == 0
+    assert pool.usage_fraction == 0.5
+    holder = make_sequence()
+    assert not pool.reserve(holder, 9)
+    assert pool.reserve(holder, 8)
+    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    pool.check([holder])
+
+
+def test_pins_end_when_they_say():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin_expired(9.999)
+    assert pool.num_pinned == 2
+    pool.unpin_expired(10.0)
+    assert pool.num_pinned == 0
+    assert pool.num_available == 4
+    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    pool.check([])
+
+
+@pytest.mark.parametrize("ends", [(10.0, 20.0), (20.0, 10.0), (20.0, 20.0), (5.0, 20.0, 10.0)])
+def test_the_later_of_two_pins_holds(ends):
+    pool, match = cached_pool()
+    for until_s in ends:
+        pool.pin(match, until_s)
+        pool.check([])
+    pool.unpin_expired(19.0)
+    assert pool.num_pinned == 2
+    pool.unpin_expired(20.0)
+    assert pool.num_pinned == 0
+    pool.check([])
+
+
+def test_pins_expire_one_by_one():
+    pool = make_pool()
+    matches = []
+    for start, until_s in ((0, 30.0), (100, 10.0), (200, 20.0)):
+        pool.release(compute(pool, make_sequence(range(start, start + 4))))
+        matches.append(pool.match(make_sequence(range(start, start + 5))))
+        pool.pin(matches[-1], until_s)
+    left = []
+    for now in (9.0, 10.0, 20.0, 30.0):
+        pool.unpin_expired(now)
+        left.append(pool.num_pinned)
+    assert left == [3, 2, 1, 0]
+
+
+def test_a_pin_can_be_broken():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin(match)
+    assert pool.num_pinned == 0
+    assert pool.num_available == 4
+    pool.unpin(match)
+    pool.pin(match, float("inf"))
+    pool.unpin_expired(1e12)
+    assert pool.num_pinned == 2
+    pool.unpin_all()
+    assert pool.num_pinned == 0
+    assert pool.num_available == 4
+    pool.check([])
+
+
+def test_an_old_end_does_not_break_a_new_pin():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin(match)
+    pool.pin(match, 50.0)
+    pool.unpin_expired(10.0)
+    assert pool.num_pinned == 2
+    pool.check([])
+
+
+def test_a_pinned_block_in_use_goes_back_to_its_pin():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    user = make_sequence(range(9))
+    assert pool.reserve(user, 9, match)
+    assert pool.num_held == 3
+    assert pool.num_available == 1
+    pool.check([user])
+    pool.release(user)
+    assert pool.num_pinned == 2
+    assert pool.num_available == 2
+    pool.check([])
+
+
+def test_a_block_pinned_in_use_becomes_cached_when_the_pin_ends_first():
+    pool, match = cached_pool()
+    user = make_sequence(range(9))
+    pool.reserve(user, 9, match)
+    pool.pin(match, 10.0)
+    assert pool.num_available == 1
+    pool.unpin_expired(10.0)
+    assert pool.num_available == 1
+    pool.check([user])
+    pool.release(user)
+    assert pool.num_available == 4
+    pool.check([])
+
+
+def test_unpinned_tails_go_before_heads():
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin_all()
+    holder = make_sequence()
+    pool.reserve(holder, 12)
+    assert len(pool.match(make_sequence(range(9))).blocks) == 1
+    pool, match = cached_pool()
+    pool.pin(match, 10.0)
+    pool.unpin_expired(10.0)
+    pool.reserve(make_sequence(), 12)
+    assert len(pool.match(make_sequence(range(9))).blocks) == 1
+
+
+def test_a_collision_takes_the_pin_with_the_content(monkeypatch):
+    monkeypatch.setattr(blocks, "block_hash", lambda parent, tokens: b"same")
+    pool = BlockPool(4, 4)
+    pool.release(compute(pool, make_sequence(range(4))))
+    pool.pin(pool.match(make_sequence(range(5))), 10.0)
+    assert pool.num_pinned == 1
+    other = compute(pool, make_sequence(range(4, 8)))
+    assert pool.num_pinned == 0
+    assert pool.num_available == 3
+    pool.check([other])
+    pool.unpin_expired(10.0)
+    pool.check([other])
+
+
+# Under a scheduler
+
+
+def test_a_prompt_can_be_kept_until_a_time():
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    add(scheduler, 1, num_prompt=9, max_tokens=1)
+    finish(scheduler)
+    request = make_request(2, range(1000, 1009), max_tokens=1)
+    assert scheduler.pin(request, 50.0) == 8
+    assert scheduler.pin(make_request(3, range(9)), 50.0) == 0
+    assert scheduler.pool.num_pinned == 2
+    add(scheduler, 4, num_prompt=8, max_tokens=1)
+    finish(scheduler)
+    assert scheduler.pin(request, 10.0) == 8, "still there"
+    scheduler.schedule(49.0)
+    assert scheduler.pool.num_pinned == 2
+    scheduler.schedule(50.0)
+    assert scheduler.pool.num_pinned == 0
+    add(scheduler, 5, num_prompt=15, max_tokens=1)
+    finish(scheduler)
+    assert scheduler.pin(request, 99.0) == 0
+
+
+def test_pins_give_way_to_what_could_not_run_otherwise():
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    add(scheduler, 1, num_prompt=9, max_tokens=1)
+    finish(scheduler)
+    scheduler.pin(make_request(2, range(1000, 1009)), 1e9)
+    add(scheduler, 3, num_prompt=9, max_tokens=8)
+    assert len(finish(scheduler)) == 8
+    assert scheduler.pool.num_pinned == 0
+
+
+def test_pins_do_not_give_way_while_others_run():
+    scheduler = make_scheduler(num_blocks=5, block_size=4)
+    add(scheduler, 1, num_prompt=9, max_tokens=1)
+    finish(scheduler)
+    scheduler.pin(make_request(2, range(1000, 1009)), 1e9)
+    add(scheduler, 3, num_prompt=2, max_tokens=3)
+    step(scheduler)
+    add(scheduler, 4, num_prompt=9, max_tokens=1)
+    step(scheduler)
+    assert inside(scheduler) == {3}
+    assert scheduler.pool.num_pinned == 2
+    assert len(finish(scheduler)) == 2
+    assert scheduler.pool.num_pinned == 2, "three blocks are enough for request 4"
+
+
+def test_pins_give_way_to_the_only_one_inside():
+    """It need not leave, and what is on its way for it arrives, however far ahead steps are planned."""
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    add(scheduler, 1, num_prompt=9, max_tokens=1)
+    finish(scheduler)
+    scheduler.pin(make_request(2, range(1000, 1009)), 1e9)
+    add(scheduler, 3, num_prompt=8, max_tokens=8)
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert scheduler.num_preemptions == 0
+    assert scheduler.pool.num_pinned == 0
+    for batch in (first, second):
+        assert len(scheduler.commit(batch, output_of(batch), 0.0)) == 1
+    scheduler.check()
+
+
+def test_pins_do_not_give_way_if_somebody_can_leave():
+    scheduler = make_scheduler(num_blocks=6, block_size=4)
+    add(scheduler, 1, num_prompt=5, max_tokens=1)
+    finish(scheduler)
+    scheduler.pin(make_request(2, range(1000, 1005)), 1e9)
+    fill_from(scheduler, 3, 2)
+    while not scheduler.num_preemptions:
+        step(scheduler)
+    assert scheduler.pool.num_pinned == 1
+
+
+def fill_from(scheduler, first_id, num_requests):
+    for number in range(first_id, first_id + num_requests):
+        add(scheduler, number, num_prompt=4, max_tokens=14)
