@@ -5,16 +5,14 @@
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.errors import EngineError
-from penstock.formats.checkpoint import Checkpoint
 from penstock.layers.step import Step
-from penstock.models import weights as recipes
 from penstock.models.spec import GQA, Activation, GatedMLP, ModelSpec, Rope
 from penstock.ops.cpu import library as native
 from penstock.ops.cpu.library import Library
@@ -74,6 +72,11 @@ class NativeDecoder:
         self._model = self._describe()
         self._caches: Sequence[AnyCache] | None = None
 
+    def parameters(self) -> Iterator[Tensor]:
+        """Everything that is held for the model."""
+        yield from (matrix.data for matrix in self._weights.matrices.values())
+        yield from self._weights.vectors.values()
+
     def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
         """Final hidden states [tokens, hidden], in float32."""
         if step.caches is not self._caches:
@@ -107,9 +110,7 @@ class NativeDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states."""
         softcap = self.spec.logit_softcap or 0.0
-        return self._library.multiply(
-            hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap
-        )
+        return self._library.multiply(hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap)
 
     def _bind(self, caches: Sequence[AnyCache]) -> None:
         for layer, cache in zip(self._layers, caches, strict=True):
