@@ -6,6 +6,7 @@ everything drains, every choice has ended exactly once, its tokens are the oracl
 
 from collections import deque
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -230,11 +231,16 @@ class Serving(RuleBasedStateMachine):
         scheduler.check()
 
 
-def run(max_examples: int, num_rules: int) -> None:
+def run(max_examples: int, num_rules: int, **wishes: Any) -> None:
     run_state_machine_as_test(
         Serving,
         settings=settings(
-            max_examples=max_examples, stateful_step_count=num_rules, deadline=None, derandomize=True, database=None
+            max_examples=max_examples,
+            stateful_step_count=num_rules,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            **wishes,
         ),
     )
 
