@@ -7,6 +7,7 @@ or requests: what a prompt means is decided before it comes here.
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         """Ids are below this; a model may score a few more, which stand for no token."""
-        self.pieces = Pieces(_decoder_of(backend), self.token)
+        self.pieces = Pieces(_state_of(backend.decoder) or None, self.token)
 
     @classmethod
     def from_directory(cls, path: str | Path) -> "Tokenizer":
@@ -75,6 +76,13 @@ class Tokenizer:
         backend = self._backend if parse_special else self._backend_without_special()
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=special)
         return [encoding.ids for encoding in encodings]
+
+    def at_least(self, text: str) -> int:
+        """A number of tokens that `text` has at least, found without encoding it; 0 where nothing is known.
+
+        Enough to refuse a prompt that is too long many times over before any work is done on it.
+        """
+        return len(text.encode("utf-8", "replace")) // self._most_bytes_per_token if self._most_bytes_per_token else 0
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
         """Text of `token_ids`.
@@ -120,6 +128,18 @@ class Tokenizer:
         """Texts by role (`bos_token`, `eos_token`, ...): the variables a chat template reads."""
         return self._special.names
 
+    @cached_property
+    def _most_bytes_per_token(self) -> int:
+        """Bytes of text that one token can stand for; 0 where that has no bound."""
+        added = self._backend.get_added_tokens_decoder().values()
+        normalizer = _state_of(self._backend.normalizer)
+        steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
+        if any(token.lstrip or token.rstrip for token in added) or not all(map(_keeps_length, steps)):
+            return 0
+        # A composed character may be a third of its decomposed form.
+        shrinking = 3 if any(step["type"] == "NFC" for step in steps) else 1
+        return shrinking * max(len(token.encode()) for token in self._backend.get_vocab(with_added_tokens=True))
+
     def _backend_without_special(self) -> tokenizers.Tokenizer:
         """The same tokenizer, blind to special tokens in text.
 
@@ -156,12 +176,18 @@ def guarded(build: Any, source: str) -> Any:
         raise ModelFileError(f"{source} does not describe a usable tokenizer: {str(error)[:200]}") from error
 
 
-def _decoder_of(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
-    decoder = backend.decoder
-    if decoder is None:
-        return None
-    state: Mapping[str, Any] = json.loads(decoder.__getstate__())
+def _state_of(part: Any) -> dict[str, Any]:
+    """What a part of the tokenizer is made of, as tokenizer.json would say it; empty for a part that is not there."""
+    state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state
+
+
+def _keeps_length(normalizer: Mapping[str, Any]) -> bool:
+    """It makes no text shorter, or by little."""
+    if normalizer.get("type") != "Replace":
+        return normalizer.get("type") in ("Prepend", "NFC")
+    pattern = normalizer.get("pattern", {}).get("String", "")
+    return bool(pattern) and len(normalizer.get("content", "")) >= len(pattern)
 
 
 def _blind_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -141,6 +141,14 @@ def test_a_batch_of_many_is_many_batches_of_one() -> None:
     assert tokenizer.encode_batch(texts, special=True) == [tokenizer.encode(text, special=True) for text in texts]
 
 
+@pytest.mark.parametrize("name", [DEFAULT, GEMMA, RANDOM_LLAMA])
+def test_a_bound_on_the_tokens_of_a_text(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    for text in (*samples(), " " * 5000, "=" * 5000, "\n" * 5000):
+        assert tokenizer.at_least(text) <= len(tokenizer.encode(text, special=False))
+    assert tokenizer.at_least("word " * 2_000_000) > 30_000
+
+
 def test_both_ways_of_parsing_in_many_threads() -> None:
     tokenizer = small_tokenizers()["byte-level"]
     text = "the <|im_end|> the"
