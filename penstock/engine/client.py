@@ -19,7 +19,7 @@ from penstock.core.request import Request
 from penstock.core.scheduler import Load
 from penstock.engine.child import Child
 from penstock.engine.machine import Facts, Vector
-from penstock.engine.stream import DeltaStream
+from penstock.engine.stream import DeltaStream, folded
 from penstock.engine.wire import (
     Beat,
     Cancel,
@@ -36,7 +36,7 @@ from penstock.engine.wire import (
 )
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
 
-__all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "Step", "Vector"]
+__all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "Step", "Vector", "folded"]
 
 IDLE = Load(0, 0, 0, 0.0, 0)
 MAX_SENT = 3

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core.batch import Delta, Finish, FinishReason
 from penstock.core.request import Request, SamplingParams
-from penstock.engine.client import DeltaStream, EngineClient
+from penstock.engine.client import DeltaStream, EngineClient, folded
 from penstock.server.writer import Piece, Writer
 from penstock.text.stream import TextRules
 from penstock.text.tokenizer import Tokenizer
@@ -136,6 +136,8 @@ class Call:
     def _written(self, number: int, deltas: list[Delta]) -> list[Piece]:
         pieces = []
         first = number * self._num_choices
+        if len(deltas) > self._num_choices:
+            deltas = folded(deltas)  # we are behind: fewer, longer pieces catch up
         for delta in deltas:
             writer = self.writers[first + delta.choice]
             if writer.is_over:

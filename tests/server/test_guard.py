@@ -3,6 +3,7 @@
 The cases come from the route table and the body types: a new route or field is tested the day it is written.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -402,6 +403,22 @@ def test_what_is_no_http_is_refused(server: Server) -> None:
         answer = raw(server, data, timeout_s=1.0)
         assert not answer or b" 400 " in answer.split(b"\r\n")[0]
     assert server.get("/livez").status_code == 200
+
+
+@pytest.mark.slow
+def test_clients_that_never_finish_their_headers_are_let_go(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    sockets = [socket.create_connection((host, int(port)), timeout=30.0) for _ in range(300)]
+    for client in sockets[::2]:
+        client.sendall(b"GET /livez HTTP/1.1\r\nhost: local")
+    start_s = time.monotonic()
+    assert server.get("/livez").status_code == 200
+    assert time.monotonic() - start_s < 1.0
+    for client in sockets:
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+        client.close()
+    assert time.monotonic() - start_s < 15.0
 
 
 def test_unknown_paths_and_methods_are_told_as_errors(http: httpx.Client) -> None:
