@@ -9,7 +9,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from penstock.core.request import SamplingParams
 from penstock.ops import sampling
-from penstock.ops.cpu.sampling import draw_from_top
+from penstock.ops.cpu.sampling import draw_by_buckets
 from penstock.ops.sampling import Penalties, Wishes, draw, invert, penalize, uniform
 from tests.ops.statistics import distribution, is_plausible
 
@@ -31,6 +31,10 @@ SETTINGS = [
 ]
 
 
+def name(params: SamplingParams) -> str:
+    return f"T={params.temperature} k={params.top_k} p={params.top_p} m={params.min_p}"
+
+
 def keyed(count: int, seed: int = 0) -> torch.Tensor:
     zeros = torch.zeros(count, dtype=torch.int64)
     return uniform(zeros + seed, zeros, torch.arange(count))
@@ -48,14 +52,19 @@ def counts(function: Callable[[torch.Tensor, Wishes], torch.Tensor], params: Sam
     return torch.bincount(drawn, minlength=len(LOGITS)).numpy()
 
 
-@pytest.mark.parametrize(
-    "params", SETTINGS, ids=lambda params: f"T={params.temperature} k={params.top_k} p={params.top_p} m={params.min_p}"
-)
-@pytest.mark.parametrize("function", [draw.definition, draw_from_top])
-def test_draws_follow_the_distribution(
-    function: Callable[[torch.Tensor, Wishes], torch.Tensor], params: SamplingParams
-) -> None:
-    assert is_plausible(counts(function, params), distribution(LOGITS.numpy(), params))
+@pytest.mark.parametrize("params", SETTINGS, ids=name)
+def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+    assert is_plausible(counts(draw.definition, params), distribution(LOGITS.numpy(), params))
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=name)
+def test_the_kernel_draws_the_same_tokens(params: SamplingParams) -> None:
+    """Over a vocabulary that is no multiple of anything, flat and peaked; ties and impossible tokens among it."""
+    logits = torch.randn((300, 1237), generator=torch.Generator().manual_seed(1)) * torch.linspace(0.1, 8, 300)[:, None]
+    logits[::7] = logits[::7].round()
+    logits[::11, ::2] = -torch.inf
+    wished = wishes(params, keyed(300, seed=4))
+    assert torch.equal(draw_by_buckets(logits, wished), draw.definition(logits, wished))
 
 
 def _temperature_ignored(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:

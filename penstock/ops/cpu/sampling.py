@@ -1,46 +1,91 @@
-"""Drawing on a CPU, where sorting a whole vocabulary would take longer than the model: only the top of it is."""
+"""Drawing on a CPU, where sorting a whole vocabulary would take longer than the model.
+
+Weights stand in [0, 1], the likeliest token's at 1. The first half of their bits sorts them into buckets; counts and masses of
+the buckets tell in which one top_k or top_p ends, and only that one is sorted.
+"""
 
 import torch
 from torch import Tensor
 
-from penstock.ops.sampling import Wishes, draw, invert, least_by_mass, least_by_rank, least_by_share, scale
+from penstock.ops.sampling import Wishes, draw, scale
 
-NUM_CANDIDATES = 512
-"""Scores sorted before it is known whether more are needed."""
+LAST_BUCKET = 0x3F80
+"""First half of the bits of 1.0."""
+RUN = 256
+"""Weights summed before the run that holds the drawn token is looked at one by one."""
 
 
-@draw.kernel("cpu")
-def draw_from_top(logits: Tensor, wishes: Wishes) -> Tensor:
-    drawn = logits.argmax(-1)
-    rows = (wishes.temperature > 0).nonzero()[:, 0]
-    if len(rows):
-        wishes = Wishes(*(column[rows] for column in wishes))
-        scaled = scale(logits if len(rows) == len(logits) else logits[rows], wishes.temperature)
-        least = torch.maximum(_least_by_rank(scaled, wishes), least_by_share(scaled, wishes))
-        drawn[rows] = invert(scaled, least, wishes.uniform)
+def _is_large(logits: Tensor, wishes: Wishes) -> bool:
+    """A small vocabulary is sorted sooner than put into buckets."""
+    return logits.shape[1] >= 1024
+
+
+@draw.kernel("cpu", fits=_is_large)
+def draw_by_buckets(logits: Tensor, wishes: Wishes) -> Tensor:
+    is_greedy = wishes.temperature == 0
+    if bool(is_greedy.all()):
+        return logits.argmax(-1)
+    if not bool(is_greedy.any()):
+        return _draw(logits, wishes)
+    drawn = torch.empty(len(logits), dtype=torch.int64)
+    drawn[is_greedy] = logits[is_greedy].argmax(-1)
+    drawn[~is_greedy] = _draw(logits[~is_greedy], Wishes(*(column[~is_greedy] for column in wishes)))
     return drawn
 
 
-def _least_by_rank(scaled: Tensor, wishes: Wishes) -> Tensor:
-    """Row by row from the candidates where they suffice, else from all scores; a row's way depends on that row alone."""
-    vocab_size = scaled.shape[1]
-    least = scaled.new_full((len(scaled),), -torch.inf)
+def _draw(logits: Tensor, wishes: Wishes) -> Tensor:
+    weights = scale(logits, wishes.temperature).exp_()
+    least = wishes.min_p.clone()
     is_limited = (wishes.top_k > 0) | (wishes.top_p < 1)
-    few = (is_limited & (wishes.top_k < NUM_CANDIDATES)).nonzero()[:, 0]
-    wide = is_limited & (wishes.top_k >= NUM_CANDIDATES)
-    if len(few):
-        chosen = Wishes(*(column[few] for column in wishes))
-        candidates = scaled[few].topk(min(NUM_CANDIDATES, vocab_size)).values
-        by_count = candidates.gather(1, (chosen.top_k - 1).clamp(0, candidates.shape[1] - 1)[:, None])[:, 0]
-        by_count = torch.where(chosen.top_k == 0, -torch.inf, by_count)
-        kept = torch.where(scaled[few] >= by_count[:, None], scaled[few], -torch.inf)
-        shares = (candidates - kept.logsumexp(-1, keepdim=True)).exp()
-        shares = torch.where(candidates >= by_count[:, None], shares, 0.0)
-        least[few] = torch.maximum(by_count, least_by_mass(candidates, shares, chosen.top_p))
-        is_short = (shares.sum(-1) < chosen.top_p) & (chosen.top_k == 0) & (chosen.top_p < 1)
-        wide[few[is_short]] = vocab_size > NUM_CANDIDATES
-    rest = wide.nonzero()[:, 0]
-    if len(rest):
-        ordered = scaled[rest].sort(-1, descending=True).values
-        least[rest] = least_by_rank(ordered, Wishes(*(column[rest] for column in wishes)))
+    for row in is_limited.nonzero()[:, 0].tolist():
+        kept = _least_kept(weights[row], int(wishes.top_k[row]), float(wishes.top_p[row]))
+        least[row] = torch.maximum(least[row], kept)
+    if bool((least > 0).any()):
+        weights.masked_fill_(weights < least[:, None], 0.0)
+    return _invert(weights, wishes.uniform)
+
+
+def _least_kept(weights: Tensor, top_k: int, top_p: float) -> Tensor:
+    """The lowest weight that top_k, then top_p of what top_k left, keep."""
+    buckets = (weights.view(torch.int32) >> 16).clamp_(0, LAST_BUCKET)
+    # Likeliest first from here on.
+    masses = torch.bincount(buckets, weights, minlength=LAST_BUCKET + 1).flip(0)
+    gathered = masses.cumsum(0)
+    total, least = gathered[-1], weights.new_zeros(())
+    if 0 < top_k < len(weights):
+        counts = torch.bincount(buckets, minlength=LAST_BUCKET + 1).flip(0)
+        counted = counts.cumsum(0)
+        place = int(torch.searchsorted(counted, top_k))
+        inside = _sorted_bucket(weights, buckets, place)
+        least = inside[top_k - int(counted[place] - counts[place]) - 1]
+        total = gathered[place] - masses[place] + inside[inside >= least].sum(dtype=torch.float64)
+    if top_p < 1:
+        target = top_p * total
+        place = min(int(torch.searchsorted(gathered, target)), LAST_BUCKET)
+        inside = _sorted_bucket(weights, buckets, place)
+        within = gathered[place] - masses[place] + inside.cumsum(0, dtype=torch.float64)
+        last = min(int(torch.searchsorted(within, target)), len(inside) - 1)
+        least = torch.maximum(least, inside[last]) if last >= 0 else least
     return least
+
+
+def _sorted_bucket(weights: Tensor, buckets: Tensor, place: int) -> Tensor:
+    return weights[buckets == LAST_BUCKET - place].sort(descending=True).values
+
+
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """As `sampling.invert`, run by run: first the run whose sum passes the target, then the token within it."""
+    num_rows, size = weights.shape
+    whole = size // RUN * RUN
+    runs = weights[:, :whole].view(num_rows, -1, RUN).sum(-1, dtype=torch.float64)
+    runs = torch.cat((runs, weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)), dim=1).cumsum(-1)
+    target = uniform * runs[:, -1]
+    run = torch.searchsorted(runs, target[:, None], right=True).clamp_(max=runs.shape[1] - 1)
+    before = torch.where(run > 0, runs.gather(1, (run - 1).clamp(min=0)), 0.0)
+    places = run * RUN + torch.arange(RUN)
+    inside = weights.gather(1, places.clamp(max=size - 1)).double().masked_fill_(places >= size, 0.0)
+    sums = before + inside.cumsum(-1)
+    # Rounding may leave the target just past the run's last weight: the last token that may be drawn takes it.
+    last = torch.where(inside > 0, torch.arange(RUN), -1).amax(-1, keepdim=True)
+    within = torch.minimum(torch.searchsorted(sums, target[:, None], right=True), last)
+    return (run * RUN + within)[:, 0]
