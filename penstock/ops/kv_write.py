@@ -1,8 +1,10 @@
 """From the joined q, k, v of a step to queries ready to attend and keys and values laid down in the cache."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from penstock.ops.rope import Angles, angle_table, rotate
 MOST_FLOAT = 448.0
 """The largest 8-bit float."""
 MOST_WHOLE = 127.0
+CACHE_LINE = 64
 LEAST = 1e-12
 """A head smaller than this counts as this large, so that its scale is never zero."""
 
@@ -29,10 +32,20 @@ class HeadNorms(NamedTuple):
 
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> AnyCache:
     """Zeros, in the kind of cache that holds such numbers."""
-    keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+    keys, values = (_zeros(shape, dtype, device) for _ in range(2))
     if dtype != torch.int8:
         return LayerCache(keys, values)
-    return ScaledCache(keys, values, *(torch.zeros(shape[:-1], device=device) for _ in range(2)))
+    return ScaledCache(keys, values, *(_zeros(shape[:-1], torch.float32, device) for _ in range(2)))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU memory is taken only as it is written: torch would write the zeros, numpy asks the system for them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    room = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    return torch.from_numpy(room[start : start + num_bytes]).view(dtype).view(shape)
 
 
 def _write_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
