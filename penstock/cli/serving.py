@@ -65,7 +65,7 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         supervisor = asyncio.create_task(self._client.run())
-        sweeper = asyncio.create_task(self._front.sweep())
+        sweeper = asyncio.create_task(self._front.calls.watch())
         listening = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             await self._until_ready(supervisor, listener.getsockname()[1])
@@ -117,7 +117,7 @@ class Serving:
     async def _stop(self) -> int:
         """Let answers in progress end; a second signal, or the end of our patience, cuts them off."""
         front = self._front
-        num_open = len(front.calls)
+        num_open = front.admission.num_open
         if num_open:
             print(f"penstock: finishing {num_open} answers; once more to cut them off", file=sys.stderr)
         drain = asyncio.create_task(front.drain(self._config.drain_s))
@@ -125,13 +125,13 @@ class Serving:
         await _first(drain, hurry)
         drain.cancel()
         hurry.cancel()
-        num_dropped = len(front.calls)
+        num_dropped = front.admission.num_open
         if num_dropped:
             print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
             await self._client.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
-                    while front.calls:
+                    while front.admission.num_open:
                         await asyncio.sleep(0.01)
         return DROPPED_STATUS if num_dropped else 0
 

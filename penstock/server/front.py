@@ -1,7 +1,6 @@
 """What all routes share: the engine, the model's text, the meters, and the calls in progress."""
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ from starlette.requests import Request
 from penstock.config import ServerConfig
 from penstock.engine.client import EngineClient, Facts
 from penstock.errors import RequestError
-from penstock.server import sse
 from penstock.server.admission import Admission
 from penstock.server.answer import Answer
 from penstock.server.body import parse, read_body
 from penstock.server.call import Call, Wishes, greedy_canary
+from penstock.server.calls import Calls
 from penstock.server.faults import ApiError, busy, invalid
 from penstock.server.meters import Meters
 from penstock.server.protocol import Sampling
@@ -28,8 +27,6 @@ from penstock.text.tokenizer import Tokenizer
 
 B = TypeVar("B", bound=Struct)
 
-PING_S = 10.0
-SWEEP_S = 0.5
 FRESH_S = 2.0
 """An engine heard this long ago is alive; a token this old still proves it."""
 CANARY_S = 2.0
@@ -45,11 +42,10 @@ class Front:
         self.fingerprint = f"penstock-{version}"
         self.admission = Admission(client, num_tenants=len(config.api_key))
         self.meters = Meters(client, self.admission)
+        self.calls = Calls(self.admission, config.stall_s)
         self.is_draining = False
         self.created = self.unix_time()
         self._text: Text | None = None
-        self._calls: dict[Call, Any] = {}
-        self._pings: set[asyncio.Task[None]] = set()
         self._canary_s = -1e9
         client.on_step = self.meters.observe
 
@@ -82,10 +78,6 @@ class Front:
     @property
     def vocab_size(self) -> int:
         return self.facts.vocab_size
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return tuple(self._calls)
 
     @staticmethod
     def unix_time() -> int:
@@ -182,64 +174,16 @@ class Front:
             self.client.cancel(request.request_id)
         return False
 
-    # Watching over calls
-
-    def enter(self, call: Call, send: Any) -> None:
-        self._calls[call] = send
-        self.meters.enter(call)
-
-    def leave(self, call: Call) -> None:
-        del self._calls[call]
-        self.meters.leave(call)
-
-    async def sweep(self) -> None:
-        """Cut off readers that have stalled; comfort those that wait. Runs for ever."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = time.monotonic()
-            for call, send in tuple(self._calls.items()):
-                since_s = call.sending_since_s
-                if since_s is not None and now - since_s > self.config.stall_s:
-                    call.cancel()
-                    call.abort()
-                    continue
-                patience_s = SWEEP_S if call.tells_progress and call.waiting else PING_S
-                if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
-                    self._pings.add(ping := asyncio.create_task(self._ping(call, send)))
-                    ping.add_done_callback(self._pings.discard)
-
-    async def _ping(self, call: Call, send: Any) -> None:
-        """A task of its own: a client that does not read holds up nobody else's."""
-        call.wrote_s = call.sending_since_s = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # the answer may end while this waits to be written
-            if call.is_streaming:
-                await send({"type": "http.response.body", "body": self._comfort(call), "more_body": True})
-        call.sending_since_s = None
-
-    def _comfort(self, call: Call) -> bytes:
-        """How far a call that waits has come: an event if it was asked for, else a comment that parsers skip."""
-        waiting = call.waiting
-        if waiting is None:
-            return sse.PING
-        num_prompt = len(waiting.request.prompt)
-        progress: dict[str, Any] = {"stage": "prefill", "percent": round(100 * waiting.num_computed / num_prompt)}
-        if not waiting.num_computed:
-            position = self.admission.position(waiting)
-            progress = {"stage": "queued", "position": position, "eta_s": self.admission.eta_s(position)}
-        if call.tells_progress:
-            return b"event: progress\n" + sse.event(progress)
-        return sse.comment(", ".join(f"{name} {value}" for name, value in progress.items()))
-
     async def drain(self, timeout_s: float) -> None:
         """Let calls in progress end; no new ones come in."""
         self.is_draining = True
         deadline_s = time.monotonic() + timeout_s
-        while self._calls and time.monotonic() < deadline_s:
+        while self.admission.num_open and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
 
 
 class Counted:
-    """An answer that is known to the front while it runs."""
+    """An answer that is watched and measured while it runs."""
 
     def __init__(self, front: Front, call: Call, answer: Answer) -> None:
         self._front = front
@@ -247,8 +191,11 @@ class Counted:
         self._answer = answer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self._front.enter(self._call, send)
+        front, call = self._front, self._call
+        front.calls.enter(call, send)
+        front.meters.enter(call)
         try:
             await self._answer(scope, receive, send)
         finally:
-            self._front.leave(self._call)
+            front.calls.leave(call)
+            front.meters.leave(call)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.server.serving import KEY, Server, serving
@@ -17,3 +18,9 @@ def server() -> Iterator[Server]:
 def locked() -> Iterator[Server]:
     with serving("--api-key", "another-key-of-some-length", key=KEY) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with server.http() as client:
+        yield client

@@ -1,0 +1,53 @@
+"""What tests of bad input share: bodies that are good, numbers that are not, and what every error must look like."""
+
+import re
+import socket
+from typing import Any
+
+import httpx
+
+from penstock.server.app import ROUTES, Route
+from tests.server.serving import Server, user
+
+LEAKS = re.compile(r"0x[0-9a-f]{6,}|Traceback|/home/|/root/|/work/|site-packages|\.py\b|penstock-\w+/|test-key")
+POSTS = [route for route in ROUTES if route.method == "POST"]
+GOOD_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": user("x"), "max_tokens": 1},
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/embeddings": {"input": "x"},
+    "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [65]},
+}
+NUMBERS: list[Any] = [
+    *("NaN", "Infinity", "-Infinity", "1e400", "9" * 5000, "-1", "0", "-0.0", "1e-45", "1e308"),
+    *("2147483648", "9223372036854775808", "true", '"1"', "null", "[]", "{}", "1.5"),
+]
+
+
+def path_of(route: Route) -> str:
+    return route.path.replace("{name:path}", "some/model")
+
+
+def check_told(response: httpx.Response) -> None:
+    """Every error is the object clients know, and says nothing of our insides."""
+    assert response.headers["x-request-id"]
+    if response.status_code >= 400:
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert isinstance(error["message"], str)
+        assert isinstance(error["code"], str | None)
+        assert not LEAKS.search(response.text), response.text
+
+
+def raw(server: Server, data: bytes, timeout_s: float = 5.0) -> bytes:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=timeout_s) as client:
+        client.sendall(data)
+        answer = b""
+        try:
+            while part := client.recv(65536):
+                answer += part
+        except TimeoutError:
+            return answer
+    return answer
