@@ -141,7 +141,7 @@ def test_time_is_proportional_to_the_text(name: str) -> None:
 
     def seconds(text: str) -> float:
         best = 9.9
-        for _ in range(3):
+        for _ in range(2):
             splitter = style.splitter(is_open=False)
             began = time.thread_time()
             for character in text:
