@@ -226,3 +226,25 @@ def test_the_laws_hold_for_every_part(shape: str, dtype: torch.dtype) -> None:
     answers = driver.finish([Text(prompt, chunk_size=7) for prompt in prompts(*LENGTHS)], 6)
     same = sum(mine == theirs for mine, theirs in zip(answers, expected))
     assert same == len(expected) if dtype == torch.float32 else same >= len(expected) - 2
+
+
+def test_scores_are_made_for_few_positions_at_a_time(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never for a whole prompt: only where a token is drawn, and in slices where a prompt's own tokens are scored."""
+    asked: list[int] = []
+    plain = model.logits
+
+    def spy(hidden: torch.Tensor) -> torch.Tensor:
+        asked.append(len(hidden))
+        return plain(hidden)
+
+    monkeypatch.setattr(model, "logits", spy)
+    Driver(model).step([Text(prompt) for prompt in prompts(150, 20, 30)])
+    assert asked == [3]
+    asked.clear()
+    Driver(model).step([Text(prompts(150)[0], SamplingParams(prompt_logprobs=0))])
+    assert max(asked) <= 64
+    asked.clear()
+    monkeypatch.setattr("penstock.runtime.runner.LOGITS_AT_ONCE", 2 * 96)
+    texts = [Text(prompt) for prompt in prompts(*LENGTHS)]
+    Driver(model).step(texts)
+    assert asked == [2, 2, 2, 1]
