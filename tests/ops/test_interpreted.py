@@ -1,4 +1,4 @@
-"""Every CUDA kernel equals its operation's definition, on any machine: Triton's interpreter runs it on the CPU."""
+"""Every CUDA kernel, on any machine: Triton's interpreter runs it on the CPU, and its compiler takes it for a GPU."""
 
 import json
 import os
@@ -16,26 +16,43 @@ ROOT = Path(__file__).parents[2]
 KERNELS = [kernel.name for _, device_type, kernel in cases() if device_type == "cuda"]
 
 
-@pytest.fixture(scope="module")
-def verdicts() -> dict[str, str]:
+def _verdicts(module: str, **environment: str) -> dict[str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.interpreted"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        [sys.executable, "-m", module],
+        env={**os.environ, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert not done.returncode, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return {line["kernel"]: line["verdict"] for line in lines}
 
 
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    return _verdicts("tests.ops.interpreted", TRITON_INTERPRET="1")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, str]:
+    return _verdicts("tests.ops.compiled")
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_interpreted_kernel_equals_definition(verdicts: dict[str, str], kernel: str) -> None:
-    if verdicts[kernel] == "fits nothing here":
+def test_interpreted_kernel_equals_definition(interpreted: dict[str, str], kernel: str) -> None:
+    if interpreted[kernel] == "fits nothing here":
         pytest.skip("calls a library that only a GPU has")
-    assert verdicts[kernel] == "equal", verdicts[kernel]
+    assert interpreted[kernel] == "equal", interpreted[kernel]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_compiles_for_a_gpu(compiled: dict[str, str], kernel: str) -> None:
+    if compiled[kernel] == "fits nothing here":
+        pytest.skip("calls a library that only a GPU has")
+    assert compiled[kernel] == "compiled", compiled[kernel]
 
 
 def test_kernels_are_found() -> None:

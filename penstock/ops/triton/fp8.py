@@ -77,7 +77,7 @@ def _one(
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _few(
     x, values, scales, bias, out, num_rows, num_out,
     SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,

@@ -30,7 +30,7 @@ def _counted(chosen, begin, end, experts, PAD: tl.constexpr, RUN: tl.constexpr):
     return tl.sum(seen, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _count(chosen, counts, num_pairs, PAD: tl.constexpr, CHUNK: tl.constexpr, RUN: tl.constexpr):
     chunk = tl.program_id(0)
     experts = tl.arange(0, PAD)
@@ -49,7 +49,7 @@ def _summed(counts, begin, end, experts, PAD: tl.constexpr):
     return tl.sum(seen, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_chunks", "most_tiles"])
 def _place(
     chosen, counts, order, tiles, num_pairs, num_chunks, most_tiles,
     PAD: tl.constexpr, CHUNK: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr, COUNTED: tl.constexpr,

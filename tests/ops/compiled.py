@@ -1,0 +1,83 @@
+"""Compiles every CUDA kernel for a Hopper GPU, as its examples would launch it, on a machine that need not have one.
+
+The interpreter is lenient about types where the compiler is not. What examples hold in float16 is compiled for bfloat16, which
+is what models are served in. Prints one JSON line a kernel.
+"""
+
+import copy
+import json
+import traceback
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from tests.ops.covering import covering
+from tests.ops.parity import cases, has_dtype
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*bf16",
+    torch.bfloat16: "*bf16",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+SHORT = (torch.float16, torch.float8_e4m3fn, torch.int8)
+compiled: set[str] = set()
+
+
+class Compilation:
+    """Stands where a launch would be."""
+
+    def __init__(self, kernel: JITFunction, grid: object) -> None:
+        self.kernel = kernel
+
+    def __call__(self, *values: Any, **named: Any) -> None:
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        arguments = dict(zip(self.kernel.arg_names, values)) | named
+        types: dict[str, str] = {}
+        constants: dict[str, Any] = {}
+        for parameter in self.kernel.params:
+            value = arguments[parameter.name]
+            types[parameter.name] = "constexpr" if parameter.is_constexpr or value is None else _type(value)
+            if types[parameter.name] == "constexpr":
+                constants[parameter.name] = value
+        # Sizes do not change what types meet; switches do.
+        switches = {name: value for name, value in constants.items() if not isinstance(value, int) or value in (0, 1)}
+        key = f"{self.kernel.__name__} {types} {switches}"
+        if key not in compiled:
+            triton.compile(ASTSource(self.kernel, types, constants), target=HOPPER, options=options)
+            compiled.add(key)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def main() -> None:
+    JITFunction.__getitem__ = lambda kernel, grid: Compilation(kernel, grid)
+    for op, device_type, kernel in cases():
+        if device_type != "cuda":
+            continue
+        examples = [example for example in op.examples(torch.device("cpu")) if kernel.fits(*example)]
+        served = [example for example in examples if any(has_dtype(example, dtype) for dtype in SHORT)] or examples
+        try:
+            for arguments in covering(served):
+                kernel.run(*copy.deepcopy(arguments))
+            verdict = "compiled" if examples else "fits nothing here"
+        except Exception:
+            verdict = traceback.format_exc()
+        print(json.dumps({"kernel": kernel.name, "verdict": verdict}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
