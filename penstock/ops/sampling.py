@@ -113,6 +113,21 @@ def _draw_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
             yield logits, wishes._replace(uniform=torch.full_like(wishes.uniform, 1 - 2.0**-53))
 
 
+def _likeliest_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(14)
+    for vocab_size in (11, 1024, 3001):
+        logits = torch.randn((7, vocab_size), generator=generator, device=device)
+        logits[1] = logits[1].round()  # ties
+        logits[2], logits[3, -1], logits[4, 1:] = -torch.inf, 9.0, -torch.inf
+        yield (logits,)
+
+
+@operation(_likeliest_examples)
+def likeliest(logits: Tensor) -> Tensor:
+    """The first of the largest scores of each row."""
+    return logits.argmax(-1)
+
+
 @operation(_draw_examples)
 def draw(logits: Tensor, wishes: Wishes) -> Tensor:
     """One token id for each row of scores [rows, vocabulary]."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import Logprob
-from penstock.ops.sampling import Penalties, Wishes, draw, penalize, uniform
+from penstock.ops.sampling import Penalties, Wishes, draw, likeliest, penalize, uniform
 from penstock.runtime.wish import Wish
 
 NOT_FINITE = "the model gave numbers that are not finite for this sequence"
@@ -41,7 +41,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> list[D
         _adjust(logits, draws, tokens)
         can_draw = is_finite & (logits.amax(-1) > -torch.inf)
     if all(entry.wish.is_greedy for entry in draws):
-        drawn = logits.argmax(-1)
+        drawn = likeliest(logits)
     else:
         drawn = draw(logits, _wishes(draws, logits.device))
     results = [Drawn(token) for token in drawn.tolist()]

@@ -7,7 +7,7 @@ the buckets tell in which one top_k or top_p ends, and only that one is sorted.
 import torch
 from torch import Tensor
 
-from penstock.ops.sampling import Wishes, draw, scale
+from penstock.ops.sampling import Wishes, draw, likeliest, scale
 
 LAST_BUCKET = 0x3F80
 """First half of the bits of 1.0."""
@@ -20,15 +20,28 @@ def _is_large(logits: Tensor, wishes: Wishes) -> bool:
     return logits.shape[1] >= 1024
 
 
+@likeliest.kernel("cpu", fits=lambda logits: logits.shape[1] >= 1024)
+def likeliest_by_runs(logits: Tensor) -> Tensor:
+    """Largest numbers are found many at a time, places one at a time: first the run, then the place in it."""
+    size = logits.shape[1]
+    whole = size // RUN * RUN
+    peaks = logits[:, :whole].reshape(len(logits), -1, RUN).amax(-1)
+    if whole < size:
+        peaks = torch.cat((peaks, logits[:, whole:].amax(-1, keepdim=True)), dim=1)
+    start = peaks.argmax(-1, keepdim=True) * RUN
+    places = (start + torch.arange(RUN)).clamp_(max=size - 1)
+    return start[:, 0] + logits.gather(1, places).argmax(-1)
+
+
 @draw.kernel("cpu", fits=_is_large)
 def draw_by_buckets(logits: Tensor, wishes: Wishes) -> Tensor:
     is_greedy = wishes.temperature == 0
     if bool(is_greedy.all()):
-        return logits.argmax(-1)
+        return likeliest(logits)
     if not bool(is_greedy.any()):
         return _draw(logits, wishes)
     drawn = torch.empty(len(logits), dtype=torch.int64)
-    drawn[is_greedy] = logits[is_greedy].argmax(-1)
+    drawn[is_greedy] = likeliest(logits[is_greedy])
     drawn[~is_greedy] = _draw(logits[~is_greedy], Wishes(*(column[~is_greedy] for column in wishes)))
     return drawn
 
