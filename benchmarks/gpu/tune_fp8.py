@@ -61,7 +61,7 @@ def _plain(matrix: Matrix, rows: list[Tensor], number: int) -> Tensor:
 
 
 def build(place: Place) -> list[Case]:
-    from penstock.ops.fp8 import round_gated, round_rows
+    from penstock.ops.fp8 import round_gated, round_normed, round_rows
     from penstock.ops.triton import fp8
 
     cases = []
@@ -95,6 +95,10 @@ def build(place: Place) -> list[Case]:
             cases.append(Case(f"{name} {num_rows}", "library bf16", partial(_plain, matrix, rows), 0, work))
     pairs = [matrix.normal(place.size(4000, 3), place.size(28672, 64)) for _ in range(NUM_SETS)]
     cases.append(Case("round gated 4000", "", lambda n: round_gated(pairs[n], "silu"), pairs[0].numel() * 2.5))
+    sums = [matrix.normal(place.size(4000, 3), place.size(4096, 64)) for _ in range(2 * NUM_SETS)]
+    ones = torch.ones(sums[0].shape[1], device=place.device)
+    normed = lambda n: round_normed(sums[n], sums[NUM_SETS + n], ones, 1e-5)  # noqa: E731
+    cases.append(Case("round normed 4000", "", normed, sums[0].numel() * 7.0))
     return cases
 
 

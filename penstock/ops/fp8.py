@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import gate
+from penstock.ops.norm import rms_norm
 from penstock.ops.op import operation
 
 MOST = 448.0
@@ -60,6 +61,23 @@ def _gated_round_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 def round_gated(gate_up: Tensor, activation: Activation) -> Fp8:
     """What the gate of a pair lets through, rounded."""
     return round_rows.definition(gate(gate_up, activation))
+
+
+def _normed_round_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(20)
+    for dtype in (torch.float32, torch.float16):
+        for shape in ((1, 64), (5, 576)):
+            x, stream = torch.randn((2, *shape), generator=generator, device=device).to(dtype) * 3
+            weight = torch.rand(shape[-1], generator=generator, device=device) + 0.5
+            yield x, stream, weight, 1e-5
+            yield x, None, weight, 1e-5
+
+
+@operation(_normed_round_examples)
+def round_normed(x: Tensor, stream: Tensor | None, weight: Tensor, eps: float) -> Fp8:
+    """The RMS norm of x, rounded. Where there is a residual stream x is added to it, and the sum is what is normed."""
+    normed = x if stream is None else stream.add_(x)
+    return round_rows.definition(rms_norm.definition(normed, weight, eps))
 
 
 def _linear_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:

@@ -6,9 +6,11 @@ mixtures, which decide rather than compute; and the experts, which have kernels 
 
 from torch import nn
 
-from penstock.layers.fp8 import Fp8Gated, Fp8Linear
+from penstock.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
+from penstock.layers.layer import StreamLayer
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import Gated
+from penstock.layers.mlp import Gated, Plain
+from penstock.layers.norm import RMSNorm
 
 KEPT = frozenset({"output", "router"})
 
@@ -22,3 +24,13 @@ def quantize_fp8(model: nn.Module) -> None:
             quantize_fp8(child)
         elif name not in KEPT:
             setattr(model, name, Fp8Linear(child))
+    if isinstance(model, StreamLayer):
+        _quantize_norms(model)
+
+
+def _quantize_norms(layer: StreamLayer) -> None:
+    """Those whose only reader is a matrix of 8-bit floats."""
+    if isinstance(layer.attention_norm, RMSNorm):
+        layer.register_module("attention_norm", Fp8Norm(layer.attention_norm))
+    if isinstance(layer.mlp_norm, RMSNorm) and isinstance(layer.mlp, Fp8Gated | Plain):
+        layer.register_module("mlp_norm", Fp8Norm(layer.mlp_norm))

@@ -2,9 +2,10 @@
 
 import torch
 
-from penstock.layers.fp8 import MAX_EXACT_ROWS, Fp8Gated, Fp8Linear
+from penstock.layers.fp8 import MAX_EXACT_ROWS, Fp8Gated, Fp8Linear, Fp8Norm
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Gated
+from penstock.layers.norm import RMSNorm
 from penstock.models.spec import GatedMLP, Layer, MoE
 from penstock.ops.fp8 import round_rows
 from penstock.runtime.quantize import quantize_fp8
@@ -34,6 +35,8 @@ def test_matrices_are_rounded_and_the_rest_is_not() -> None:
     for layer in model.layers:
         assert isinstance(layer.attention.qkv, Fp8Linear)
         assert isinstance(layer.mlp, Fp8Gated)
+        assert isinstance(layer.mlp_norm, Fp8Norm)
+    assert isinstance(model.norm, RMSNorm)
     assert not any(isinstance(module, Gated) for module in model.modules())
     assert sum(parameter.nbytes for parameter in model.layers.parameters()) < 0.4 * before
 
@@ -43,6 +46,7 @@ def test_routers_and_experts_stay() -> None:
     model = tiny_model(layers=(layer,))
     quantize_fp8(model)
     assert isinstance(model.layers[0].mlp.router, Linear)
+    assert isinstance(model.layers[0].mlp_norm, RMSNorm)
     assert isinstance(model.layers[0].attention.out, Fp8Linear)
 
 

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
-from penstock.ops.fp8 import LEAST, MOST, Fp8, gated_linear_fp8, linear_fp8, multiply_fp8, round_gated, round_rows
+from penstock.ops.fp8 import (
+    LEAST,
+    MOST,
+    Fp8,
+    gated_linear_fp8,
+    linear_fp8,
+    multiply_fp8,
+    round_gated,
+    round_normed,
+    round_rows,
+)
 from penstock.ops.triton.activation import KINDS, activated
 
 MAX_SIZE = 32768
@@ -36,6 +46,30 @@ def _round(
         numbers = tl.where(inside, numbers, 0.0)
     most = tl.maximum(tl.max(tl.abs(numbers), axis=0), LEAST)
     rounded = (numbers * tl.div_rn(MOST, most)).to(values.dtype.element_ty)  # NaN stays NaN
+    tl.store(values + row * SIZE + columns, rounded, mask=inside)
+    tl.store(scales + row, tl.div_rn(most, MOST))
+
+
+@triton.jit
+def _round_normed(
+    x, stream, weight, values, scales, eps,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """One row: added to the stream, normed and rounded while it is in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    kind = x.dtype.element_ty
+    wide = tl.load(x + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        wide += tl.load(stream + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+        kept = wide.to(kind)
+        tl.store(stream + row * SIZE + columns, kept, mask=inside)
+        wide = kept.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
+    normed = (wide * scale * tl.load(weight + columns, mask=inside, other=0.0)).to(kind).to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(normed), axis=0), LEAST)
+    rounded = (normed * tl.div_rn(MOST, most)).to(values.dtype.element_ty)
     tl.store(values + row * SIZE + columns, rounded, mask=inside)
     tl.store(scales + row, tl.div_rn(most, MOST))
 
@@ -183,6 +217,25 @@ def _round_gated_fits(gate_up: Tensor, activation: Activation) -> bool:
 @round_gated.kernel("cuda", fits=_round_gated_fits)
 def round_gated_rows(gate_up: Tensor, activation: Activation) -> Fp8:
     return _launch_round(gate_up, gate_up.shape[1] // 2, activation)
+
+
+def _round_normed_fits(x: Tensor, stream: Tensor | None, weight: Tensor, eps: float) -> bool:
+    is_plain = x.is_contiguous() and (stream is None or stream.is_contiguous())
+    return is_plain and x.ndim == 2 and x.numel() > 0 and x.shape[1] <= MAX_SIZE
+
+
+@round_normed.kernel("cuda", fits=_round_normed_fits)
+def round_normed_rows(x: Tensor, stream: Tensor | None, weight: Tensor, eps: float) -> Fp8:
+    num_rows, size = x.shape
+    values = torch.empty((num_rows, size), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(num_rows, device=x.device)
+    block = triton.next_power_of_2(size)
+    _round_normed[(num_rows,)](
+        x, x if stream is None else stream, weight, values, scales, eps,
+        SIZE=size, BLOCK=block, ADDS=stream is not None, MOST=MOST, LEAST=LEAST,
+        num_warps=min(max(block // 512, 1), 16),
+    )  # fmt: skip
+    return Fp8(values, scales)
 
 
 def _fits(x: Tensor, weight: Fp8, bias: Tensor | None) -> bool:
