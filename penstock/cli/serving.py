@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import sys
@@ -36,6 +37,8 @@ def serve(engine: EngineConfig, server: ServerConfig, command: list[str], text: 
     """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
     import uvloop
 
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # every client is an open file
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Serving(engine, server, command, text).run())
 

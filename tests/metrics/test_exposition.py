@@ -1,10 +1,12 @@
 """Laws of the exposition: Prometheus' own parser reads back what was counted."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.metrics.exposition import Buckets, Counter, Gauge, exposition
+
+parser = pytest.importorskip("prometheus_client.parser")
 
 LABEL_VALUES = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from('\n"\\'), max_size=20)
 
@@ -14,7 +16,7 @@ def test_counters_are_read_back(values: dict[str, float], model: str) -> None:
     counter = Counter("vllm:things", "Things, counted")
     for label, value in values.items():
         counter.add(value, (("kind", label),))
-    (family,) = text_string_to_metric_families(exposition([counter], {"model_name": model}))
+    (family,) = parser.text_string_to_metric_families(exposition([counter], {"model_name": model}))
     assert family.type == "counter"
     assert {sample.labels["kind"]: sample.value for sample in family.samples} == values
     assert {sample.labels["model_name"] for sample in family.samples} == {model}
@@ -25,7 +27,7 @@ def test_a_histogram_counts_every_value_once(values: list[float]) -> None:
     buckets = Buckets("wait_seconds", "Waits", (0.1, 1.0, 10.0))
     for value in values:
         buckets.add(value)
-    (family,) = text_string_to_metric_families(exposition([buckets], {}))
+    (family,) = parser.text_string_to_metric_families(exposition([buckets], {}))
     by_bound = {sample.labels["le"]: sample.value for sample in family.samples if sample.name.endswith("_bucket")}
     assert by_bound == {
         "0.1": sum(value <= 0.1 for value in values),

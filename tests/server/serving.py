@@ -70,13 +70,20 @@ class Server:
 
 
 @contextmanager
-def serving(*flags: str, model: str = MODEL, key: str = "", is_real: bool = False) -> Iterator[Server]:
-    """The server is ended, if it still runs, when the block is left. `is_real`: the command as people run it."""
+def serving(
+    *flags: str, model: str = MODEL, key: str = "", is_real: bool = False, options: Sequence[str] = ()
+) -> Iterator[Server]:
+    """The server is ended, if it still runs, when the block is left. `is_real`: the command as people run it.
+
+    `options` are Python's own.
+    """
     words = [model, "--port", "0", *([] if is_real else ["--num-blocks", "2048"]), *flags]
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "errors"
         with errors.open("w") as file:
-            process = start(["penstock", "serve"] if is_real else ["tests.server.run"], words, file, key)
+            process = start(
+                [*options, "-m", *(["penstock", "serve"] if is_real else ["tests.server.run"]), *words], file, key
+            )
         try:
             banner = _read_banner(process, errors)
             url = re.search(r"http://[^/]+", banner)
@@ -91,9 +98,9 @@ def serving(*flags: str, model: str = MODEL, key: str = "", is_real: bool = Fals
                 process.stdout.close()
 
 
-def start(program: Sequence[str], words: Sequence[str], errors: Any, key: str = "") -> "subprocess.Popen[str]":
+def start(words: Sequence[str], errors: Any, key: str = "") -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", *program, *words],
+        [sys.executable, *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.server.app import Route
 from tests.server.bad_input import GOOD_BODIES, NUMBERS, POSTS, check_told, raw
-from tests.server.serving import Server, chat_text, user
+from tests.server.serving import Server, chat_text, serving, user
 
 # What is sent
 
@@ -152,6 +152,16 @@ def test_bodies_have_a_limit_that_is_kept_while_reading(server: Server) -> None:
         assert http.post("/tokenize", content=endless()).status_code == 413
         zipped = http.post("/tokenize", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
         assert zipped.status_code == 415
+
+
+@pytest.mark.slow
+def test_nothing_depends_on_assertions() -> None:
+    """The same under `python -O`, which leaves them out."""
+    with serving(options=["-O"]) as optimized, optimized.http() as http:
+        for route in POSTS:
+            test_no_number_breaks_anything(http, route)
+            test_no_body_breaks_anything(http, route)
+        test_fan_out_is_refused_before_anything_is_made(http)
 
 
 # HTTP itself
