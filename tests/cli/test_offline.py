@@ -1,0 +1,289 @@
+"""Laws of the commands around a model in this process, over a tiny one: what they read, what they print, how they end."""
+
+import io
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.cli import chat, loading
+from penstock.cli.main import main
+from penstock.cli.sampling import SamplingConfig
+from tests.offline import write_chat_model
+
+GREEDY = ["--temperature", "0", "--max-tokens", "8"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_chat_model(tmp_path_factory.mktemp("model") / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def llm(path: str) -> LLM:
+    return LLM(path, max_sequences=8)
+
+
+@pytest.fixture
+def opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """Commands take this model instead of loading their own."""
+    monkeypatch.setattr(LLM, "close", lambda self: None)
+    monkeypatch.setattr("penstock.cli.generate.open_llm", lambda config: llm)
+    monkeypatch.setattr("penstock.cli.chat.open_llm", lambda config: llm)
+    monkeypatch.setattr("penstock.cli.evaluate.open_llm", lambda config: llm)
+    return llm
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def answer(llm: LLM, *messages: dict[str, str]) -> str:
+    return llm.chat(list(messages), SamplingParams(temperature=0.0, max_tokens=8)).text
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+# ---- generate
+
+
+def test_prompts_from_words_file_lines_and_input_give_the_same(
+    opened: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["the first", "a second, longer prompt", "third"]
+    flags = ["generate", *GREEDY, "--json"]
+    lines, objects = tmp_path / "lines.txt", tmp_path / "objects.jsonl"
+    lines.write_text("\n".join(asked) + "\n\n")
+    objects.write_text("".join(json.dumps({"prompt": prompt, "id": 3}) + "\n" for prompt in asked))
+    told = []
+    for words in ([*flags, "--", *asked], [*flags, "--file", str(lines)], [*flags, "--file", str(objects)], flags):
+        type_in(monkeypatch, lines.read_text())
+        assert main(words) == 0
+        told.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    for answers in told:
+        assert [each["prompt"] for each in answers] == asked
+        assert [each["text"] for each in answers] == [each["text"] for each in told[0]]
+        for each in answers:
+            assert each["completion_tokens"] <= 8
+            assert each["finish_reason"] in ("length", "stop")
+            assert each["timings"]["total_s"] >= each["timings"]["first_token_s"] >= 0
+            assert each["cached_tokens"] >= 0
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    assert [each["text"] for each in told[0]] == [each.text for each in opened.generate(asked, params)]
+
+
+def test_one_prompt_prints_its_text_alone(opened: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", *GREEDY, "the"]) == 0
+    text = opened.generate("the", SamplingParams(temperature=0.0, max_tokens=8))[0].text
+    assert capsys.readouterr().out == text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("", "there is no prompt"),
+        ('{"prompt": "a"}\n{"text": "b"}', "line 2 of"),
+        ('{"prompt": "a"}\n\nplain', "line 3 of"),
+        ('{"prompt": 7}', "line 1 of"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(
+    content: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts"
+    file.write_text(content)
+    assert main(["generate", "--file", str(file)]) == 2
+    assert fault in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--temperature", "101"], "temperature is 101"),
+        (["--top-p", "0"], "top_p is 0"),
+        (["--file", "nowhere.txt"], "cannot read nowhere.txt"),
+        (["--file", "nowhere.txt", "words"], "give one or the other"),
+        (["--model", "no/such/model", "words"], "there is no model"),
+    ],
+)
+def test_a_wrong_wish_ends_before_a_model_is_loaded(
+    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", *words]) == 2
+    assert fault in capsys.readouterr().err
+
+
+def test_without_a_seed_texts_differ_and_with_one_they_do_not(opened: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    def texts(*flags: str) -> list[str]:
+        assert main(["generate", "--json", "--max-tokens", "8", *flags, "the", "the", "the"]) == 0
+        return [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+
+    assert len({*texts(), *texts()}) > 1
+    assert texts("--seed", "5") == texts("--seed", "5")
+    assert len(set(texts("--seed", "5"))) == 1
+
+
+# ---- chat
+
+
+def test_a_chat_remembers_and_forgets(
+    opened: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(
+        monkeypatch, "the ab\n\ntwo\\\nlines\n/clear\nthe ab\n/system be brief\nthe ab\n/nothing\n/help\n/exit\nno\n"
+    )
+    assert main(["chat", *GREEDY]) == 0
+    captured = capsys.readouterr()
+    first = answer(opened, user("the ab"))
+    second = answer(opened, user("the ab"), assistant(first), user("two\nlines"))
+    briefly = answer(opened, {"role": "system", "content": "be brief"}, user("the ab"))
+    assert captured.out == "".join(f"{text}\n" for text in (first, second, first, briefly))
+    assert captured.err.count("tokens/s") == 4
+    assert captured.err.count("cached)") == 4
+    assert "there is no /nothing" in captured.err
+    assert captured.err.count("/clear   ") == 2
+
+
+def test_the_system_flag_is_the_system_message(
+    opened: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, "the ab")
+    assert main(["chat", *GREEDY, "--system", "be brief"]) == 0
+    assert capsys.readouterr().out == answer(opened, {"role": "system", "content": "be brief"}, user("the ab")) + "\n"
+
+
+class Interrupting:
+    """Presses Ctrl-C while an answer is being shown, at these of its pieces."""
+
+    def __init__(self, *pieces: int) -> None:
+        self.pieces = pieces
+        self.num_shown = 0
+
+    def __call__(self, text: str) -> None:
+        self.num_shown += 1
+        if self.num_shown in self.pieces:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_chat(
+    opened: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Interrupting(3)
+    monkeypatch.setattr(chat, "write_text", shown)
+    before = signal.getsignal(signal.SIGINT)
+    talk = chat.Chat(opened, SamplingConfig(temperature=0.0, max_tokens=8))
+    talk.talk(iter(["the ab", "again"]))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [message["role"] for message in talk._messages] == ["user", "assistant", "user", "assistant"]
+    whole = answer(opened, user("the ab"))
+    assert whole.startswith(talk._messages[1]["content"])
+    assert len(talk._messages[1]["content"]) < len(whole)
+    assert capsys.readouterr().err.count("stopped") == 1
+    assert not opened.engine.scheduler.has_work or not opened.generate([1], SamplingParams(max_tokens=1))[0].text
+    opened.engine.scheduler.check()
+
+
+def test_a_second_interrupt_leaves(opened: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(text: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(chat, "write_text", twice)
+    asked: list[str] = []
+    talk = chat.Chat(opened, SamplingConfig(max_tokens=8))
+    talk.talk(asked.append(line) or line for line in ["the ab", "again"])
+    assert asked == ["the ab"]
+
+
+def test_a_conversation_that_is_too_long_is_told_and_goes_on(
+    opened: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, f"{'x' * 600}\nthe ab\n")
+    assert main(["chat", *GREEDY]) == 0
+    captured = capsys.readouterr()
+    assert "maximum context length is 512" in captured.err
+    assert captured.out == answer(opened, user("the ab")) + "\n"
+
+
+# ---- eval, show, list
+
+
+def test_perplexity_is_told_in_words_and_numbers(
+    opened: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "text"
+    file.write_text("the ab, and the cd. " * 20)
+    assert main(["eval", "perplexity", str(file), "--json", "--context", "64", "--stride", "16"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["perplexity"] > 1.0
+    assert told["tokens"] == told["scored_tokens"] + 1
+    assert main(["eval", "perplexity", str(file), "--tokens", "50"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert main(["eval", "perplexity", str(file), "--context", "600"]) == 2
+    assert "choose 2 to 511" in capsys.readouterr().err
+    assert main(["eval", "perplexity", str(tmp_path / "absent")]) == 2
+    assert main(["eval", "perplexty", str(file)]) == 2
+    assert "perplexity" in capsys.readouterr().err
+
+
+def described(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, Any]:
+    assert main(["show", name, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_model_file_is_described_whole(path: str, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    found = described(capsys, path)
+    assert found["parameters"]["total"] == llm.spec.num_parameters == sum(llm.spec.parameters_by_part.values())
+    assert found["disk"]["total"] == found["memory"]["float32"]["total"] == 4 * llm.spec.num_parameters
+    for part, count in llm.spec.parameters_by_part.items():
+        assert found["disk"][part] == 4 * count
+    assert found["kv_bytes_per_token"] == {"float32": 512, "bfloat16": 256}
+    assert (found["tokenizer_size"], found["chat_template"]) == (llm.files.tokenizer.vocab_size, True)
+    assert main(["show", path]) == 0
+    words = capsys.readouterr().out
+    assert "4 heads of 16, 2 of keys and values" in words
+    assert "chat template     yes" in words
+
+
+def test_a_known_model_needs_no_download(capsys: pytest.CaptureFixture[str]) -> None:
+    found = described(capsys, "Mixtral-8x7B")
+    assert found["parameters"]["total"] == 46_702_792_704
+    assert found["parameters"]["active"] < 14e9
+    assert found["layers"][0]["mlp"].startswith("2 of 8 experts")
+    assert "path" not in found
+    assert len(described(capsys, "gemma-3-270m")["layers"]) == 2
+
+
+def test_fetched_models_are_listed(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["list"]) == 0
+    assert "no model has been fetched" in capsys.readouterr().out
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["pull", path]) == 0
+    assert path in capsys.readouterr().out
+
+
+# ---- loading
+
+
+def test_a_command_loads_what_its_config_names(path: str) -> None:
+    from penstock.config import CacheConfig, EngineConfig, ModelConfig
+
+    config = EngineConfig(ModelConfig(path, max_context=64), CacheConfig(num_blocks=8))
+    with loading.open_llm(config) as llm:
+        assert (llm.sizing.max_context, llm.sizing.num_blocks) == (64, 8)
+        assert llm.config == config
