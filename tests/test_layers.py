@@ -110,7 +110,9 @@ def test_a_layer_imports_only_what_the_table_allows(path: Path) -> None:
     for name in imports(path):
         if name.startswith("penstock."):
             target = name.removeprefix("penstock.")
-            assert target.split(".")[0] == layer or is_within(target, MAY_IMPORT[layer]), f"{layer} may not import {name}"
+            assert target.split(".")[0] == layer or is_within(target, MAY_IMPORT[layer]), (
+                f"{layer} may not import {name}"
+            )
         top = name.split(".")[0]
         if top in THIRD_PARTY:
             assert layer in THIRD_PARTY[top], f"{layer} may not import {top}"
