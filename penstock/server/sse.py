@@ -13,12 +13,22 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 END = b"\n\n"
 
-quoted = msgspec.json.encode
-"""Any value as JSON."""
+_SEPARATORS = tuple((mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in "\u0085\u2028\u2029")
+"""Characters at which many clients split lines, though JSON does not mind them and events end at others."""
+
+
+def quoted(value: object) -> bytes:
+    """Any value as JSON that is one line to everybody."""
+    data = msgspec.json.encode(value)
+    if not data.isascii():
+        for mark, escaped in _SEPARATORS:
+            if mark in data:
+                data = data.replace(mark, escaped)
+    return data
 
 
 def event(value: object) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + END
+    return b"data: " + quoted(value) + END
 
 
 def comment(text: str) -> bytes:
@@ -26,4 +36,4 @@ def comment(text: str) -> bytes:
 
 
 def error_event(error: ApiError) -> bytes:
-    return b"data: " + error.json + END
+    return event(error.body)
