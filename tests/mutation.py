@@ -111,16 +111,15 @@ def mutants_of(target: str) -> Iterator[Mutant]:
 
 
 def _children(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-    """Every node below, with its place: messages, annotations and names of fields left out."""
+    """Every node below, with its place: messages, annotations, and values that are named but not computed left out."""
     if isinstance(node, ast.JoinedStr | ast.Raise | ast.AnnAssign) or getattr(node, "name", "") == "__repr__":
-        return
-    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
         return
     for name, value in ast.iter_fields(node):
         if name in SKIPPED_FIELDS and not (name == "keywords" and isinstance(node, ast.Call)):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else ((None, value),):
-            if isinstance(child, ast.AST):
+            is_setting = isinstance(node, ast.Module | ast.ClassDef) and isinstance(child, ast.Assign)
+            if isinstance(child, ast.AST) and not is_setting:
                 yield node, name, index, child
                 yield from _children(child)
 
@@ -171,7 +170,9 @@ def _change_constant(node: ast.Constant) -> Iterator[ast.AST]:
 
 def _change_call(node: ast.Call) -> Iterator[ast.AST]:
     first, second, *rest = (*node.args, None, None)
-    if first and second and not isinstance(first, ast.Starred) and ast.dump(first) != ast.dump(second):
+    if ast.unparse(node.func) in ("min", "max") or not first or not second or isinstance(first, ast.Starred):
+        return
+    if ast.dump(first) != ast.dump(second):
         yield ast.Call(node.func, [second, first, *rest[:-2]], node.keywords)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.core import blocks
 from penstock.core.blocks import BlockPool, Match
+from penstock.core.prefix import Namespace, block_hash
 from tests.core.sequences import compute, make_sequence
 
 
@@ -176,6 +177,32 @@ def test_a_private_copy_goes_on_after_the_published_one():
     pool.check([one, two])
 
 
+def test_what_is_built_on_a_match_is_found_with_it():
+    pool = make_pool()
+    first = compute(pool, make_sequence(range(5)))
+    second = compute(pool, make_sequence(range(10)))
+    assert pool.match(make_sequence(range(11))).blocks == (first.blocks[0], second.blocks[1])
+    pool.release(first)
+    pool.release(second)
+    third = compute(pool, make_sequence(range(13)))
+    assert len(pool.match(make_sequence(range(13))).blocks) == 3
+    pool.check([third])
+
+
+def test_blocks_go_by_the_names_that_others_compute_for_them():
+    """The router finds a replica by them: each is of its own tokens and the name before it."""
+    pool = make_pool()
+    sequence = compute(pool, make_sequence(range(13), salt="s"))
+    name, names = Namespace("s", "").hash, []
+    for start in (0, 4, 8):
+        name = block_hash(name, tuple(range(start, start + 4)))
+        names.append(name)
+    assert sequence.hashes == names
+    assert [pool._index[name] for name in names] == sequence.blocks[:3]
+    for number, block in enumerate(sequence.blocks[:3]):
+        assert pool._contents[block].token_ids == tuple(range(4 * number, 4 * number + 4))
+
+
 def test_what_follows_an_evicted_block_is_found_again_once_it_is_back():
     pool = make_pool(num_blocks=3)
     first = compute(pool, make_sequence(range(8)))
@@ -311,6 +338,7 @@ def test_a_fork_shares_whole_blocks_and_owns_the_one_it_writes(num_tokens, cachi
     assert len(child.blocks) == pool.blocks_for(num_tokens + 1)
     assert fork.copies == (((parent.blocks[num_shared], child.blocks[-1]),) if num_tokens % 4 else ())
     assert child.num_published == (num_shared if caching else 0)
+    assert child.hashes == parent.hashes[: child.num_published]
     pool.check([parent, child])
     child.num_computed = num_tokens + 1
     pool.publish(child)
@@ -341,7 +369,7 @@ def test_a_fork_needs_one_block(num_held, spare, fits):
     parent = compute(pool, make_sequence(range(4 * num_held)))
     child = make_sequence(range(6))
     before = state(pool)
-    fork = pool.fork(parent, child, 5, spare)
+    fork = pool.fork(parent, child, 5, spare) if spare else pool.fork(parent, child, 5)
     assert (fork is not None) == fits
     if not fits:
         assert state(pool) == before

@@ -1,12 +1,14 @@
 """Orders: the first by rank is the next, nobody is lost or doubled, and tenants get their shares."""
 
 from collections import Counter
+from heapq import heapify
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core import order as order_module
 from penstock.core.order import ORDERS, FairQueue, Queue, by_arrival, by_deadline, by_priority
 from tests.core.sequences import make_sequence
 
@@ -113,6 +115,38 @@ def test_a_queue_does_not_remember_those_who_gave_up():
         queue.remove(one)
     assert [queue.pop() for _ in range(len(queue))] == [head, *stayed[3::4]]
     assert queue.peek() is None
+
+
+def test_gaps_are_closed_seldom_and_keep_the_order(monkeypatch):
+    """Closing costs as much as there is, so it is done when gaps are most of it."""
+    closed = []
+    monkeypatch.setattr(order_module, "heapify", lambda heap: closed.append(len(heap)) or heapify(heap))
+    choose = Random(5)
+    queue = ORDERS["priority"]()
+    sequences = [make_sequence(priority=choose.randrange(1000)) for _ in range(400)]
+    for one in sequences:
+        queue.push(one)
+    choose.shuffle(sequences)
+    for number in range(300):
+        queue.remove(sequences[number])
+        assert len(queue._heap) <= 2 * len(queue) + Queue.MAX_GAPS
+    assert closed == [167]
+    stayed = sorted(sequences[300:], key=by_priority)
+    assert [queue.pop() for _ in stayed] == stayed
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_whoever_was_admitted_may_wait_again(name):
+    order = ORDERS[name]()
+    first, second = make_sequence(), make_sequence()
+    for one in (first, second):
+        order.push(one)
+    for _ in range(3):
+        assert order.pop() is first
+        order.push(first)
+        assert len(order) == 2
+    assert [order.pop(), order.pop()] == [first, second]
+    assert order.peek() is None
 
 
 # Fairness

@@ -59,6 +59,27 @@ def test_the_later_of_two_pins_holds(ends):
     pool.check([])
 
 
+def test_a_pin_renewed_for_the_same_time_is_one_pin():
+    pool, match = cached_pool()
+    for _ in range(100):
+        pool.pin(match, 10.0)
+    assert len(pool._pin_ends) == 2
+    pool.unpin_expired(10.0)
+    assert pool.num_pinned == 0
+
+
+def test_a_pin_covers_all_of_a_match_though_its_tail_is_pinned_for_longer():
+    pool, match = cached_pool()
+    pool.pin(match, 20.0)
+    pool.unpin(pool.match(make_sequence(range(5))))
+    assert pool.num_pinned == 1
+    pool.pin(match, 10.0)
+    assert pool.num_pinned == 2
+    pool.unpin_expired(10.0)
+    assert pool.num_pinned == 1
+    pool.check([])
+
+
 def test_pins_expire_one_by_one():
     pool = make_pool()
     matches = []
