@@ -21,6 +21,8 @@ from penstock.ops.packed import GROUP, TILE, Packed
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 MAX_HEAD_DIM = 256
+KEPT_SCORES = 1 << 22
+"""Scores that a decoder keeps room for, 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class NativeDecoder:
         self._layers = (native.Layer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
         self._model = self._describe()
         self._caches: Sequence[AnyCache] | None = None
+        # Kept between steps: fresh memory of this size would cost as much as computing what goes there.
+        self._scores = torch.empty((KEPT_SCORES // spec.vocab_size, spec.vocab_size))
 
     def parameters(self) -> Iterator[Tensor]:
         """Everything that is held for the model."""
@@ -108,9 +112,12 @@ class NativeDecoder:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 scores over the vocabulary for some hidden states."""
+        """float32 scores over the vocabulary for some hidden states; the next call may write over them."""
+        scores = self._scores[: len(hidden)] if len(hidden) <= len(self._scores) else None
         softcap = self.spec.logit_softcap or 0.0
-        return self._library.multiply(hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap)
+        return self._library.multiply(
+            hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap, out=scores
+        )
 
     def _bind(self, caches: Sequence[AnyCache]) -> None:
         for layer, cache in zip(self._layers, caches, strict=True):

@@ -106,11 +106,18 @@ class Library:
         self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
 
     def multiply(
-        self, x: Tensor, matrix: Matrix, *, number: int = 0, is_invariant: bool = False, softcap: float = 0.0
+        self,
+        x: Tensor,
+        matrix: Matrix,
+        *,
+        number: int = 0,
+        is_invariant: bool = False,
+        softcap: float = 0.0,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """x [rows, columns] in float32 times a packed matrix; `number` asks for rows of 8 or of 16 bits."""
+        """x [rows, columns] in float32 times a packed matrix; `number` asks for rows of bytes (8) or of bf16 (16)."""
         x = x.contiguous()
-        out = torch.empty((len(x), matrix.num_rows))
+        out = torch.empty((len(x), matrix.num_rows)) if out is None else out
         product = Product(x.data_ptr(), out.data_ptr(), len(x), number, is_invariant, softcap)
         if len(x):
             self._check(self._handle.penstock_product(self._context, ctypes.byref(matrix), ctypes.byref(product)))

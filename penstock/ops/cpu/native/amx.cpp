@@ -4,13 +4,13 @@
 // the rows beside it. From `bf16_from` rows on the caller may hand over bf16 rows, which are faster still and rounded
 // differently.
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8,amx-bf16,prefer-vector-width=512")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16,prefer-vector-width=512")
 #include "softmax.inl"
 #include "vnni.inl"
 
 namespace {
 
-constexpr int kTilesFrom = 5;  // rows
+constexpr int kTilesFrom = 9;  // rows
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
@@ -53,7 +53,7 @@ template <int kBits, bool kHasMinimum>
 constexpr int kBlockBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
 
 template <int kBits, bool kHasMinimum>
-Unpacked unpack(const uint8_t* block, int num_groups, uint8_t* scratch) {
+PENSTOCK_INLINE Unpacked unpack(const uint8_t* block, int num_groups, uint8_t* scratch) {
   constexpr int kBytes = kBlockBytes<kBits, kHasMinimum>;
   float* scales = (float*)scratch;
   uint8_t* lines = scratch + (size_t)num_groups * 128;
@@ -75,18 +75,19 @@ Unpacked unpack(const uint8_t* block, int num_groups, uint8_t* scratch) {
   return Unpacked{kBits == 4 ? lines : block, scales};
 }
 
+// Adds the products of groups `first` .. `end` to the sums in `out`, which the first groups start.
 template <int kBits, bool kHasMinimum, int kRows>
-void multiply_integer(const Rows& x, const Unpacked& w, int row_tile, float* out) {
+PENSTOCK_INLINE void multiply_integer(const Rows& x, const Unpacked& w, int row_tile, int first, int end, float* out) {
   constexpr int kStride = kBits == 4 ? 1024 : kBlockBytes<kBits, kHasMinimum>;
   alignas(64) int32_t dots[4][256];
-  const int num_groups = x.num_groups;
-  const size_t at = (size_t)row_tile * num_groups;
+  const int num_groups = end - first;
+  const size_t at = (size_t)row_tile * x.num_groups + first;
   const int8_t* q = (const int8_t*)x.values + at * kTile * 2 * kGroup;
   const float* row_scales = x.scales + at * kTile;
   const float* row_sums = x.sums + at * kTile;
   __m512 sums[kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
+  for (int r = 0; r < kRows; ++r) sums[r] = first ? _mm512_load_ps(out + r * kBlockStride) : _mm512_setzero_ps();
   // A product is under way while the one before it is scaled and added.
 #define PENSTOCK_START(sum, next_sum, row, weight, group)                          \
   _tile_loadd(row, q + (size_t)(group) * 1024, 64);                                \
@@ -126,22 +127,40 @@ void multiply_integer(const Rows& x, const Unpacked& w, int row_tile, float* out
   for (int r = 0; r < kRows; ++r) _mm512_store_ps(out + r * kBlockStride, sums[r]);
 }
 
-template <int kBits, bool kHasMinimum>
-void multiply_tiles(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
-  alignas(64) float values[kTile * kBlockStride];
-  Unpacked weights[kMaxTiles];
-  const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m), room = (size_t)x.num_groups * (128 + 1024);
+constexpr int kGroupsAtOnce = 16;   // of one output tile: their lines stay in the nearest cache
+constexpr int kRowTilesAtOnce = 4;  // that use those lines before they are unpacked again
+
+// Row tiles `begin` .. `end`, all of kRows rows.
+template <int kBits, bool kHasMinimum, int kRows>
+void multiply_tiles(const Rows& x, const Matrix& m, int begin, int end, int first_tile, int num_tiles, uint8_t* scratch,
+                    float* values) {
+  const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m);
+  shape_integer<kBits>(kRows);
   for (int tile = 0; tile < num_tiles; ++tile)
-    weights[tile] = unpack<kBits, kHasMinimum>(m.data + (first_tile + tile) * tile_bytes, x.num_groups,
-                                               scratch + tile * room);
-  shape_integer<kBits>(kTile);
-  for (int row_tile = 0; row_tile < x.num_tiles(); ++row_tile) {
-    const int left = x.count - row_tile * kTile;
-    if (left <= kTile / 2) shape_integer<kBits>(kTile / 2);
-    const auto run = left <= kTile / 2 ? multiply_integer<kBits, kHasMinimum, kTile / 2>
-                                       : multiply_integer<kBits, kHasMinimum, kTile>;
-    for (int tile = 0; tile < num_tiles; ++tile) run(x, weights[tile], row_tile, values + tile * kTile);
-    sink.take(sink.context, Block{row_tile, left < kTile ? left : kTile, first_tile, num_tiles, values});
+    for (int first = 0; first < x.num_groups; first += kGroupsAtOnce) {
+      const int last = first + kGroupsAtOnce < x.num_groups ? first + kGroupsAtOnce : x.num_groups;
+      const uint8_t* block = m.data + (first_tile + tile) * tile_bytes + (size_t)first * block_bytes(m);
+      const Unpacked weights = unpack<kBits, kHasMinimum>(block, last - first, scratch);
+      for (int row_tile = begin; row_tile < end; ++row_tile)
+        multiply_integer<kBits, kHasMinimum, kRows>(
+            x, weights, row_tile, first, last, values + (row_tile - begin) * kTile * kBlockStride + tile * kTile);
+    }
+}
+
+template <int kBits, bool kHasMinimum>
+void multiply_all(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
+  alignas(64) float values[kRowTilesAtOnce * kTile * kBlockStride];
+  for (int begin = 0; begin < x.num_tiles(); begin += kRowTilesAtOnce) {
+    const int left = x.num_tiles() - begin, count = left < kRowTilesAtOnce ? left : kRowTilesAtOnce;
+    if (count == 1 && x.count - begin * kTile <= kTile / 2)
+      multiply_tiles<kBits, kHasMinimum, kTile / 2>(x, m, begin, begin + 1, first_tile, num_tiles, scratch, values);
+    else
+      multiply_tiles<kBits, kHasMinimum, kTile>(x, m, begin, begin + count, first_tile, num_tiles, scratch, values);
+    for (int i = 0; i < count; ++i) {
+      const int rows = x.count - (begin + i) * kTile;
+      sink.take(sink.context, Block{begin + i, rows < kTile ? rows : kTile, first_tile, num_tiles,
+                                    values + i * kTile * kBlockStride});
+    }
   }
 }
 
@@ -153,19 +172,15 @@ void shape_bf16() {
   shapes.apply();
 }
 
-PENSTOCK_INLINE __m512i join_bf16(__m512 even, __m512 odd) {
-  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32((int)0xffff0000);
-  const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
-  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
-  return _mm512_ternarylogic_epi32(low, high, upper, 0xF8);
-}
-
 // A block as bf16 [16 input pairs][16 outputs][2].
 template <int kBits, bool kHasMinimum>
 PENSTOCK_INLINE void widen(const uint8_t* block, uint16_t* to) {
   const uint16_t* halves = (const uint16_t*)(block + (kBits == 4 ? 256 : 512));
   const __m512 scale = load_halves(halves), least = kHasMinimum ? load_halves(halves + kTile) : _mm512_setzero_ps();
   const __m512i byte = _mm512_set1_epi32(255), low = _mm512_set1_epi8(15);
+  // Numbers 0-15 and 16-31 become neighbours.
+  const __m512i pairs = _mm512_add_epi16(_mm512_set1_epi32(16 << 16), _mm512_mullo_epi32(
+      _mm512_set1_epi32(0x10001), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)));
 #pragma GCC unroll 8
   for (int line = 0; line < 8; ++line) {
     __m512i four = _mm512_loadu_si512(block + (kBits == 4 ? line % 4 : line) * 64);
@@ -187,8 +202,8 @@ PENSTOCK_INLINE void widen(const uint8_t* block, uint16_t* to) {
       const __m512 value = _mm512_cvtepi32_ps(q[i]);
       w[i] = kHasMinimum ? _mm512_fmadd_ps(value, scale, least) : _mm512_mul_ps(value, scale);
     }
-    _mm512_store_si512(to + line * 64, join_bf16(w[0], w[1]));
-    _mm512_store_si512(to + line * 64 + 32, join_bf16(w[2], w[3]));
+    _mm512_store_si512(to + line * 64, _mm512_permutexvar_epi16(pairs, (__m512i)_mm512_cvtne2ps_pbh(w[1], w[0])));
+    _mm512_store_si512(to + line * 64 + 32, _mm512_permutexvar_epi16(pairs, (__m512i)_mm512_cvtne2ps_pbh(w[3], w[2])));
   }
 }
 
@@ -248,8 +263,8 @@ void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uin
   } else if (x.count < kTilesFrom) {
     multiply_vnni(x, m, first_tile, num_tiles, scratch, sink);
   } else {
-    const auto run = m.bits == 4 ? multiply_tiles<4, true>
-                     : m.has_minimum ? multiply_tiles<8, true> : multiply_tiles<8, false>;
+    const auto run = m.bits == 4 ? multiply_all<4, true>
+                     : m.has_minimum ? multiply_all<8, true> : multiply_all<8, false>;
     run(x, m, first_tile, num_tiles, scratch, sink);
   }
 }
@@ -273,15 +288,18 @@ struct Scratch {
   uint16_t* clean;    // one unit of values
 };
 
-// Tiles wait for memory, which finds scattered units too late by itself: keys are fetched two units ahead, and the values
-// that will be read next are brought near.
+// Tiles wait for memory, which finds scattered units too late by itself: where few rows read them, keys are fetched two units
+// ahead, and the values that will be read next are brought near.
 void score_keys(const Attend& t, const Scratch& s, int first, int num_keys) {
   const int dim = t.head_dim, unit_bytes = kTile * dim * 2;
   for (int i = 0; i < num_keys; i += kTile) {
     const size_t offset = unit_offset(t, first + i);
     const uint16_t* unit = t.keys + offset;
-    if (i + 2 * kTile < num_keys) prefetch((const uint8_t*)(t.keys + unit_offset(t, first + i + 2 * kTile)), unit_bytes);
-    prefetch((const uint8_t*)(t.values + offset), unit_bytes);
+    if (t.num_rows < kTile) {
+      if (i + 2 * kTile < num_keys)
+        prefetch((const uint8_t*)(t.keys + unit_offset(t, first + i + 2 * kTile)), unit_bytes);
+      prefetch((const uint8_t*)(t.values + offset), unit_bytes);
+    }
     _tile_zero(0);
     for (int d = 0; d < dim; d += 32) {
       _tile_loadd(4, s.queries + d, dim * 2);
@@ -335,7 +353,7 @@ void attend(const Attend& t, uint8_t* scratch) {
   float most[kTile], total[kTile];
   for (int row = 0; row < t.num_rows; ++row) {
     const float* q = head_of((float*)t.q, t, t.stride, row);
-    for (int d = 0; d < dim; d += 16) store_bf16(s.queries + row * dim + d, round_bf16(load(q + d)));
+    for (int d = 0; d < dim; d += 16) store_bf16(s.queries + row * dim + d, load(q + d));
     most[row] = -__builtin_inff();
     total[row] = 0.0f;
   }
@@ -367,7 +385,7 @@ void finish() { _tile_release(); }
 }  // namespace
 
 namespace penstock {
-const Kernels kAmx = {"amx", 64,      embed,    norm,  add,    encode, encode_group,
+const Kernels kAmx = {"amx", 24,      embed,    norm,  add,    encode, encode_group,
                       gate,  softcap, multiply, place, attend, finish};
 }
 #endif

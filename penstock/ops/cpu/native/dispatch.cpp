@@ -27,7 +27,7 @@ bool has_avx512() {
 bool has_amx() {
 #if defined(__linux__)
   unsigned a, b, c, d;
-  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!has_avx512() || !__builtin_cpu_supports("avx512bf16") || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   const bool has_tiles = d & (1u << 24), has_int8 = d & (1u << 25), has_bf16 = d & (1u << 22);
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return has_tiles && has_int8 && has_bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

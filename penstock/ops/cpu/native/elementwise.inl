@@ -59,8 +59,8 @@ void encode_group(const float* x, Rows& rows, int row, int group) {
   const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
   if (rows.number == Number::kBf16) {
     uint16_t* to = (uint16_t*)rows.values + at * kGroup;
-    store_bf16(to, round_bf16(load(x)));
-    store_bf16(to + 16, round_bf16(load(x + 16)));
+    store_bf16(to, load(x));
+    store_bf16(to + 16, load(x + 16));
     return;
   }
   const Floats first = load(x), second = load(x + 16);
@@ -133,11 +133,11 @@ void place(const Place& p) {
     const size_t base = (((size_t)block * p.num_kv_heads + head) * units + unit) * kTile * dim;
     uint16_t* keys = p.keys + base + key * 2;
     uint16_t* values = p.values + base + (size_t)(key / 2) * dim * 2 + key % 2;
-    for (int d = 0; d < dim; d += 2) {
-      keys[d / 2 * 32] = to_bf16(k[d]);
-      keys[d / 2 * 32 + 1] = to_bf16(k[d + 1]);
-    }
-    for (int d = 0; d < dim; ++d) values[d * 2] = to_bf16(v[d]);
+    uint16_t rounded[kMaxHeadDim];
+    for (int d = 0; d < dim; d += 16) store_bf16(rounded + d, load(k + d));
+    for (int d = 0; d < dim; d += 2) std::memcpy(keys + d / 2 * 32, rounded + d, 2 * sizeof(uint16_t));
+    for (int d = 0; d < dim; d += 16) store_bf16(rounded + d, load(v + d));
+    for (int d = 0; d < dim; ++d) values[d * 2] = rounded[d];
   }
 }
 

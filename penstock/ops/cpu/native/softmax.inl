@@ -19,36 +19,46 @@ PENSTOCK_INLINE Seen seen_by(const Attend& t, int row) {
   return Seen{begin, position + 1};
 }
 
-// Turns one row of scores, of keys first .. first + kKeysAtOnce, into weights against the running maximum, which it raises,
-// and returns the factor that brings earlier sums to the new maximum. Keys not seen weigh nothing. `num_keys` is a multiple
-// of 16; weights come as bf16, and what was rounded is what is summed.
+constexpr Ints kLanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Scores as the softmax takes them, where that is more than a positive factor.
+PENSTOCK_INLINE bool bends_scores(const Attend& t) { return t.softcap > 0.0f || !(t.scale > 0.0f); }
+
+PENSTOCK_INLINE void bend_scores(const Attend& t, float* scores, int num_keys) {
+  for (int i = 0; i < num_keys; i += 16) {
+    Floats s = load(scores + i) * t.scale;
+    if (t.softcap > 0.0f) s = t.softcap * tangent_hyperbolic(s / t.softcap);
+    store(scores + i, s);
+  }
+}
+
+// Turns one row of scores, of keys first .. first + num_keys, into weights against the running maximum, which it raises, and
+// returns the factor that brings earlier sums to the new maximum. Keys not seen weigh nothing. `num_keys` is a multiple of
+// 16; weights come as bf16.
 PENSTOCK_INLINE float weigh(const Attend& t, float* scores, uint16_t* weights, int first, int num_keys, Seen seen,
                             float& most, float& total) {
   const int low = seen.begin - first, high = seen.end - first;
   if (low >= num_keys || high <= 0) {
-    for (int i = 0; i < num_keys; ++i) weights[i] = 0;
+    std::memset(weights, 0, sizeof(uint16_t) * num_keys);
     return 1.0f;
   }
-  const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  if (bends_scores(t)) bend_scores(t, scores, num_keys);
+  const float steepness = bends_scores(t) ? kLog2E : t.scale * kLog2E;
   Floats peak = fill(most);
   for (int i = 0; i < num_keys; i += 16) {
-    Floats s = load(scores + i) * t.scale;
-    if (t.softcap > 0.0f) s = t.softcap * tangent_hyperbolic(s / t.softcap);
-    const Ints lane = lanes + i;
-    s = select((lane >= low) & (lane < high), s, fill(-__builtin_inff()));
+    Floats s = load(scores + i);
+    if (i < low || i + 16 > high) s = select((kLanes + i >= low) & (kLanes + i < high), s, fill(-__builtin_inff()));
     peak = maximum(s, peak);
-    store(scores + i, s);
   }
-  const float raised = largest(peak);
-  const Floats shift = exponential(fill(most - raised));
-  const float factor = most == raised ? 1.0f : shift[0];
+  const float raised = largest(peak), shift = raised * steepness;
+  const Floats lowered = power_of_two(fill(most * steepness - shift));
+  const float factor = most == raised ? 1.0f : lowered[0];
   Floats sums = {};
   for (int i = 0; i < num_keys; i += 16) {
-    const Floats s = load(scores + i), hidden = fill(-__builtin_inff());
-    const Floats weight = select(s == hidden, Floats{}, exponential(s - raised));
-    const Floats rounded = round_bf16(weight);
-    sums += rounded;
-    store_bf16(weights + i, rounded);
+    Floats weight = power_of_two(load(scores + i) * steepness - shift);
+    if (i < low || i + 16 > high) weight = select((kLanes + i >= low) & (kLanes + i < high), weight, Floats{});
+    sums += weight;
+    store_bf16(weights + i, weight);
   }
   most = raised;
   total = total * factor + sum(sums);

@@ -8,6 +8,10 @@
 
 #include "kernels.h"
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 typedef float Floats __attribute__((vector_size(64)));
@@ -66,22 +70,25 @@ PENSTOCK_INLINE Floats nearest(Floats v) {
 PENSTOCK_INLINE Ints to_ints(Floats v) { return __builtin_convertvector(v, Ints); }
 PENSTOCK_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 
-// e^v within two units in the last place; 0 far below, infinity far above, not-a-number stays.
+constexpr float kLog2E = 1.44269504088896341f;
+
+// 2^v for v up to 127, within two units in the last place; at least 2^-126, and not-a-number stays.
+PENSTOCK_INLINE Floats power_of_two(Floats v) {
+  const Floats clipped = select(v < -126.0f, fill(-126.0f), v);
+  const Floats whole = nearest(clipped), rest = clipped - whole;
+  Floats result = fill(1.54035304e-4f);
+  result = result * rest + 1.33335581e-3f;
+  result = result * rest + 9.61812911e-3f;
+  result = result * rest + 5.55041087e-2f;
+  result = result * rest + 2.40226507e-1f;
+  result = result * rest + 6.93147181e-1f;
+  result = result * rest + 1.0f;
+  return (Floats)((Ints)result + (to_ints(whole) << 23));
+}
+
 PENSTOCK_INLINE Floats exponential(Floats v) {
-  const Floats clipped = minimum(maximum(v, fill(-104.0f)), fill(89.0f));
-  const Floats count = nearest(clipped * 1.44269504088896341f);
-  const Floats rest = (clipped - count * 0.693359375f) + count * 2.12194440e-4f;
-  Floats result = fill(1.9875691500e-4f);
-  result = result * rest + 1.3981999507e-3f;
-  result = result * rest + 8.3334519073e-3f;
-  result = result * rest + 4.1665795894e-2f;
-  result = result * rest + 1.6666665459e-1f;
-  result = result * rest + 5.0000001201e-1f;
-  result = result * rest * rest + rest + 1.0f;
-  // Two factors, since 2^count alone may lie outside the range of normal numbers.
-  const Ints whole = to_ints(count), half = whole >> 1;
-  result = result * (Floats)((half + 127) << 23) * (Floats)((whole - half + 127) << 23);
-  return select(v == v, result, v);
+  const Floats scaled = v * kLog2E;
+  return power_of_two(select(scaled > 127.0f, fill(127.0f), scaled));
 }
 
 PENSTOCK_INLINE Floats tangent_hyperbolic(Floats v) {
@@ -90,14 +97,14 @@ PENSTOCK_INLINE Floats tangent_hyperbolic(Floats v) {
   return select(v < 0.0f, -result, select(v == v, result, v));
 }
 
-// Sixteen numbers rounded to bf16, still spread over floats.
-PENSTOCK_INLINE Floats round_bf16(Floats v) {
-  const Ints bits = (Ints)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & (int32_t)0xffff0000;
-  return select(v == v, (Floats)rounded, v);
-}
-
-PENSTOCK_INLINE void store_bf16(uint16_t* to, Floats rounded) {
-  const Halves halves = __builtin_convertvector((Bits)rounded >> 16, Halves);
+// Sixteen numbers as bf16, rounded to nearest even.
+PENSTOCK_INLINE void store_bf16(uint16_t* to, Floats v) {
+#if defined(__AVX512BF16__)
+  const __m256bh halves = _mm512_cvtneps_pbh((__m512)v);
+#else
+  const Ints bits = (Ints)v, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const Halves halves = __builtin_convertvector((Bits)select(v == v, (Floats)rounded, v) >> 16, Halves);
+#endif
   std::memcpy(to, &halves, sizeof halves);
 }
 
