@@ -33,6 +33,8 @@ def load_native(
         leaves.check()
         used |= leaves.reached.keys()
     check_all_used(checkpoint.names, used, spec)
+    # From here on the library's threads do the work; torch's, which wait for more by spinning, would only be in their way.
+    torch.set_num_threads(1)
     return NativeDecoder(spec, NativeWeights(matrices, vectors), library)
 
 

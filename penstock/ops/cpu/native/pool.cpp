@@ -13,8 +13,8 @@ void pause() {
 
 // Fellows arrive within microseconds when each has a core of its own; when they do not, spinning only keeps them away.
 constexpr int kSpinsBeforeYield = 2000;
-// A generating engine comes back within a fraction of a millisecond; an idle one leaves the core to others.
-constexpr auto kLinger = std::chrono::microseconds(300);
+// A generating engine comes back within a millisecond or so; an idle one leaves the core to others.
+constexpr auto kLinger = std::chrono::microseconds(1500);
 
 template <typename Condition>
 void spin_until(Condition condition) {
