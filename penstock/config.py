@@ -129,7 +129,7 @@ class ServerConfig:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
         if not 1 <= self.max_body_mib <= 1024:
             raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
-        for name, least in (("drain_s", 0.0), ("hang_s", 0.1), ("stall_s", 0.1)):
+        for name, least in (("drain_s", 0.0), ("hang_s", 1.0), ("stall_s", 0.1)):
             if not least <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"

@@ -17,7 +17,7 @@ for _name in ("ChatBody", "CompletionBody"):
     DOCUMENT["components"]["schemas"][_name]["properties"].pop("max_completion_tokens", None)
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 QUICK = settings(
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
