@@ -10,9 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from penstock.models.spec import GQA
-from penstock.ops.attention import attention
+from penstock.ops.attention import attention, read_blocks
 from penstock.ops.cached_attention import cached_attention
 from penstock.ops.kv_write import HeadNorms
 from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
@@ -22,6 +23,10 @@ LOG2_E = 1.4426950408889634
 PROGRAMS = 264
 """Programs that keep the whole chip busy: two on each multiprocessor."""
 MAX_SPLITS = 32
+MAX_PLACING_PROGRAMS = 32
+MIN_DENSE_QUERIES = 1024
+DECODE_SHAPES = {32: (32, 2, 4), 128: (64, 8, 2), 512: (128, 4, 3), 1024: (32, 2, 2)}
+"""Keys a tile, warps and stages by the most programs they are best for, measured on an H200."""
 
 
 @triton.jit
@@ -63,7 +68,7 @@ def _turned(
     return numbers.to(kind)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _decode(
     q, cosine, sine, q_weight, k_weight, eps, keys, values, key_scales, value_scales,
     tables, starts, contexts, members, sinks, out, partial, peaks, sums, counters, scale, table_width,
@@ -177,7 +182,7 @@ def _decode(
                 tl.store(target + number * DIM, joined.to(kind), mask=columns < DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _runs(
     q, keys, values, key_scales, value_scales, tables, starts, contexts, tile_chunks, tile_offsets, sinks,
     out, scale, table_width,
@@ -256,16 +261,23 @@ class Plan:
     """Their chunk numbers; None when every chunk is one."""
     tile_chunks: Tensor | None
     tile_offsets: Tensor | None
+    whole: tuple[int, ...] = ()
+    """Long prompts computed in one piece: the library's dense attention is faster for them."""
 
 
-def _plan(layout: Layout, queries: int) -> Plan:
+def _plan(layout: Layout, queries: int, *, is_plain: bool = False) -> Plan:
     single = [chunk for chunk, length in enumerate(layout.lengths) if length == 1]
     if len(single) == len(layout.lengths):
         return Plan(len(single), None, None, None)
+    whole = tuple(
+        chunk
+        for chunk, (length, context) in enumerate(zip(layout.lengths, layout.contexts))
+        if is_plain and length == context >= MIN_DENSE_QUERIES
+    )
     tiles = [
         (chunk, offset)
         for chunk, length in enumerate(layout.lengths)
-        if length > 1
+        if length > 1 and chunk not in whole
         for offset in range(0, length, queries)
     ]
     tiles.reverse()  # the last queries of a prompt see most keys: start the longest work first
@@ -275,19 +287,22 @@ def _plan(layout: Layout, queries: int) -> Plan:
     )
     moved = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
     decodes, chunks, offsets = moved[0].split([len(single), len(tiles), len(tiles)])
-    return Plan(len(single), decodes, chunks, offsets)
+    return Plan(len(single), decodes, chunks, offsets, whole)
 
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
 def paged_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
     queries = 128 if spec.head_dim <= 128 and max(layout.lengths) > 64 else 64 if spec.head_dim <= 128 else 32
-    plan = layout.derived.get(("triton attention", queries))
+    is_plain = spec.window is None and spec.logit_softcap is None and sinks is None and q.element_size() == 2
+    plan = layout.derived.get(("triton attention", queries, is_plain))
     if plan is None:
-        plan = layout.derived["triton attention", queries] = _plan(layout, queries)
+        plan = layout.derived["triton attention", queries, is_plain] = _plan(layout, queries, is_plain=is_plain)
     out = torch.empty_like(q)
     if plan.num_decodes:
         _attend_singles(q, cache, layout, spec, sinks, plan, out)
-    if plan.tile_chunks is not None and plan.tile_offsets is not None:
+    for chunk in plan.whole:
+        _attend_whole(q, cache, layout, spec, chunk, out)
+    if plan.tile_chunks is not None and plan.tile_offsets is not None and len(plan.tile_chunks):
         _runs[(spec.num_heads, len(plan.tile_chunks))](
             q,
             cache.keys,
@@ -304,13 +319,25 @@ def paged_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks
             layout.block_tables.stride(0),
             **_shape(cache, spec, sinks),
             QUERIES=queries,
-            TILE=64 if spec.head_dim <= 128 else 32,
+            TILE=128 if queries == 128 and q.element_size() == 2 else 64 if spec.head_dim <= 128 else 32,
             WINDOW=spec.window or 0,
             CAP=spec.logit_softcap or 0.0,
             num_warps=8 if queries == 128 else 4,
-            num_stages=3 if q.element_size() == 2 else 1,
+            num_stages=2 if q.element_size() == 2 else 1,
         )
     return out
+
+
+def _attend_whole(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, chunk: int, out: Tensor) -> None:
+    begin, length = sum(layout.lengths[:chunk]), layout.lengths[chunk]
+    blocks = layout.block_tables[chunk, : -(-length // cache.block_size)]
+    read = (part.to(q.dtype).flatten(0, 1)[:length] for part in read_blocks(cache, blocks))
+    keys, values = (part.transpose(0, 1)[None] for part in read)
+    queries = q[begin : begin + length].transpose(0, 1)[None]
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True
+    )
+    out[begin : begin + length] = attended[0].transpose(0, 1)
 
 
 @cached_attention.kernel("cuda", fits=lambda *arguments: _places_singles(*arguments))
@@ -338,8 +365,12 @@ def _places_singles(
     layout: Layout,
     sinks: Tensor | None,
 ) -> bool:
+    """Worth it while launches cost more than bytes: with many sequences the longer program hides less latency."""
     is_by_head = norms is None or norms.q.shape[0] == spec.head_dim
-    return isinstance(cache, LayerCache) and is_by_head and qkv.is_contiguous() and set(layout.lengths) == {1}
+    is_small = len(layout.lengths) * spec.num_kv_heads <= MAX_PLACING_PROGRAMS
+    return (
+        isinstance(cache, LayerCache) and is_by_head and is_small and qkv.is_contiguous() and set(layout.lengths) == {1}
+    )
 
 
 class Placing(NamedTuple):
@@ -366,6 +397,7 @@ def _attend_singles(
     if counters is None:
         counters = torch.zeros((plan.num_decodes, spec.num_kv_heads), dtype=torch.int32, device=q.device)
         layout.derived["decode counters"] = counters
+    tile, warps, stages = _decode_shape(num_programs, spec.head_dim, q.element_size())
     partial = torch.empty(
         (plan.num_decodes, spec.num_heads, splits, spec.head_dim if splits > 1 else 0), device=q.device
     )
@@ -397,7 +429,7 @@ def _attend_singles(
         GROUP=group,
         ROWS=max(triton.next_power_of_2(group), 16),
         HALF=0 if angles is None else angles.cosine.shape[-1],
-        TILE=64 if spec.head_dim <= 128 else 32,
+        TILE=tile,
         SPLITS=splits,
         WINDOW=spec.window or 0,
         CAP=spec.logit_softcap or 0.0,
@@ -405,9 +437,18 @@ def _attend_singles(
         PLACES=placing is not None,
         NORMS=norms is not None,
         TURNS=angles is not None,
-        num_warps=4,
-        num_stages=3 if q.element_size() == 2 else 1,
+        num_warps=warps,
+        num_stages=stages,
     )
+
+
+def _decode_shape(num_programs: int, head_dim: int, bytes_per_number: int) -> tuple[int, int, int]:
+    if bytes_per_number > 2 or head_dim > 128:
+        return 32, 4, 1
+    for most, shape in DECODE_SHAPES.items():
+        if num_programs <= most:
+            return shape
+    return 128, 4, 3
 
 
 def _shape(cache: AnyCache, spec: GQA, sinks: Tensor | None) -> dict[str, int | float | bool]:
