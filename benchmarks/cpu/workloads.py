@@ -1,4 +1,4 @@
-"""Five workloads on this machine's CPU, through the offline engine: prefill, one stream, a full batch, a shared prefix, clients.
+"""Five workloads on a CPU through the offline engine: prefill, one stream, a full batch, a shared prefix, eight clients.
 
     python benchmarks/cpu/workloads.py [--model default] [--threads N] [--repeats 3] [--only W1 W2] [--out record.json]
 
