@@ -18,9 +18,11 @@ from penstock.models.spec import ModelSpec
 from penstock.ops.packed import TILE
 from penstock.runtime.cuda_runner import CudaRunner
 from penstock.runtime.device import CpuDevice, Device, open_device
+from penstock.runtime.kv_cache import CACHE_DTYPES, bytes_per_kv_value
 from penstock.runtime.load import dummy_model, load_model
 from penstock.runtime.native import NativeDecoder
 from penstock.runtime.native_load import load_native
+from penstock.runtime.quantize import quantize_fp8
 from penstock.runtime.runner import ModelRunner
 from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
 
@@ -51,20 +53,20 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     dtype = device.dtype(config.model.dtype)
     spec = dummy_spec(config.model.model)
     if spec is not None:
-        return LoadedModel(dummy_model(spec, device.torch_device, dtype), device, None)
+        return LoadedModel(_kept(config, dummy_model(spec, device.torch_device, dtype)), device, None)
     files = open_files(config.model.model, cache, progress)
     native = _load_native(config, device, files)
     if native is not None:
         return LoadedModel(native, device, files)
     told = None if progress is None else lambda done, total: progress("load", done, total)
     network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told)
-    return LoadedModel(network, device, files)
+    return LoadedModel(_kept(config, network), device, files)
 
 
 def size(config: EngineConfig, loaded: LoadedModel) -> Sizing:
     """How much cache the device holds beside the weights it holds already."""
-    bytes_per_value = loaded.network.cache_dtype.itemsize
     spec = loaded.spec
+    bytes_per_value = bytes_per_kv_value(spec, CACHE_DTYPES[config.cache.kv] or loaded.network.cache_dtype)
     memory = Memory(
         free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
         weight_bytes=loaded.weight_bytes,
@@ -80,19 +82,32 @@ def make_engine(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> En
     if isinstance(loaded.network, Encoder):
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
     room = sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
+    cache_dtype = CACHE_DTYPES[config.cache.kv]
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
-        return Engine(make_scheduler(config, sizing), CudaRunner(loaded.network, *room), time.monotonic, depth=2)
-    return Engine(make_scheduler(config, sizing), ModelRunner(loaded.network, *room), time.monotonic)
+        return Engine(
+            make_scheduler(config, sizing), CudaRunner(loaded.network, *room, cache_dtype), time.monotonic, depth=2
+        )
+    return Engine(make_scheduler(config, sizing), ModelRunner(loaded.network, *room, cache_dtype), time.monotonic)
 
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:
     """On a CPU, unless a number type was asked for: packed weights and native steps where model and machine allow."""
-    if not isinstance(device, CpuDevice) or config.model.dtype != "auto" or config.cache.block_size % TILE:
+    is_plain = config.model.dtype == config.model.weights == config.cache.kv == "auto"
+    if not isinstance(device, CpuDevice) or not is_plain or config.cache.block_size % TILE:
         return None
     return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads)
 
 
-def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, bytes_per_value: int) -> int | None:
+def _kept(config: EngineConfig, network: Decoder | Encoder) -> Decoder | Encoder:
+    """The network with its matrices as asked for."""
+    if config.model.weights == "fp8":
+        if not isinstance(network, Decoder):
+            raise ConfigError("--weights fp8 is for models that generate; leave it out for one that makes vectors")
+        quantize_fp8(network)
+    return network
+
+
+def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, bytes_per_value: float) -> int | None:
     """On a CPU: a gibibyte, or one whole context if that is more."""
     if device.torch_device.type != "cpu":
         return None

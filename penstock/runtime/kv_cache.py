@@ -33,6 +33,10 @@ class KVCache:
                 numbers.index_copy_(0, targets, numbers.index_select(0, sources))
 
 
+CACHE_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+"""By what `--kv` says; None keeps the model's own."""
+
+
 def bytes_per_kv_value(spec: ModelSpec, dtype: torch.dtype) -> float:
     """Bytes of a key or value number, its share of a scale included."""
     if dtype != torch.int8:

@@ -51,11 +51,17 @@ class Outcome(NamedTuple):
 
 class ModelRunner:
     def __init__(
-        self, model: Decoder | NativeDecoder, num_blocks: int, block_size: int, max_sequences: int, max_context: int
+        self,
+        model: Decoder | NativeDecoder,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int,
+        max_context: int,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self._model = model
         self._vocab_size = model.spec.vocab_size
-        self._cache = KVCache(model.spec, num_blocks, block_size, model.cache_dtype, model.device)
+        self._cache = KVCache(model.spec, num_blocks, block_size, cache_dtype or model.cache_dtype, model.device)
         self._rotations = Rotations(model.spec, max_context, model.device)
         self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, model.device)
 
