@@ -2,11 +2,13 @@
 
 from importlib.util import find_spec
 
+import torch
+
 from penstock.ops import cpu
 
 __all__ = ["cpu"]
 
-if find_spec("triton") is not None:
+if torch.cuda.is_available() and find_spec("triton") is not None:
     from penstock.ops import triton
 
     __all__ += ["triton"]

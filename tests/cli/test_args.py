@@ -82,8 +82,8 @@ def test_a_mistake_names_the_way_out(words: list[str], fault: str) -> None:
     [
         (["--max-contxt", "9"], "unknown flag --max-contxt; did you mean --max-context?"),
         (["--dtype", "bf16"], "--dtype takes auto, float32, bfloat16 or float16, not 'bf16'; did you mean bfloat16?"),
-        (["block-size", "16"], "unexpected 'block-size'; did you mean --block-size?"),
-        (["surplus"], "unexpected 'surplus'; see --help"),
+        (["MODEL", "block-size", "16"], "unexpected 'block-size'; did you mean --block-size?"),
+        (["MODEL", "surplus"], "unexpected 'surplus'; see --help"),
         (["--block-size", "17"], "--block-size is 17; choose 8, 16, 32, 64 or 128"),
     ],
 )
