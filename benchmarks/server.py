@@ -104,9 +104,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=0.0)
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "penstock", "serve", f"scripted:step_ms={arguments.step_ms}", "--port", "0"]
-    with subprocess.Popen(
-        [*command, "--num-blocks", "16384"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as server:
+    with subprocess.Popen([*command, "--num-blocks", "16384"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         banner = ""
         for line in server.stdout:
@@ -117,9 +115,7 @@ def main() -> None:
         assert found, banner
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         before = cpu_s(server.pid), cpu_s(int(children[0]))
-        figures = uvloop.run(
-            read_all(found[1], int(found[2]), arguments.streams, arguments.tokens, arguments.calls)
-        )
+        figures = uvloop.run(read_all(found[1], int(found[2]), arguments.streams, arguments.tokens, arguments.calls))
         after = cpu_s(server.pid), cpu_s(int(children[0]))
         own = resource.getrusage(resource.RUSAGE_SELF)
         figures |= {

@@ -41,8 +41,6 @@ class Machines:
     """How many replicas serve"""
     weights: WeightFormat = "bf16"
     """How weights are held"""
-    kv: KvFormat = "bf16"
-    """How keys and values are held"""
     overlap: bool = False
     """The host schedules the next step while the device computes"""
     policy: Literal["least-pending", "round-robin"] = "least-pending"
@@ -112,11 +110,15 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
 
+    @property
+    def kv_format(self) -> KvFormat:
+        return "bf16" if self.cache.kv == "auto" else self.cache.kv
+
 
 def run(config: Config) -> int:
     spec = read_spec(config.model)
     device = devices.find(config.machines.hardware)
-    precision = precision_of(config.machines.weights, config.machines.kv, device.achievable)
+    precision = precision_of(config.machines.weights, config.kv_format, device.achievable)
     workload = config.load.recipe(spec.vocab_size).make(config.load.seed)
     chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
     fleets = {
@@ -221,7 +223,7 @@ def _print_heading(config: Config, device: devices.Hardware, sizing: Sizing, wor
         (
             "KV cache",
             f"{sizing.num_cached_tokens:,} tokens a replica in {sizing.num_blocks:,} blocks of {sizing.block_size}, "
-            f"{sizing.kv_bytes / GIB:.1f} GiB in {machines.kv}",
+            f"{sizing.kv_bytes / GIB:.1f} GiB in {config.kv_format}",
         ),
         (
             "load",
