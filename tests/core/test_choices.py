@@ -1,5 +1,7 @@
 """Choices of a request share its prompt and end on their own; so do cancelled and late ones."""
 
+import pytest
+
 from penstock.core.batch import Delta, Fault, Finish, FinishReason
 from penstock.core.scheduler import MAX_IDLE_DEADLINES
 from tests.core.steps import add, finish, inside, make_scheduler, output_of, running, step
@@ -73,6 +75,22 @@ def test_a_choice_whose_turn_comes_late_starts_on_its_own():
     batch, _ = step(scheduler)
     assert batch.copies == ()
     assert [(chunk.start, chunk.arrival.choice) for chunk in batch.chunks] == [(8, 0), (8, 1)]
+
+
+@pytest.mark.parametrize("how", ["commit", "expire", "schedule"])
+def test_choices_wait_from_the_time_last_told(how):
+    scheduler = make_scheduler()
+    add(scheduler, 1, n=2, max_tokens=1)
+    batch = scheduler.schedule(3.0)
+    if how == "commit":
+        scheduler.commit(batch, output_of(batch), 5.0)
+    elif how == "expire":
+        scheduler.expire(5.0)
+        scheduler.cancel(1, 0)
+    else:
+        scheduler.schedule(5.0)
+        scheduler.cancel(1, 0)
+    assert scheduler.wake_s == 5.0
 
 
 # Cancelling and deadlines

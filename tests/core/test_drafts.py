@@ -5,7 +5,7 @@ import pytest
 from penstock.core.batch import Finish, FinishReason, Logprob, StepOutput
 from penstock.core.batching import STATIC
 from penstock.core.scheduler import Scheduler
-from tests.core.steps import add, fill, finish, make_scheduler, output_of, running
+from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running
 from tests.engine.answers import LIMITS
 
 
@@ -68,6 +68,17 @@ def test_drafts_leave_everybody_a_place():
     batch = scheduler.schedule(0.0)
     assert [chunk.num_drafts for chunk in batch.chunks] == [3, 2, 0, 0]
     assert batch.num_tokens == 9
+
+
+def test_others_go_on_while_drafts_are_judged():
+    scheduler = make_scheduler()
+    add(scheduler, 1)
+    add(scheduler, 2)
+    batch = scheduler.schedule(0.0)
+    scheduler.commit(batch, output_of(batch, drafts=((1, 2), ())), 0.0)
+    first = scheduler.schedule(0.0)
+    assert [chunk.num_drafts for chunk in first.chunks] == [2, 0]
+    assert list(planned(scheduler, scheduler.schedule(0.0))) == [2]
 
 
 def test_leaving_while_drafts_are_judged():

@@ -288,6 +288,27 @@ def test_levels_of_idle_tenants_are_bounded():
     assert {order.pop() for _ in waits} == set(waits)
 
 
+def test_of_too_many_idle_tenants_those_served_most_are_remembered():
+    order = FairQueue()
+    order.MAX_IDLE_TENANTS = 4
+    for number, cost in enumerate((50, 20, 40, 30, 10)):
+        order.push(make_sequence(tenant=f"tenant {number}"))
+        serve_fairly(order, 1, cost)
+    assert [order.level(f"tenant {number}") for number in range(5)] == [50, 0, 40, 0, 10]
+
+
+def test_tenants_that_wait_do_not_crowd_out_those_that_do_not():
+    order = FairQueue()
+    order.MAX_IDLE_TENANTS = 4
+    for number in range(3):
+        order.push(make_sequence(tenant=f"idle {number}"))
+        serve_fairly(order, 1, cost=number + 1)
+    for number in range(20):
+        order.push(make_sequence(tenant=f"waiting {number}"))
+    assert order.pop().request.tenant == "waiting 0"
+    assert [order.level(f"idle {number}") for number in range(3)] == [1, 2, 3]
+
+
 def test_a_fair_queue_that_is_empty_says_so():
     order = FairQueue()
     assert order.peek() is None

@@ -1,5 +1,11 @@
 """Who is pushed out for want of blocks, and how they come back."""
 
+from collections import deque
+from random import Random
+
+import pytest
+
+from penstock.core.order import ORDERS
 from tests.core.steps import add, fill, finish, inside, make_scheduler, output_of, planned, planned_now, running, step
 
 
@@ -61,6 +67,43 @@ def test_of_equals_the_cheapest_to_compute_again_is_pushed_out_first():
     scheduler = make_scheduler()
     fill(scheduler, {"num_prompt": 1}, {"num_prompt": 5}, {"num_prompt": 9}, {"num_prompt": 5}, {"num_prompt": 7})
     assert victims(scheduler, 2) == [4, 5, 3, 2]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_whoever_generates_and_stays_has_a_place_in_every_step(order):
+    """Whoever else is pushed out, before or after it, and however far ahead steps are planned."""
+    num_preemptions = 0
+    for seed in range(25):
+        choose = Random(seed)
+        scheduler = make_scheduler(order, num_blocks=choose.choice((6, 9)), block_size=2, max_batch_tokens=8)
+        flying = deque()
+        for number in range(40):
+            if number < 12:
+                add(
+                    scheduler,
+                    number,
+                    choose.randrange(1, 6),
+                    6,
+                    priority=choose.randrange(3),
+                    tenant=choose.choice("ab"),
+                )
+            ready = {one: one.stay for one in scheduler._running if may_generate(one)}
+            batch = scheduler.schedule(0.0)
+            placed = {one for one, _ in scheduler._flights[batch.step]} if batch else set()
+            assert placed >= {one for one, stay in ready.items() if one.stay == stay}
+            if batch:
+                flying.append(batch)
+            if len(flying) > choose.randrange(3):
+                batch = flying.popleft()
+                drafts = tuple((1,) * choose.randrange(3) for _ in batch.chunks)
+                scheduler.commit(batch, output_of(batch, drafts=drafts), 0.0)
+            scheduler.check()
+        num_preemptions += scheduler.num_preemptions
+    assert num_preemptions > 20
+
+
+def may_generate(one):
+    return one.holds_next and not one.num_verifying and len(one.tokens) + one.num_pending < one.limit
 
 
 def test_the_first_is_never_pushed_out():

@@ -83,6 +83,15 @@ def test_the_prefix_is_told_with_the_first_tokens():
     assert batch.num_tokens == 1
 
 
+def test_it_is_told_when_a_sequence_was_admitted():
+    scheduler = make_scheduler(max_sequences=2)
+    scheduler.add(make_request(1, (1, 2), max_tokens=2, n=2), 1.0)
+    _, (first,) = step(scheduler, 4.0)
+    _, (_, second) = step(scheduler, 6.0)
+    assert first.prefix.admitted_s == 4.0
+    assert second.prefix.admitted_s == 6.0
+
+
 def test_a_shared_prefix_is_computed_once():
     scheduler = make_scheduler(num_blocks=64, block_size=16, max_context=1000, max_batch_tokens=1000)
     shared = tuple(range(512))

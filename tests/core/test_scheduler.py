@@ -216,6 +216,19 @@ def test_load_says_how_busy_it_is():
     assert scheduler.load == (1, 0, 0, 0.25, 0)
 
 
+def test_prompts_under_way_are_told():
+    """Once a request, while it has been let in and its prompt is not computed."""
+    scheduler = make_scheduler(max_batch_tokens=8, max_sequences=3)
+    add(scheduler, 1, num_prompt=19, n=2)
+    add(scheduler, 2, num_prompt=3)
+    told = [scheduler.prompts]
+    for _ in range(4):
+        batch = scheduler.schedule(0.0)
+        told.append(scheduler.prompts)
+        scheduler.commit(batch, output_of(batch), 0.0)
+    assert told == [(), ((1, 0, 19),), ((1, 8, 19),), ((1, 16, 19), (2, 0, 3)), ()]
+
+
 # Refusals
 
 
