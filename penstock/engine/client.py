@@ -142,6 +142,11 @@ class EngineClient:
             self._send(stream)
         return stream
 
+    def cancel_choice(self, request_id: int, choice: int) -> None:
+        """One choice of a request is not wanted any more; it ends as cancelled, the others go on."""
+        if request_id in self._streams and self._child is not None:
+            self._child.send(Cancel(request_id, choice))
+
     def cancel(self, request_id: int) -> None:
         """Forget a request, wherever it is; what still arrives for it is dropped."""
         stream = self._streams.pop(request_id, None)

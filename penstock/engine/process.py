@@ -132,8 +132,8 @@ class Post(threading.Thread):
         match command:
             case Submit(request):
                 engine.submit(request)
-            case Cancel(request_id):
-                engine.cancel(request_id)
+            case Cancel(request_id, choice):
+                engine.cancel(request_id, choice)
             case EmbedPrompts():
                 self.errands.put(command)
                 engine.cancel(WAKE)

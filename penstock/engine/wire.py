@@ -22,6 +22,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
     request_id: int
+    choice: int | None = None
 
 
 class EmbedPrompts(msgspec.Struct, tag="embed", array_like=True, frozen=True):

@@ -149,6 +149,8 @@ class Call:
                 raise Failure(writer.failure)
             if writer.finish_reason is not None:
                 self._num_unended -= 1
+                if delta.finish is None and self._num_unended:  # ended by a stop string, which the engine cannot see
+                    self._client.cancel_choice(delta.request_id, delta.choice)
         if deltas and not self._num_unended:
             self.close()
         return pieces

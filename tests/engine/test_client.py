@@ -224,6 +224,26 @@ def test_a_cancelled_request_frees_the_cache_and_is_heard_no_more() -> None:
     run(law, config_of(SLOW_STEPS))
 
 
+def test_one_choice_can_be_cancelled_and_the_others_go_on() -> None:
+    async def law(client: EngineClient) -> None:
+        params = SamplingParams(seed=3, max_tokens=40, n=3)
+        request = Request(request_id=client.next_id(), prompt=(5, 6, 7), params=params)
+        tokens: dict[int, list[int]] = {choice: [] for choice in range(3)}
+        ends = {}
+        async for delta in client.submit(request):
+            tokens[delta.choice].extend(delta.token_ids)
+            if delta.choice == 1 and delta.token_ids:
+                client.cancel_choice(request.request_id, 1)
+            if delta.finish is not None:
+                ends[delta.choice] = delta.finish.reason
+        assert ends == {0: FinishReason.LENGTH, 1: FinishReason.CANCELLED, 2: FinishReason.LENGTH}
+        assert len(tokens[1]) < 40
+        for choice in (0, 2):
+            assert tokens[choice] == expected_tokens(request.prompt, params, choice, 40, VOCAB)
+
+    run(law, config_of(SLOW_STEPS))
+
+
 def test_too_much_waiting_and_too_long_a_prompt_are_refused_by_kind() -> None:
     async def law(client: EngineClient) -> None:
         faults = []
