@@ -26,7 +26,7 @@ def test_tables_tell_latency_throughput_cache_and_replicas(capsys):
         "E2E",
         "p99",
         "output tokens/s",
-        "good requests/s",
+        "goodput, requests/s",
         "KV",
         "preemptions",
         "busy %",
