@@ -161,6 +161,16 @@ def test_there_is_nothing_to_wake_for_while_a_batch_runs():
     assert scheduler.wake_s is None
 
 
+@pytest.mark.parametrize("batching", [CONTINUOUS, STATIC, dynamic(0.5)])
+def test_there_is_nothing_to_wake_for_when_all_is_done(batching):
+    scheduler = make_scheduler(batching)
+    add(scheduler, 1, now=10.0, max_tokens=1)
+    assert scheduler.wake_s is not None
+    step(scheduler, 11.0)
+    assert not scheduler.has_work
+    assert scheduler.wake_s is None
+
+
 def test_the_next_deadline_is_something_to_wake_for():
     scheduler = make_scheduler(dynamic(0.5))
     add(scheduler, 1, now=10.0, deadline_s=12.0)
