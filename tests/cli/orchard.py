@@ -73,6 +73,7 @@ class Config:
 
 def run(config: Config) -> int:
     if config.fail == "SIGINT":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background has it ignored
         signal.raise_signal(signal.SIGINT)
     if config.fail:
         raise ERRORS[config.fail]("the ladder broke")
