@@ -9,18 +9,17 @@ Everything is imported and collected once. Each mutant then runs in a fork of th
 it touches is exchanged in place, and tests that killed many others run first. Two forks run at a time.
 
 Survivors known to change nothing that anyone could notice (they count as survivors all the same):
-
-    counters whose first value or stride does not matter    blocks `_num_pin_ends`; scheduler `_step`, `_now`, `_num_added`
-    a second look at what the first implies                 blocks `block is None or content is None`, in `match` and `publish`
-    work saved, not changed                                 blocks `num_full <= num_published`; scheduler `end > num_held * capacity`,
-                                                            `num_computed >= (num_published + 1) * block_size`
-    arguments nobody reads                                  scheduler `Sequence(request, 0, 0, 0)` in `pin`
-    a bound that is not reached                             scheduler `max(room, 0)`: each sequence has its token of the budget
-    a flag read only of those outside                       scheduler `is_waiting = False` of one that enters or ends
-    the last turn of a loop                                 scheduler `prompts.append(...); continue`: one prompt is under way, the last inside
-    None for False                                          scheduler `_make_room`
-    undone at once                                          scheduler `_end` forgets siblings that it ends itself
-    one entry sooner or later                               scheduler `_forget_deadlines`; the last accepted draft before a stop, cached or not
+- counters whose first value or stride does not matter: blocks `_num_pin_ends`; scheduler `_step`, `_now`, `_num_added`
+- a second look at what the first implies: blocks `block is None or content is None`, in `match` and in `publish`
+- work saved, not changed: blocks `num_full <= num_published`; scheduler `end > num_held * capacity` and
+  `num_computed >= (num_published + 1) * block_size`
+- arguments nobody reads: scheduler `Sequence(request, 0, 0, 0)` in `pin`
+- a bound that is not reached: scheduler `max(room, 0)`, since each sequence has its token of the budget
+- a flag read only of those outside: scheduler `is_waiting = False` of one that enters or ends
+- the last turn of a loop: scheduler `prompts.append(...); continue`, since one prompt is under way, the last to enter
+- None for False: scheduler `_make_room`
+- undone at once: scheduler `_end` forgets siblings that it ends itself
+- one entry sooner or later: scheduler `_forget_deadlines`; the last accepted draft before a stop, cached or not
 """
 
 import argparse
