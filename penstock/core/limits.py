@@ -47,4 +47,10 @@ class Limits(NamedTuple):
                 param="max_tokens",
                 code="context_length_exceeded",
             )
+        if request.params.n > self.max_waiting:
+            raise RequestError(
+                f"n is {request.params.n} but at most {self.max_waiting:,} sequences may wait; "
+                "lower n or serve with a larger --max-waiting",
+                param="n",
+            )
         return num_prompt + wanted if wanted else self.max_positions

@@ -54,6 +54,15 @@ def test_too_many_tokens_wanted_are_named():
     assert "lower max_tokens or serve with a larger --max-context" in str(error)
 
 
+def test_more_choices_than_could_ever_wait_are_refused():
+    limits = LIMITS._replace(max_waiting=3)
+    limits.longest(make_request(1, (1,), n=3, max_tokens=1))
+    with pytest.raises(
+        RequestError, match="n is 4 but at most 3 sequences may wait; lower n or serve with a larger --max-waiting"
+    ):
+        limits.longest(make_request(1, (1,), n=4, max_tokens=1))
+
+
 def test_what_is_larger_than_the_whole_cache_is_named():
     error = refusal(LIMITS._replace(max_context=5000, num_blocks=256, block_size=4), 1000, 26)
     assert error.param == "max_tokens"
