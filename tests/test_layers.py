@@ -30,7 +30,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "engine": ("errors", "core", "config", "sizing", "metrics"),
     "server": ("errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config", "version"),
-    "sim": ("errors", "core", "cost", "workload", "metrics", "config", "sizing"),
+    "router": ("errors", "core", "metrics", "config"),
+    "sim": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing"),
+    "planner": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "models.spec"),
+    "bench": ("errors", "core.request", "workload", "metrics"),
+    "doctor": ("errors", "metrics"),
     "files": ("errors", "formats", "models", "text"),
     "completion": ("errors", "core", "text"),
     "assembly": ANYTHING,
@@ -45,7 +49,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torch": ("ops", "layers", "runtime"),
     "triton": ("ops",),
-    "numpy": ("formats", "text", "ops", "layers", "runtime", "cost", "workload", "metrics", "sim", "llm"),
+    "numpy": (
+        "formats",
+        "text",
+        "ops",
+        "layers",
+        "runtime",
+        "cost",
+        "workload",
+        "metrics",
+        "sim",
+        "planner",
+        "bench",
+        "llm",
+    ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
     "huggingface_hub": ("formats",),
@@ -53,12 +70,26 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "fastapi": ("server",),
     "starlette": ("server",),
     "uvicorn": ("server", "cli"),
-    "msgspec": ("engine", "server", "cli"),
+    "msgspec": ("engine", "server", "bench", "cli"),
+    "httptools": ("bench",),
     "zmq": ("engine",),
     "prometheus_client": ("metrics", "server"),
 }
 
-NO_CLOCK = ("core", "models", "config", "sizing", "metrics", "workload", "cost", "ops", "layers", "sim")
+NO_CLOCK = (
+    "core",
+    "models",
+    "config",
+    "sizing",
+    "metrics",
+    "workload",
+    "cost",
+    "ops",
+    "layers",
+    "sim",
+    "planner",
+    "doctor",
+)
 """Time is an argument there."""
 
 FORBIDDEN_MODULES = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "transformers", "multiprocessing")
