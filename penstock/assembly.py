@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import EngineConfig
+from penstock.core.features import StepTime
 from penstock.engine.engine import Engine
 from penstock.errors import ConfigError
 from penstock.files import ModelFiles, dummy_spec, open_files
@@ -77,17 +78,19 @@ def size(config: EngineConfig, loaded: LoadedModel) -> Sizing:
     return size_engine(config, spec, memory)
 
 
-def make_engine(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Engine:
-    """An engine over a loaded model, on the monotonic clock."""
+def make_engine(
+    config: EngineConfig, loaded: LoadedModel, sizing: Sizing, on_step: Callable[[StepTime], None] | None = None
+) -> Engine:
+    """An engine over a loaded model, on the monotonic clock; `on_step` is told what each step was and how long it took."""
     if isinstance(loaded.network, Encoder):
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
     room = sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
     cache_dtype = CACHE_DTYPES[config.cache.kv]
+    scheduler = make_scheduler(config, sizing)
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
-        return Engine(
-            make_scheduler(config, sizing), CudaRunner(loaded.network, *room, cache_dtype), time.monotonic, depth=2
-        )
-    return Engine(make_scheduler(config, sizing), ModelRunner(loaded.network, *room, cache_dtype), time.monotonic)
+        runner = CudaRunner(loaded.network, *room, cache_dtype)
+        return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step)
+    return Engine(scheduler, ModelRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
 
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:

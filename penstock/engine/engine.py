@@ -12,9 +12,11 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from penstock.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
+from penstock.core.features import StepTime
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
 from penstock.engine.runner import Runner, Ticket
+from penstock.engine.step_log import StepLog
 from penstock.errors import CapacityError, EngineError, RequestError
 
 MAX_LOST_STEPS = 3
@@ -51,12 +53,21 @@ class Part(NamedTuple):
 class Engine:
     """`submit` and `cancel` may be called from any thread; everything else belongs to the thread that calls `step`."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float], *, depth: int = 1) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float],
+        *,
+        depth: int = 1,
+        on_step: Callable[[StepTime], None] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.heartbeat = Heartbeat(0, 0, clock())
         self._runner = runner
         self._clock = clock
         self._depth = depth
+        self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._inbox: SimpleQueue[Request | Cancel] = SimpleQueue()
         self._taken: deque[Request | Cancel] = deque()
         """What `wait` took out of the inbox: older than all that is in it."""
@@ -78,6 +89,8 @@ class Engine:
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
         if not self._taken:
+            if self._log is not None:
+                self._log.rest()
             try:
                 self._taken.append(self._inbox.get(timeout=timeout_s))
             except Empty:
@@ -87,10 +100,15 @@ class Engine:
     def step(self) -> tuple[Delta, ...]:
         """Take in what was handed over, launch a step if there is one, and collect the oldest if it is due."""
         now = self._clock()
+        log = self._log
+        if log is not None:
+            log.turn(now)
         deltas = self._take_in(now)
         deltas.extend(self.scheduler.expire(now))
         batch = self.scheduler.schedule(now)
         if batch is not None:
+            if log is not None:
+                log.launch(batch, self._clock())
             self._launched.append((batch, self._launch(batch)))
         if self._launched and (batch is None or len(self._launched) >= self._depth):
             deltas.extend(self._collect())
@@ -98,6 +116,8 @@ class Engine:
             deltas.extend(self._collect())
         beat = self.heartbeat
         self.heartbeat = Heartbeat(beat.num_loops + 1, beat.num_steps + (batch is not None), now)
+        if log is not None:
+            log.end(self._clock(), has_work=self.has_work)
         return tuple(deltas)
 
     def _take_in(self, now: float) -> list[Delta]:
@@ -131,10 +151,16 @@ class Engine:
         """Wait for the oldest step. If it failed, find out whose fault it was; the others' results stand."""
         batch, ticket = self._launched.popleft()
         later: list[Batch] = []
+        log = self._log
         try:
+            asked_s = 0.0 if log is None else self._clock()
             output = _result(ticket)
             self._num_lost_steps = 0
+            if log is not None:
+                log.output(asked_s, self._clock())
         except Exception as error:
+            if log is not None:
+                log.lose()
             later = self._withdraw()
             output = self._recover(batch, error)
         deltas = self.scheduler.commit(batch, output, self._clock())

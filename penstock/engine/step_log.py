@@ -1,0 +1,130 @@
+"""The step log: one line for each step of a live engine, what it was and how long it took. No token and no text is in it.
+
+    {"penstock_steps": 1, "model": ..., "columns": ["start_s", ...], ...}       the header
+    [12.345678, 0.004321, 0.000210, 1, 8, 8, 0, 8, 2048, 0, 301, 0]             a step, in the order of the columns
+
+`StepLog` keeps the times of the loop's turns; where the steps go is its caller's affair. `StepFile` is the file. It grows to a
+bound, is then set aside under the same name with `.old`, and begun anew: the latest steps are always there.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from penstock.core.batch import Batch
+from penstock.core.features import Features, StepTime, features_of
+from penstock.errors import ConfigError
+
+VERSION = 1
+COLUMNS = (*StepTime._fields[:-1], *Features._fields)
+MAX_LINES = 1_000_000
+FLUSH_S = 0.5
+
+
+class StepLog:
+    """Told by the engine what happens when; tells `write` of each step once all of its turn is known.
+
+        turn      launch         output         end                turn
+         |-- host --|--- device ----|--- host ---|-- the caller's ---|
+
+    With steps in flight (`overlaps`) launching is the host's work, and only waiting for an output is not.
+    """
+
+    def __init__(self, write: Callable[[StepTime], None], *, overlaps: bool = False) -> None:
+        self._write = write
+        self._overlaps = overlaps
+        self._launches: deque[tuple[Features, float]] = deque()
+        self._collected: list[tuple[Features, float]] = []
+        """Steps of this turn whose tokens are there, and the device's time for them."""
+        self._origin_s: float | None = None
+        self._turn_s = 0.0
+        self._end_s = 0.0
+        self._output_s = 0.0
+        self._blocked_s = 0.0
+        """Of this turn, spent waiting for the device."""
+
+    def turn(self, now: float) -> None:
+        """A turn of the loop begins, and so the one before it is over."""
+        self._tell(now, is_busy=True)
+        if self._origin_s is None:
+            self._origin_s = now
+        self._turn_s, self._blocked_s = now, 0.0
+
+    def launch(self, batch: Batch, now: float) -> None:
+        """A step is about to be launched."""
+        self._launches.append((features_of(batch), now))
+
+    def output(self, asked_s: float, now: float) -> None:
+        """The oldest step's tokens have come; the loop has waited for them since `asked_s`."""
+        if self._launches:
+            features, launch_s = self._launches.popleft()
+            self._collected.append((features, now - max(launch_s, self._output_s)))
+            self._blocked_s += now - (asked_s if self._overlaps else launch_s)
+        self._output_s = now
+
+    def lose(self) -> None:
+        """A step failed: it, and those launched after it, are computed again in ways that say nothing of others."""
+        self._launches.clear()
+
+    def end(self, now: float, *, has_work: bool) -> None:
+        """The turn has done what it had to; with work left, the time until the next is its own."""
+        self._end_s = now
+        if not has_work:
+            self.rest()
+
+    def rest(self) -> None:
+        """The loop is about to sleep."""
+        self._tell(self._end_s, is_busy=False)
+
+    def _tell(self, until_s: float, *, is_busy: bool) -> None:
+        """A turn that collected several steps took the host's time for all of them."""
+        if not self._collected:
+            return
+        host_s = max(until_s - self._turn_s - self._blocked_s, 0.0) / len(self._collected)
+        start_s = self._turn_s - (self._origin_s or 0.0)
+        for features, device_s in self._collected:
+            self._write(StepTime(start_s, device_s, host_s, is_busy, features))
+        self._collected.clear()
+
+
+class StepFile:
+    """Where steps are written. A disk that fails loses lines, never a step."""
+
+    def __init__(self, path: Path, facts: Mapping[str, object], *, max_lines: int = MAX_LINES) -> None:
+        self.num_lost = 0
+        self._path = path
+        self._header = json.dumps({"penstock_steps": VERSION, "columns": COLUMNS, **facts}) + "\n"
+        self._max_lines = max_lines
+        self._num_lines = 0
+        self._flushed_s = 0.0
+        try:
+            self._file = path.open("w", encoding="utf-8")
+            self._file.write(self._header)
+            self._file.flush()
+        except OSError as error:
+            raise ConfigError(f"--step-log {path} cannot be written: {error.strerror}") from error
+
+    def write(self, step: StepTime) -> None:
+        start_s, device_s, host_s, is_busy, features = step
+        numbers = ",".join(map(str, features))
+        try:
+            if self._num_lines >= self._max_lines:
+                self._begin_anew()
+            self._num_lines += 1
+            self._file.write(f"[{start_s:.6f},{device_s:.7f},{host_s:.7f},{is_busy:d},{numbers}]\n")
+            if not is_busy or start_s - self._flushed_s >= FLUSH_S:
+                self._flushed_s = start_s
+                self._file.flush()
+        except (OSError, ValueError):
+            self.num_lost += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _begin_anew(self) -> None:
+        self._file.close()
+        self._path.replace(self._path.with_name(self._path.name + ".old"))
+        self._file = self._path.open("w", encoding="utf-8")
+        self._file.write(self._header)
+        self._num_lines = 0
