@@ -65,6 +65,29 @@ class Gamma:
         return _cumulate([random.gammavariate(shape, scale) for _ in range(count)])
 
 
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Independent users who grow from one rate to another, evenly in time over the whole run."""
+
+    start_rate: float
+    end_rate: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.start_rate)
+        _check_rate(self.end_rate)
+
+    def times(self, count: int, random: Random) -> list[float]:
+        """Arrivals of one a second, bent so that their rate is the line's: rate(t) = start + growth x t."""
+        growth = (self.end_rate**2 - self.start_rate**2) / (2 * count)
+        return [self._bent(time, growth, count) for time in _cumulate([random.expovariate(1.0) for _ in range(count)])]
+
+    def _bent(self, time: float, growth: float, count: int) -> float:
+        """When `time` arrivals are to be expected. Beyond the ramp's end the last rate goes on."""
+        within, beyond = min(time, count), max(time - count, 0.0)
+        rate = math.sqrt(max(self.start_rate**2 + 2 * growth * within, 0.0))
+        return 2 * within / (self.start_rate + rate) + beyond / self.end_rate
+
+
 def _cumulate(gaps: list[float]) -> list[float]:
     times: list[float] = []
     now = 0.0

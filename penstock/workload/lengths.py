@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from penstock.errors import ConfigError
 
 MAX_LENGTH = 10_000_000
+MAX_LINE = 64
 
 
 def _check_range(low: int, high: int) -> None:
@@ -86,6 +88,21 @@ class Mixture:
         return self.kinds[-1][1].draw(random)
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One of the lengths that were seen, each as likely as it was frequent."""
+
+    values: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ConfigError("no lengths to draw from; give at least one")
+        _check_range(min(self.values), max(self.values))
+
+    def draw(self, random: Random) -> int:
+        return random.choice(self.values)
+
+
 SHAREGPT_PROMPTS = Mixture(((0.6, LogNormal(28, 1.0, 4, 1024)), (0.4, LogNormal(210, 1.0, 4, 2048))))
 """Chats as people share them: short questions, and now and then a pasted text; mean near 165 tokens."""
 SHAREGPT_ANSWERS = Mixture(((0.3, LogNormal(40, 0.9, 1, 512)), (0.7, LogNormal(375, 0.65, 4, 2048))))
@@ -95,7 +112,9 @@ NAMED: dict[str, Lengths] = {"sharegpt-prompts": SHAREGPT_PROMPTS, "sharegpt-ans
 
 
 def parse(text: str) -> Lengths:
-    """Read `512`, `100-1024`, `lognormal:MEDIAN:SIGMA[:LOW-HIGH]` or a name from `NAMED`."""
+    """Read `512`, `100-1024`, `lognormal:MEDIAN:SIGMA[:LOW-HIGH]`, `file:PATH` or a name from `NAMED`."""
+    if text.strip().startswith("file:"):
+        return read(Path(text.strip().removeprefix("file:")))
     name = text.strip().lower()
     if name in NAMED:
         return NAMED[name]
@@ -113,5 +132,25 @@ def parse(text: str) -> Lengths:
     except ValueError:
         raise ConfigError(
             f"cannot read lengths {text!r}: write 512, 100-1024, lognormal:MEDIAN:SIGMA, "
-            f"lognormal:MEDIAN:SIGMA:LOW-HIGH, {' or '.join(NAMED)}"
+            f"lognormal:MEDIAN:SIGMA:LOW-HIGH, file:PATH, {' or '.join(NAMED)}"
         ) from None
+
+
+def read(path: Path) -> Observed:
+    """Lengths from a text file, one a line."""
+    values: list[int] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            while line := file.readline(MAX_LINE):
+                if line.strip():
+                    values.append(int(line))
+                    _check_range(values[-1], values[-1])
+    except OSError as error:
+        raise ConfigError(f"cannot read the lengths in {path}: {error.strerror}") from error
+    except ValueError:
+        raise ConfigError(
+            f"{path} holds something other than one whole number a line, near number {len(values) + 1}"
+        ) from None
+    if not values:
+        raise ConfigError(f"{path} holds no length; write one whole number a line")
+    return Observed(tuple(values))

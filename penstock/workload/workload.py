@@ -3,6 +3,7 @@
 An answer's length is its `max_tokens` with end-of-text ignored, so that engine, bench and simulator generate the same tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -32,9 +33,9 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival."""
+    """Requests in order of arrival. They may be made only when they are asked for (`trace`): go through them in order."""
 
-    requests: tuple[Request, ...]
+    requests: Sequence[Request]
 
     def __post_init__(self) -> None:
         times = [request.arrival_s for request in self.requests]

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.workload.arrivals import AtOnce, Constant, Gamma, Poisson
+from penstock.workload.arrivals import AtOnce, Constant, Gamma, Poisson, Ramp
 
 PROCESSES = [Constant(8.0), Poisson(8.0), Gamma(8.0, 2.0), Gamma(8.0, 0.5)]
 
@@ -50,3 +50,22 @@ def test_impossible_rates_are_refused(rate):
             process(rate)
     with pytest.raises(ConfigError, match="variation"):
         Gamma(1.0, rate)
+
+
+@pytest.mark.parametrize(("start", "end"), [(2.0, 10.0), (10.0, 2.0), (5.0, 5.0)])
+def test_a_ramp_goes_evenly_from_one_rate_to_the_other(start, end):
+    times = Ramp(start, end).times(20_000, Random(2))
+    assert times == sorted(times)
+    whole = 20_000 / ((start + end) / 2)
+    assert times[-1] == pytest.approx(whole, rel=0.03)
+    for share in (0.05, 0.5, 0.95):
+        middle = share * whole
+        seen = sum(middle - whole / 40 <= time < middle + whole / 40 for time in times) / (whole / 20)
+        assert seen == pytest.approx(start + (end - start) * share, rel=0.08)
+
+
+def test_an_impossible_ramp_is_refused():
+    with pytest.raises(ConfigError, match="rate"):
+        Ramp(1.0, float("nan"))
+    with pytest.raises(ConfigError, match="rate"):
+        Ramp(0.0, 1.0)

@@ -14,6 +14,7 @@ from penstock.workload.lengths import (
     Fixed,
     LogNormal,
     Mixture,
+    Observed,
     Uniform,
     parse,
 )
@@ -83,3 +84,20 @@ def test_unreadable_lengths_are_refused_with_the_forms(text):
 def test_empty_mixtures_are_refused(kinds):
     with pytest.raises(ConfigError, match="mixture"):
         Mixture(kinds)
+
+
+def test_lengths_from_a_file_come_as_often_as_they_stand_in_it(tmp_path):
+    (tmp_path / "Lengths").write_text("5\n\n7\n5\n5\n")
+    lengths = parse(f"file:{tmp_path / 'Lengths'}")
+    assert lengths == Observed((5, 7, 5, 5))
+    drawn = draws(lengths)
+    assert drawn.count(5) / len(drawn) == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize("text", ["", "five", "0", "5 6", "9" * 100, "nan", "-1", "99999999999"])
+def test_files_of_something_else_are_refused(tmp_path, text):
+    (tmp_path / "lengths").write_text(text)
+    with pytest.raises(ConfigError, match=r"one whole number|choose"):
+        parse(f"file:{tmp_path / 'lengths'}")
+    with pytest.raises(ConfigError, match="cannot read"):
+        parse(f"file:{tmp_path / 'none'}")
