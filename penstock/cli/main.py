@@ -13,7 +13,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from penstock.cli import args, config_file
-from penstock.cli.flags import suggestion
+from penstock.cli.flags import listed, suggestion
 from penstock.cli.help import command_help, layout
 from penstock.cli.show import printable
 from penstock.errors import ConfigError, PenstockError, RequestError
@@ -22,11 +22,12 @@ FAULT_STATUS = 1
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 BROKEN_PIPE_STATUS = 141
+OVERVIEW_INDENT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A row of the table of commands."""
+    """A row of the table of commands. A name may be two words: the longer name wins over the first word alone."""
 
     module: str
     help: str
@@ -74,14 +75,23 @@ def _dispatch(words: Sequence[str], commands: Mapping[str, Command]) -> int:
         print(_overview(commands))
     elif first == "--version":
         print(f"penstock {_version()}")
+    elif f"{first} {' '.join(rest[:1])}" in commands:
+        name = f"{first} {rest[0]}"
+        return _run(f"penstock {name}", import_module(commands[name].module), rest[1:])
     elif first in commands:
         return _run(f"penstock {first}", import_module(commands[first].module), rest)
+    elif any(name.startswith(f"{first} ") for name in commands):
+        raise ConfigError(f"penstock {first} needs a second word: {_second_words(first, commands)}")
     elif first.startswith("-"):
         known = suggestion(first, ("--help", "--version"))
         raise ConfigError(f"unknown flag {first}{known or '; flags follow a command: penstock COMMAND ' + first}")
     else:
         raise ConfigError(f"unknown command {first}{suggestion(first, commands) or '; see penstock --help'}")
     return 0
+
+
+def _second_words(first: str, commands: Mapping[str, Command]) -> str:
+    return listed([name.partition(" ")[2] for name in commands if name.startswith(f"{first} ")])
 
 
 def _run(program: str, module: Any, words: Sequence[str]) -> int:
@@ -101,7 +111,11 @@ def _run(program: str, module: Any, words: Sequence[str]) -> int:
 
 def _overview(commands: Mapping[str, Command]) -> str:
     width = get_terminal_size().columns
-    rows = (line for name, command in commands.items() for line in layout(name, command.help, max(width, 60), 14))
+    rows = (
+        line
+        for name, command in commands.items()
+        for line in layout(name, command.help, max(width, 60), OVERVIEW_INDENT)
+    )
     return "\n".join(
         [
             "usage: penstock COMMAND [flags]",
