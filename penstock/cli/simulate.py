@@ -14,9 +14,10 @@ from typing import Any, Literal
 from penstock.cli.show import print_json, print_table, printable
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.cost import hardware as devices
-from penstock.cost.memory import weight_bytes, workspace_bytes
+from penstock.cost.layout import Layout
+from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
-from penstock.cost.roofline import Overhead, Roofline
+from penstock.cost.roofline import Overhead, roofline
 from penstock.errors import ConfigError, ModelFileError
 from penstock.metrics.summary import Percentiles, Slo, Summary
 from penstock.models import catalog, registry
@@ -40,6 +41,12 @@ class Machines:
     """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..."""
     replicas: int = 1
     """How many replicas serve"""
+    tensor: int = 1
+    """Devices that share every matrix of a replica"""
+    pipeline: int = 1
+    """Stages that share the layers of a replica"""
+    expert: int = 1
+    """Devices that experts are dealt out to; more than --tensor spans replicas"""
     weights: WeightFormat = "bf16"
     """How weights are held"""
     overlap: bool = False
@@ -50,6 +57,10 @@ class Machines:
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 10_000:
             raise ConfigError(f"--replicas is {self.replicas}; choose 1 to 10000")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.tensor, self.pipeline, self.replicas, self.expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +180,21 @@ def read_spec(model: str) -> ModelSpec:
 
 def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     machines = config.machines
-    device = devices.find(machines.hardware)
+    device, layout = devices.find(machines.hardware), machines.layout
+    layout.check(spec)
     engine = EngineConfig(ModelConfig(config.model, max_context=config.max_context), config.cache, config.scheduler)
     memory = Memory(
         free_bytes=device.memory_bytes,
-        weight_bytes=weight_bytes(spec, precision),
-        workspace_bytes=workspace_bytes(spec, config.scheduler.max_batch_tokens, config.scheduler.max_sequences),
-        bytes_per_kv_value=precision.kv_bytes,
+        weight_bytes=weight_bytes(spec, precision, layout),
+        workspace_bytes=workspace_bytes(
+            spec, config.scheduler.max_batch_tokens, config.scheduler.max_sequences, layout
+        ),
+        bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
     return Fleet(
         config=engine,
         sizing=size_engine(engine, spec, memory),
-        cost=Roofline(spec, device.achievable, precision, Overhead(overlaps=machines.overlap)),
+        cost=roofline(spec, device, precision, Overhead(overlaps=machines.overlap), layout),
         num_replicas=machines.replicas,
         policy=POLICIES[machines.policy],
         depth=2 if machines.overlap else 1,

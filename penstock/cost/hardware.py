@@ -19,6 +19,28 @@ BANDWIDTH_FRACTION = 0.87
 
 GIB = 1024**3
 
+LINK_FRACTION = 0.8
+"""Share of a link's one-way peak that large messages reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a device reaches others."""
+
+    kind: Literal["nvlink", "pcie", "infinity fabric", "socket", "network"]
+    bandwidth_bytes_per_s: float
+    """One way, as large messages reach it."""
+    latency_s: float
+    """Of a small message, from kernel to kernel."""
+
+
+def _network(gigabits: float) -> Link:
+    return Link("network", gigabits * 1e9 / 8 * LINK_FRACTION, 15e-6)
+
+
+_FAST_NETWORK = _network(400)
+_LATENCY_S = {"nvlink": 3e-6, "infinity fabric": 4e-6, "pcie": 8e-6, "socket": 1e-6}
+
 
 @dataclass(frozen=True, slots=True)
 class Flops:
@@ -66,10 +88,24 @@ class Hardware:
     """What the driver reports as present, which is less than the name on the box."""
     peak: Ceilings
     interconnect_bytes_per_s: float
-    """To its peers, both directions together; 0 where there is none."""
+    """To its peers in the same machine, both directions together."""
     source: str
     """Where the figures come from."""
     measured: Ceilings | None = None
+    interconnect: Literal["nvlink", "pcie", "infinity fabric", "socket"] = "nvlink"
+    devices_per_machine: int = 8
+    """Devices that reach each other by the interconnect; further ones by the network."""
+    network: Link = _FAST_NETWORK
+    """Of one device to another machine."""
+    price_per_hour: float | None = None
+    """List price in US dollars of one device, its share of the machine included; None where there is no common one."""
+
+    def link(self, num_devices: int) -> Link:
+        """What a group of that many devices talks over: the interconnect inside a machine, else the network."""
+        if num_devices > self.devices_per_machine:
+            return self.network
+        one_way = self.interconnect_bytes_per_s / 2
+        return Link(self.interconnect, one_way * LINK_FRACTION, _LATENCY_S[self.interconnect])
 
     @property
     def achievable(self) -> Ceilings:
@@ -88,15 +124,38 @@ def find(name: str) -> Hardware:
 
 
 def _gpu(
-    name: str, memory_gib: float, bandwidth_gb: float, tera: Flops, interconnect_gb: float, source: str
+    name: str,
+    memory_gib: float,
+    bandwidth_gb: float,
+    tera: Flops,
+    interconnect_gb: float,
+    source: str,
+    *,
+    network_gigabits: float = 400,
+    price: float | None = None,
 ) -> Hardware:
+    """Less than 120 GB/s is a PCI Express slot, and more than that NVLink."""
     peak = Ceilings(bandwidth_gb * 1e9, tera.scaled(1e12))
-    return Hardware(name, "gpu", round(memory_gib * GIB), peak, interconnect_gb * 1e9, source)
+    return Hardware(
+        name,
+        "gpu",
+        round(memory_gib * GIB),
+        peak,
+        interconnect_gb * 1e9,
+        source,
+        interconnect="pcie" if interconnect_gb <= _FASTEST_SLOT_GB else "nvlink",
+        network=_network(network_gigabits),
+        price_per_hour=price,
+    )
 
 
-def _hopper(name: str, memory_gib: float, bandwidth_gb: float, source: str) -> Hardware:
+_FASTEST_SLOT_GB = 128
+"""PCI Express 5.0, sixteen lanes, both directions."""
+
+
+def _hopper(name: str, memory_gib: float, bandwidth_gb: float, source: str, price: float | None = None) -> Hardware:
     tera = Flops(fp32=67, bf16=989, fp16=989, fp8=1979, int8=1979)
-    return _gpu(name, memory_gib, bandwidth_gb, tera, 900, source)
+    return _gpu(name, memory_gib, bandwidth_gb, tera, 900, source, price=price)
 
 
 _AMPERE = Flops(fp32=19.5, bf16=312, fp16=312, int8=624)
@@ -108,10 +167,11 @@ _H200_MEASURED = Ceilings(
 
 _CLOUD_2CORE = Ceilings(26e9, Flops(fp32=0.25e12, bf16=1.4e12, int8=1.5e12))
 
+# Prices are AWS list prices on demand in us-east-1 as of 2024, the whole instance divided by its devices.
 _DEVICES = (
-    _gpu("a100-40", 39.6, 1555, _AMPERE, 600, "NVIDIA A100 datasheet, SXM 40 GB"),
-    _gpu("a100-80", 79.3, 2039, _AMPERE, 600, "NVIDIA A100 datasheet, SXM 80 GB"),
-    _hopper("h100-sxm", 79.2, 3350, "NVIDIA H100 datasheet, SXM"),
+    _gpu("a100-40", 39.6, 1555, _AMPERE, 600, "NVIDIA A100 datasheet, SXM 40 GB", price=4.10),
+    _gpu("a100-80", 79.3, 2039, _AMPERE, 600, "NVIDIA A100 datasheet, SXM 80 GB", price=5.12),
+    _hopper("h100-sxm", 79.2, 3350, "NVIDIA H100 datasheet, SXM", price=12.29),
     _gpu(
         "h100-pcie",
         79.2,
@@ -120,40 +180,93 @@ _DEVICES = (
         128,
         "NVIDIA H100 PCIe product brief; no NVLink bridge",
     ),
-    _gpu("h100-nvl", 93.1, 3900, Flops(60, 835, 835, 1671, 1671), 600, "NVIDIA H100 datasheet, NVL, one of the pair"),
+    replace(
+        _gpu(
+            "h100-nvl", 93.1, 3900, Flops(60, 835, 835, 1671, 1671), 600, "NVIDIA H100 datasheet, NVL, one of the pair"
+        ),
+        devices_per_machine=2,
+    ),
     replace(_H200, measured=_H200_MEASURED),
     _gpu("b200", 178.4, 8000, Flops(75, 2250, 2250, 4500, 4500), 1800, "NVIDIA HGX B200 datasheet, one of eight"),
-    _gpu("l4", 22.0, 300, Flops(30.3, 121, 121, 242, 242), 64, "NVIDIA L4 datasheet"),
-    _gpu("l40s", 44.4, 864, Flops(91.6, 362, 362, 733, 733), 64, "NVIDIA L40S datasheet"),
-    _gpu("a10g", 22.1, 600, Flops(fp32=35, bf16=70, fp16=70, int8=140), 64, "NVIDIA A10G datasheet"),
-    _gpu("rtx-4090", 23.6, 1008, Flops(82.6, 165, 165, 330, 661), 64, "NVIDIA Ada whitepaper, fp32 accumulation"),
-    _gpu("rtx-3090", 23.7, 936, Flops(fp32=35.6, bf16=71, fp16=71, int8=284), 112, "NVIDIA GA102 whitepaper"),
-    _gpu("t4", 14.7, 320, Flops(fp32=8.1, fp16=65, int8=130), 32, "NVIDIA T4 datasheet"),
-    _gpu("mi300x", 192.0, 5300, Flops(163, 1307, 1307, 2615, 2615), 896, "AMD Instinct MI300X datasheet"),
+    _gpu("l4", 22.0, 300, Flops(30.3, 121, 121, 242, 242), 64, "NVIDIA L4 datasheet", network_gigabits=50, price=0.80),
+    _gpu(
+        "l40s", 44.4, 864, Flops(91.6, 362, 362, 733, 733), 64, "NVIDIA L40S datasheet", network_gigabits=50, price=1.86
+    ),
+    _gpu(
+        "a10g",
+        22.1,
+        600,
+        Flops(fp32=35, bf16=70, fp16=70, int8=140),
+        64,
+        "NVIDIA A10G datasheet",
+        network_gigabits=25,
+        price=1.01,
+    ),
+    replace(
+        _gpu(
+            "rtx-4090",
+            23.6,
+            1008,
+            Flops(82.6, 165, 165, 330, 661),
+            64,
+            "NVIDIA Ada whitepaper, fp32 accumulation",
+            network_gigabits=10,
+        ),
+        devices_per_machine=4,
+    ),
+    replace(
+        _gpu(
+            "rtx-3090",
+            23.7,
+            936,
+            Flops(fp32=35.6, bf16=71, fp16=71, int8=284),
+            112,
+            "NVIDIA GA102 whitepaper; a pair with a bridge",
+            network_gigabits=10,
+        ),
+        interconnect="nvlink",
+        devices_per_machine=2,
+    ),
+    _gpu(
+        "t4", 14.7, 320, Flops(fp32=8.1, fp16=65, int8=130), 32, "NVIDIA T4 datasheet", network_gigabits=25, price=0.53
+    ),
+    replace(
+        _gpu("mi300x", 192.0, 5300, Flops(163, 1307, 1307, 2615, 2615), 896, "AMD Instinct MI300X datasheet"),
+        interconnect="infinity fabric",
+    ),
     Hardware(
         "xeon-8480",
         "cpu",
         256 * GIB,
         Ceilings(307.2e9, Flops(fp32=7.2e12, bf16=115e12, int8=229e12)),
-        0.0,
+        96e9,
         "Intel Xeon 8480+: 56 cores at 2.0 GHz, AMX 1,024 bf16 operations a cycle, 8 channels DDR5-4800 of 32 GB",
+        interconnect="socket",
+        devices_per_machine=2,
+        network=_network(100),
     ),
     Hardware(
         "epyc-9654",
         "cpu",
         384 * GIB,
         Ceilings(460.8e9, Flops(fp32=7.4e12, bf16=14.7e12, int8=29.5e12)),
-        0.0,
+        128e9,
         "AMD EPYC 9654: 96 cores at 2.4 GHz, two 256-bit pipes, 12 channels DDR5-4800 of 32 GB",
+        interconnect="socket",
+        devices_per_machine=2,
+        network=_network(100),
     ),
     Hardware(
         "cloud-2core",
         "cpu",
         22 * GIB,
         _CLOUD_2CORE,
-        0.0,
+        10e9,
         "measured through torch on a virtual machine: two cores with AMX, reads over 1 GB, products of 512 rows",
         measured=_CLOUD_2CORE,
+        interconnect="socket",
+        devices_per_machine=1,
+        network=_network(10),
     ),
 )
 

@@ -1,22 +1,63 @@
-"""Bytes a model takes on a device that is not here to be asked."""
+"""Bytes a model takes on a device that is not here to be asked: of a layout's devices, the fullest."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
+from penstock.cost.layout import SINGLE, Layout
 from penstock.cost.precision import Precision
-from penstock.models.spec import ModelSpec, MoE
+from penstock.models.spec import Layer, ModelSpec, MoE
 
 _ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 4
 
 
-def weight_bytes(spec: ModelSpec, precision: Precision) -> int:
-    return round(spec.num_parameters * precision.weight_bytes)
+def weight_bytes(spec: ModelSpec, precision: Precision, layout: Layout = SINGLE) -> int:
+    """Embedding rows lie on the first stage, the output matrix on the last; norms and routers on every device."""
+    parts = spec.parameters_by_part
+    stages = _stages(spec, layout)
+    sizes: list[float] = [sum(_layer_parameters(spec, layer, layout) for layer in stage) for stage in stages]
+    norms = parts["norms"] / len(stages)
+    output = parts["output"]
+    if spec.tied_embedding and len(stages) > 1:
+        output = parts["embedding"]
+    sizes[0] += parts["embedding"] / layout.tensor
+    sizes[-1] += output / layout.tensor
+    return round((max(sizes) + norms) * precision.weight_bytes)
 
 
-def workspace_bytes(spec: ModelSpec, max_batch_tokens: int, max_sequences: int) -> int:
+def kv_fraction(spec: ModelSpec, layout: Layout = SINGLE) -> float:
+    """Share of a token's keys and values that lies on one device; multiply a number's bytes with it to size that device."""
+    total = sum(layer.attention.kv_values_per_token for layer in spec.layers)
+    stages: list[float] = [
+        sum(layer.attention.kv_values_per_token / layout.kv_shards(layer.attention) for layer in stage)
+        for stage in _stages(spec, layout)
+    ]
+    return max(stages) / total
+
+
+def workspace_bytes(spec: ModelSpec, max_batch_tokens: int, max_sequences: int, layout: Layout = SINGLE) -> int:
     """The largest step: residual and normed input of every token beside the widest thing made of them, and the logits."""
-    widest = 0
+    widest = 0.0
     for layer in spec.layers:
         mlp = layer.mlp
         width = mlp.num_active * mlp.expert.width if isinstance(mlp, MoE) else mlp.width
-        widest = max(widest, 3 * width, 2 * layer.attention.q_size + layer.attention.kv_values_per_token)
+        attention = 2 * layer.attention.q_size + layer.attention.kv_values_per_token
+        widest = max(widest, 3 * width / layout.tensor, attention / layout.tensor)
     activations = max_batch_tokens * (2 * spec.hidden_size + widest) * _ACTIVATION_BYTES
-    return activations + max_sequences * spec.vocab_size * _LOGIT_BYTES
+    return round(activations + max_sequences * spec.vocab_size * _LOGIT_BYTES)
+
+
+def _stages(spec: ModelSpec, layout: Layout) -> list[Sequence[Layer]]:
+    """Layers cut into runs whose lengths differ by one at most, the longer first."""
+    count = layout.pipeline
+    bounds = [-(-spec.num_layers * number // count) for number in range(count + 1)]
+    return [spec.layers[start:end] for start, end in pairwise(bounds)]
+
+
+def _layer_parameters(spec: ModelSpec, layer: Layer, layout: Layout) -> float:
+    """Of one device, norms apart."""
+    hidden, mlp = spec.hidden_size, layer.mlp
+    total = layout.attention_parameters(layer.attention, hidden) + layout.dense_parameters(mlp, hidden)
+    if isinstance(mlp, MoE):
+        total += mlp.num_experts * mlp.expert.num_parameters(hidden) / layout.expert_shards
+    return total

@@ -7,7 +7,11 @@ A step is parts run one after the other, each bound by its own roof:
     attention  each chunk reads the KV it can see (writing its own is small); operations grow with query-key pairs
     output     rows that draw a token, times the vocabulary
     pointwise  norms, rotations, activations: memory traffic in proportion to tokens
+    traffic    what several devices tell each other, where a model lies over more than one
     overhead   launches and host work that no roof explains
+
+Devices of a tensor group share every part evenly. Pipeline stages work on several groups of a batch's sequences in turn: with
+as many groups as stages none of them idles; with fewer, the rest is the pipeline's bubble.
 """
 
 from collections.abc import Iterable
@@ -17,7 +21,8 @@ from typing import NamedTuple
 
 from penstock.core.batch import Batch, Chunk
 from penstock.cost.cost import moved
-from penstock.cost.hardware import Ceilings
+from penstock.cost.hardware import Ceilings, Hardware
+from penstock.cost.layout import SINGLE, Layout, Traffic, traffic_of
 from penstock.cost.precision import Precision
 from penstock.errors import ConfigError
 from penstock.models.spec import ModelSpec, MoE
@@ -67,6 +72,8 @@ class Parts(NamedTuple):
     output: float
     pointwise: float
     overhead: float
+    traffic: float = 0.0
+    """Sums and exchanges between devices, hops between stages."""
 
 
 class _Sight(NamedTuple):
@@ -90,36 +97,75 @@ class _Experts(NamedTuple):
     num_layers: int
 
 
+def roofline(
+    spec: ModelSpec,
+    hardware: Hardware,
+    precision: Precision | None = None,
+    overhead: Overhead | None = None,
+    layout: Layout = SINGLE,
+) -> "Roofline":
+    """The cost of a model that lies over devices in a layout. Raises ConfigError if it cannot."""
+    layout.check(spec)
+    precision = precision or Precision()
+    traffic = traffic_of(spec, layout, hardware, _ACTIVATION_BYTES.get(precision.compute, 2.0))
+    return Roofline(spec, hardware.achievable, precision, overhead, traffic)
+
+
 class Roofline:
-    """The cost of one model on one device; everything that does not depend on the batch is summed up beforehand."""
+    """The cost of one model on the devices of one replica; what does not depend on the batch is summed up beforehand."""
 
     def __init__(
-        self, spec: ModelSpec, ceilings: Ceilings, precision: Precision | None = None, overhead: Overhead | None = None
+        self,
+        spec: ModelSpec,
+        ceilings: Ceilings,
+        precision: Precision | None = None,
+        overhead: Overhead | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
+        """Without `traffic` the model lies on one device."""
         precision = precision or Precision()
         overhead = overhead or Overhead()
+        layout = traffic.layout if traffic else SINGLE
+        self._layout = layout
+        self._traffic = traffic if traffic and layout.devices_per_copy * layout.expert > 1 else None
+        self._stage_fraction = layout.largest_stage(spec.num_layers) / spec.num_layers
         self._flops = ceilings.flops_in(precision.compute)
         self._bandwidth = ceilings.bandwidth_bytes_per_s
         self._weight_bytes = precision.weight_bytes
-        self._attention = _attention_kinds(spec, precision.kv_bytes)
+        self._attention = _attention_kinds(spec, precision.kv_bytes, layout)
         self._experts = _expert_kinds(spec)
-        self._linear_parameters = _linear_parameters(spec)
-        self._pointwise_bytes = _pointwise_values(spec) * _ACTIVATION_BYTES.get(precision.compute, 2.0)
-        self._output_parameters = spec.vocab_size * spec.hidden_size if spec.generates else 0
+        self._linear_parameters = _linear_parameters(spec, layout)
+        self._pointwise_bytes = _pointwise_values(spec, layout) * _ACTIVATION_BYTES.get(precision.compute, 2.0)
+        self._output_parameters = spec.vocab_size * spec.hidden_size / layout.tensor if spec.generates else 0.0
         self._layers_s = overhead.layer_s * spec.num_layers
         self._host_s = overhead.host_s
         self._overlaps = overhead.overlaps
         self._bare_s = lru_cache(maxsize=65536)(self._bare)
 
     def step_s(self, batch: Batch) -> float:
-        work = self.work(batch)
+        return self.seconds(self.work(batch), len(batch.chunks))
+
+    def seconds(self, work: Work, num_sequences: int) -> float:
+        """Of a step, from what it adds up to."""
+        num_groups = min(self._layout.pipeline, num_sequences)
+        if num_groups > 1:
+            return self._pipelined_s(work, num_groups)
         return self._total_s(self._bare_s(work.num_tokens, work.num_drawn), self._attention_s(work.pairs, work.reach))
+
+    def _pipelined_s(self, work: Work, num_groups: int) -> float:
+        """Every stage takes the groups in turn, and a group comes back when it has passed all stages."""
+        num_tokens, num_drawn = -(-work.num_tokens // num_groups), -(-work.num_drawn // num_groups)
+        attention_s = self._attention_s(work.pairs, work.reach) / num_groups
+        passage_s = self._bare_s(num_tokens, num_drawn) + attention_s
+        return self._total_s(passage_s * max(1.0, num_groups * self._stage_fraction), 0.0)
 
     def run_s(self, batch: Batch, num_steps: int) -> list[float]:
         """As `step_s`, spelled out in loops with no calls inside: most of a simulation's steps come through here."""
         if num_steps == 1:
             return [self.step_s(batch)]
         work = self.work(batch)
+        if self._layout.pipeline > 1:
+            return [self.step_s(moved(batch, number)) for number in range(num_steps)]
         bare_s, host_s = self._bare_s(work.num_tokens, work.num_drawn), self._host_s
         peak, bandwidth = self._flops, self._bandwidth
         attention_s = [0.0] * num_steps
@@ -149,7 +195,7 @@ class Roofline:
         )
 
     def parts(self, work: Work) -> Parts:
-        """Where a step's time goes; adds up to `step_s`."""
+        """Where a step's time goes; adds up to `step_s` but for what pipeline stages do at the same time."""
         bare = self._bare_parts(work.num_tokens, work.num_drawn)
         attention_s = self._attention_s(work.pairs, work.reach)
         device_s = self._bare_s(work.num_tokens, work.num_drawn) + attention_s
@@ -163,22 +209,24 @@ class Roofline:
     def _bare(self, num_tokens: int, num_drawn: int) -> float:
         """The device's time but for attention. Added by hand: `sum` rounds floats differently from Python 3.12 on."""
         parts = self._bare_parts(num_tokens, num_drawn)
-        return parts.linears + parts.experts + parts.output + parts.pointwise + parts.overhead
+        return parts.linears + parts.experts + parts.output + parts.pointwise + parts.overhead + parts.traffic
 
     def _bare_parts(self, num_tokens: int, num_drawn: int) -> Parts:
         size = self._linear_parameters
         linears = self._roof(2.0 * size * num_tokens, size * self._weight_bytes)
         experts = 0.0
         for kind in self._experts:
-            size = kind.expert_parameters * kind.num_layers
-            touched = expected_experts(kind.num_experts, kind.num_active, num_tokens)
-            experts += self._roof(2.0 * size * kind.num_active * num_tokens, size * touched * self._weight_bytes)
+            size = kind.expert_parameters * kind.num_layers / self._layout.expert_shards
+            num_met = num_tokens * self._layout.num_sharing
+            touched = expected_experts(kind.num_experts, kind.num_active, num_met)
+            experts += self._roof(2.0 * size * kind.num_active * num_met, size * touched * self._weight_bytes)
         output = 0.0
         if num_drawn:
             size = self._output_parameters
             output = self._roof(2.0 * size * num_drawn, size * self._weight_bytes)
         pointwise = num_tokens * self._pointwise_bytes / self._bandwidth
-        return Parts(linears, experts, 0.0, output, pointwise, self._layers_s)
+        traffic = self._traffic.seconds(num_tokens) + self._traffic.hops_s(num_tokens) if self._traffic else 0.0
+        return Parts(linears, experts, 0.0, output, pointwise, self._layers_s, traffic)
 
     def _attention_s(self, pairs: tuple[int, ...], reach: tuple[int, ...]) -> float:
         total = 0.0
@@ -222,15 +270,15 @@ def _seen(chunks: Iterable[Chunk], sight: _Sight) -> tuple[int, int]:
     return pairs, reach
 
 
-def _attention_kinds(spec: ModelSpec, kv_bytes: float) -> tuple[_AttentionKind, ...]:
+def _attention_kinds(spec: ModelSpec, kv_bytes: float, layout: Layout) -> tuple[_AttentionKind, ...]:
     flops: dict[_Sight, float] = {}
     moved: dict[_Sight, float] = {}
     for layer in spec.layers:
         attention = layer.attention
         sight = _Sight(attention.window, attention.causal)
-        # Scoring a pair and weighing its value each take a multiplication and an addition per number of the head.
-        flops[sight] = flops.get(sight, 0.0) + 4.0 * attention.q_size
-        moved[sight] = moved.get(sight, 0.0) + attention.kv_values_per_token * kv_bytes
+        flops[sight] = flops.get(sight, 0.0) + attention.flops_per_pair / layout.tensor
+        read = attention.kv_values_per_token * kv_bytes / layout.kv_shards(attention)
+        moved[sight] = moved.get(sight, 0.0) + read
     return tuple(_AttentionKind(sight, flops[sight], moved[sight]) for sight in flops)
 
 
@@ -245,24 +293,23 @@ def _expert_kinds(spec: ModelSpec) -> tuple[_Experts, ...]:
     )
 
 
-def _linear_parameters(spec: ModelSpec) -> int:
-    """All weights that every token meets, but the output matrix: routers yes, experts and embeddings no."""
-    parts = spec.parameters_by_part
-    experts = sum(
-        layer.mlp.num_experts * layer.mlp.expert.num_parameters(spec.hidden_size)
-        for layer in spec.layers
-        if isinstance(layer.mlp, MoE)
-    )
-    return parts["attention"] + parts["mlp"] + parts["norms"] - experts
+def _linear_parameters(spec: ModelSpec, layout: Layout) -> float:
+    """On one device, all weights that every token meets, but the output matrix: routers yes, experts and embeddings no."""
+    hidden = spec.hidden_size
+    total = float(spec.parameters_by_part["norms"])
+    for layer in spec.layers:
+        total += layout.attention_parameters(layer.attention, hidden) + layout.dense_parameters(layer.mlp, hidden)
+    return total
 
 
-def _pointwise_values(spec: ModelSpec) -> int:
+def _pointwise_values(spec: ModelSpec, layout: Layout) -> float:
     """Numbers that a token's way between the matrix products reads and writes: two norms that add to the residual
     (in two, out two), queries, keys and values rotated and stored (in one, out one), and the gate (in two, out one).
     """
-    count = 0
+    count = 0.0
     for layer in spec.layers:
         mlp = layer.mlp
         width = mlp.num_active * mlp.expert.width if isinstance(mlp, MoE) else mlp.width
-        count += 8 * spec.hidden_size + 2 * (layer.attention.q_size + layer.attention.kv_values_per_token) + 3 * width
+        cut = 2 * (layer.attention.q_size + layer.attention.kv_values_per_token) + 3 * width
+        count += 8 * spec.hidden_size + cut / layout.tensor
     return count
