@@ -8,7 +8,7 @@ from penstock.cli.amounts import bytes_in_words, count_in_words
 from penstock.cli.progress import ProgressBar
 from penstock.cli.show import print_json, print_table, printable
 from penstock.models import catalog
-from penstock.models.spec import GQA, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
+from penstock.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
 from penstock.models.weights import sources
 
 if TYPE_CHECKING:
@@ -82,7 +82,19 @@ def describe_spec(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def attention_in_words(attention: GQA) -> str:
+def attention_in_words(attention: GQA | MLA) -> str:
+    return latent_in_words(attention) if isinstance(attention, MLA) else grouped_in_words(attention)
+
+
+def latent_in_words(attention: MLA) -> str:
+    queries = f"queries through {attention.q_rank:,}; " if attention.q_rank else ""
+    return (
+        f"{attention.num_heads} heads of {attention.plain_dim}+{attention.rope.dim}, values of {attention.value_dim}; all in "
+        f"a latent of {attention.kv_rank:,} and a rotated key of {attention.rope.dim}; {queries}{rope_in_words(attention.rope)}"
+    )
+
+
+def grouped_in_words(attention: GQA) -> str:
     words = f"{attention.num_heads} heads of {attention.head_dim}"
     if attention.num_kv_heads == attention.num_heads:
         words += ", each with keys and values of its own"
@@ -115,7 +127,8 @@ def rope_in_words(rope: Rope | None) -> str:
 
 def mlp_in_words(mlp: GatedMLP | PlainMLP | MoE) -> str:
     if isinstance(mlp, MoE):
-        return f"{mlp.num_active} of {mlp.num_experts} experts, each {mlp_in_words(mlp.expert)}"
+        shared = f"; for every token {mlp_in_words(mlp.shared)}" if mlp.shared else ""
+        return f"{mlp.num_active} of {mlp.num_experts} experts, each {mlp_in_words(mlp.expert)}{shared}"
     kind = "gated" if isinstance(mlp, GatedMLP) else "plain"
     return f"{kind} {mlp.activation} of width {mlp.width:,}" + (", biases" if mlp.bias else "")
 

@@ -52,7 +52,7 @@ def _layer(spec: ModelSpec, layer: Layer, number: int, dtype: torch.dtype) -> An
     norms: dict[str, AnyNorm] = {
         name: make_norm(spec.norm, spec.hidden_size) if name in NORMS[layer.norms] else NoNorm() for name in names
     }
-    attention = Attention(layer.attention, spec.hidden_size, spec.norm.eps, number, dtype)
+    attention = Attention(layer.grouped, spec.hidden_size, spec.norm.eps, number, dtype)
     kind = ResidualLayer if layer.norms == "residual" else StreamLayer
     return kind(attention, _mlp(layer.mlp, spec.hidden_size, dtype), norms)
 

@@ -1,6 +1,7 @@
 """Published shapes by short name, so that simulator and planner need no download.
 
-Each is the part of its `config.json` that decides the spec, read by the architecture's own reader.
+Each is the part of its `config.json` that decides the spec, read by the architecture's own reader. Where a base and a chat
+model differ (Qwen2.5's context), it is the chat model's.
 """
 
 from collections.abc import Mapping
@@ -56,6 +57,30 @@ def _gpt_oss(layers: int, experts: int) -> Config:
     )
 
 
+def _deepseek(model_type: str, *shape: Any, kv: int, experts: int, active: int, width: int, **rest: Any) -> Config:
+    """`experts` are routed ones; heads are 128 numbers and 64 rotated ones."""
+    return _config(model_type, *shape) | {
+        "max_position_embeddings": 163_840,
+        "rope_scaling": _DEEPSEEK_YARN,
+        "rms_norm_eps": 1e-6,
+        "kv_lora_rank": kv,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": active,
+        "moe_intermediate_size": width,
+        **rest,
+    }
+
+
+_DEEPSEEK_YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 _LLAMA_3_1 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -63,6 +88,7 @@ _LLAMA_3_1 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_LLAMA_3_2 = {**_LLAMA_3_1, "factor": 32.0}
 _GEMMA_3 = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 # Phi 4 mini's first 31 factors grow by one ratio (to a part in a billion); the rest are listed.
 _PHI_4_LONG = [1.118320672**power for power in range(31)] + [
@@ -70,9 +96,26 @@ _PHI_4_LONG = [1.118320672**power for power in range(31)] + [
     *(32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77),
 ]
 
+_DEEPSEEK_V3 = _deepseek(
+    "deepseek_v3",
+    *(129_280, 7168, 18_432, 61, "128/128"),
+    kv=512,
+    experts=256,
+    active=8,
+    width=2048,
+    rope_scaling={**_DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    n_shared_experts=1,
+    first_k_dense_replace=3,
+    n_group=8,
+    topk_group=4,
+    routed_scaling_factor=2.5,
+    q_lora_rank=1536,
+)
+
 CONFIGS: dict[str, Config] = {
     "llama-2-7b": _llama(32_000, 4096, 11_008, 32, "32/32", context=4096),
     "llama-3-8b": _llama(128_256, 4096, 14_336, 32, "32/8", context=8192, theta=500_000.0),
+    "llama-3-70b": _llama(128_256, 8192, 28_672, 80, "64/8", context=8192, theta=500_000.0),
     "llama-3.1-8b": _llama(
         128_256, 4096, 14_336, 32, "32/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
     ),
@@ -81,6 +124,31 @@ CONFIGS: dict[str, Config] = {
     ),
     "llama-3.1-405b": _llama(
         128_256, 16_384, 53_248, 126, "128/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
+    ),
+    "llama-3.2-1b": _llama(
+        128_256,
+        2048,
+        8192,
+        16,
+        "32/8/64",
+        context=131_072,
+        theta=500_000.0,
+        rope_scaling=_LLAMA_3_2,
+        tie_word_embeddings=True,
+    ),
+    "llama-3.2-3b": _llama(
+        128_256,
+        3072,
+        8192,
+        28,
+        "24/8/128",
+        context=131_072,
+        theta=500_000.0,
+        rope_scaling=_LLAMA_3_2,
+        tie_word_embeddings=True,
+    ),
+    "llama-3.3-70b": _llama(
+        128_256, 8192, 28_672, 80, "64/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
     ),
     "smollm2-135m": _llama(49_152, 576, 1536, 30, "9/3", context=8192, theta=100_000.0, tie_word_embeddings=True),
     "smollm2-360m": _llama(49_152, 960, 2560, 32, "15/5", context=8192, theta=100_000.0, tie_word_embeddings=True),
@@ -131,6 +199,15 @@ CONFIGS: dict[str, Config] = {
         moe_intermediate_size=768,
         norm_topk_prob=True,
     ),
+    "qwen3-235b-a22b": _qwen(
+        "qwen3_moe",
+        *(151_936, 4096, 12_288, 94, "64/4/128"),
+        context=40_960,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1536,
+        norm_topk_prob=True,
+    ),
     "gemma-2-9b": _config(
         "gemma2",
         256_000,
@@ -146,7 +223,11 @@ CONFIGS: dict[str, Config] = {
     "gemma-3-270m": _config(
         "gemma3_text", 262_144, 640, 2048, 18, "4/1/256", max_position_embeddings=32_768, sliding_window=512
     ),
+    "gemma-3-1b": _config(
+        "gemma3_text", 262_144, 1152, 6912, 26, "4/1/256", max_position_embeddings=32_768, sliding_window=512
+    ),
     "gemma-3-4b": _config("gemma3_text", 262_208, 2560, 10_240, 34, "8/4/256", **_GEMMA_3),
+    "gemma-3-12b": _config("gemma3_text", 262_208, 3840, 15_360, 48, "16/8/256", **_GEMMA_3),
     "gemma-3-27b": _config(
         "gemma3_text", 262_208, 5376, 21_504, 62, "32/16/128", query_pre_attn_scalar=168, **_GEMMA_3
     ),
@@ -197,6 +278,35 @@ CONFIGS: dict[str, Config] = {
     ),
     "gpt-oss-20b": _gpt_oss(layers=24, experts=32),
     "gpt-oss-120b": _gpt_oss(layers=36, experts=128),
+    "deepseek-v2-lite": _deepseek(
+        "deepseek_v2",
+        *(102_400, 2048, 10_944, 27, "16/16"),
+        kv=512,
+        experts=64,
+        active=6,
+        width=1408,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        topk_method="greedy",
+        q_lora_rank=None,
+    ),
+    "deepseek-v2": _deepseek(
+        "deepseek_v2",
+        *(102_400, 5120, 12_288, 60, "128/128"),
+        kv=512,
+        experts=160,
+        active=6,
+        width=1536,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        topk_method="group_limited_greedy",
+        n_group=8,
+        topk_group=3,
+        routed_scaling_factor=16.0,
+        q_lora_rank=1536,
+    ),
+    "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-r1": _DEEPSEEK_V3,
 }
 
 

@@ -40,6 +40,12 @@ class Fields:
         given = {name: value for name, value in self._values.items() if value is not None or name not in defaults}
         return Fields({**defaults, **given}, self.source, self._prefix, self._path)
 
+    def without(self, *names: str) -> "Fields":
+        """The same fields, as if these were absent."""
+        hidden = {self._prefix + name for name in names}
+        left = {name: value for name, value in self._values.items() if name not in hidden}
+        return Fields(left, self.source, self._prefix, self._path)
+
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = default if self._get(name) is None else self._get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

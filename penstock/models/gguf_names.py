@@ -48,7 +48,7 @@ def model(
         ours, theirs = f"layers.{index}.", f"blk.{index}."
         for mine, name in (norms or _NORMS[layer.norms]).items():
             recipes |= {f"{ours}{mine}.{kind}": Tensor(f"{theirs}{name}.{kind}") for kind in kinds}
-        recipes |= _attention(layer.attention, f"{ours}attention.", theirs, names, neighbours_paired)
+        recipes |= _attention(layer.grouped, f"{ours}attention.", theirs, names, neighbours_paired)
         if isinstance(layer.mlp, MoE):
             recipes |= _experts(layer.mlp, f"{ours}mlp.", theirs, names)
         else:

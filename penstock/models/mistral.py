@@ -28,5 +28,5 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     spec = llama.spec_from_gguf(head)
-    layers = (replace(layer, attention=replace(layer.attention, window=head.window())) for layer in spec.layers)
+    layers = (replace(layer, attention=replace(layer.grouped, window=head.window())) for layer in spec.layers)
     return replace(spec, architecture="mistral", layers=tuple(layers))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from penstock.errors import ModelFileError
 from penstock.models import (
     bert,
+    deepseek,
     gemma2,
     gemma3,
     gpt2,
@@ -65,6 +66,8 @@ BY_CLASS: dict[str, Architecture] = {
     "GPT2LMHeadModel": gpt2,
     "Olmo2ForCausalLM": olmo2,
     "GptOssForCausalLM": gpt_oss,
+    "DeepseekV2ForCausalLM": deepseek,
+    "DeepseekV3ForCausalLM": deepseek,
     "BertModel": bert,
     "BertForMaskedLM": bert,
 }
@@ -84,6 +87,8 @@ BY_MODEL_TYPE: dict[str, Architecture] = {
     "gpt2": gpt2,
     "olmo2": olmo2,
     "gpt_oss": gpt_oss,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
     "bert": bert,
 }
 """By a config's `model_type`, where it names no `architectures`."""
@@ -99,12 +104,18 @@ BY_GGUF: dict[str, Architecture] = {
     "gpt2": gpt2,
     "olmo2": olmo2,
     "gpt-oss": gpt_oss,
+    "deepseek2": deepseek,
     "bert": bert,
 }
 """By a GGUF file's `general.architecture`; `llama` stands for Mistral and Mixtral too."""
 
 QUANTIZATIONS: dict[str, tuple[Architecture, ...]] = {"mxfp4": (gpt_oss,)}
 """By `quant_method`: the architectures whose recipes know such checkpoints."""
+
+
+def read_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """What the model of a `config.json` is made of, whether or not its weights could be read."""
+    return _by_config(config).spec_from_config(config)
 
 
 def read_config(

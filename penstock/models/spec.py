@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.errors import ModelFileError
+
+NOT_COMPUTED = (
+    "latent attention (MLA) is not computed here yet, so this model cannot be loaded; size it with penstock plan "
+    "or penstock simulate, or serve another model"
+)
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
 """`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
 
@@ -115,6 +122,11 @@ class GQA:
     def kv_values_per_token(self) -> int:
         return 2 * self.kv_size
 
+    @property
+    def flops_per_pair(self) -> int:
+        """Scoring a query against a key and weighing its value: a multiplication and an addition per number, each."""
+        return 4 * self.q_size
+
     def num_parameters(self, hidden_size: int) -> int:
         qkv_rows = self.q_size + 2 * self.kv_size
         count = qkv_rows * hidden_size + hidden_size * self.q_size
@@ -124,6 +136,61 @@ class GQA:
         elif self.qk_norm == "full":
             count += self.q_size + self.kv_size
         return count
+
+
+@dataclass(frozen=True, slots=True)
+class MLA:
+    """Multi-head latent attention: what is cached of a token is one latent and one rotated key, whatever the heads.
+
+    x -> latent of `kv_rank` -> keys (`plain_dim`) and values (`value_dim`) of every head
+    x -> one key of `rope.dim` numbers, rotated, shared by all heads
+    x -> (latent of `q_rank`, if there is one) -> queries of `plain_dim` + `rope.dim` for every head
+    """
+
+    num_heads: int
+    kv_rank: int
+    plain_dim: int
+    """Numbers of a head's queries and keys that are not rotated."""
+    value_dim: int
+    rope: Rope
+    scale: float
+    q_rank: int | None = None
+    """None: queries are made of x at once."""
+    bias: bool = False
+    """On what is made of x and on the output."""
+
+    @property
+    def window(self) -> None:
+        """It sees all."""
+        return None
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * (self.plain_dim + self.rope.dim)
+
+    @property
+    def kv_values_per_token(self) -> int:
+        return self.kv_rank + self.rope.dim
+
+    @property
+    def flops_per_pair(self) -> int:
+        """With keys and values spread out, as prompts are computed. A decode step multiplies the latent itself: more
+        operations, but there the latent's bytes are what takes time."""
+        return 2 * (self.q_size + self.num_heads * self.value_dim)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Both latents are normed."""
+        query_from = self.q_rank or hidden_size
+        count = query_from * self.q_size
+        if self.q_rank:
+            count += hidden_size * self.q_rank + self.q_rank * (1 + self.bias)
+        count += (hidden_size + self.bias) * (self.kv_rank + self.rope.dim) + self.kv_rank
+        count += self.kv_rank * self.num_heads * (self.plain_dim + self.value_dim)
+        return count + (self.num_heads * self.value_dim + self.bias) * hidden_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +223,7 @@ class PlainMLP:
 
 @dataclass(frozen=True, slots=True)
 class MoE:
-    """The `num_active` best of `num_experts` gated MLPs, weighted by a softmax over all experts."""
+    """The `num_active` best of `num_experts` gated MLPs, weighted by their scores."""
 
     num_experts: int
     num_active: int
@@ -164,18 +231,28 @@ class MoE:
     normalize: bool
     """The chosen weights are rescaled to sum to one."""
     router_bias: bool = False
+    shared: GatedMLP | None = None
+    """Sees every token beside the chosen experts (DeepSeek)."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """Over all experts, or each expert for itself with an offset that only the choice sees (DeepSeek-V3)."""
+    scale: float = 1.0
+    """Multiplies what the chosen experts give."""
+    num_groups: int = 1
+    num_active_groups: int = 1
+    """Experts are chosen from the best groups only."""
 
-    def _num_router(self, hidden_size: int) -> int:
-        return self.num_experts * (hidden_size + self.router_bias)
+    def _num_always(self, hidden_size: int) -> int:
+        shared = self.shared.num_parameters(hidden_size) if self.shared else 0
+        return shared + self.num_experts * (hidden_size + self.router_bias)
 
     def num_parameters(self, hidden_size: int) -> int:
-        return self._num_router(hidden_size) + self.num_experts * self.expert.num_parameters(hidden_size)
+        return self._num_always(hidden_size) + self.num_experts * self.expert.num_parameters(hidden_size)
 
     def num_active_parameters(self, hidden_size: int) -> int:
-        return self._num_router(hidden_size) + self.num_active * self.expert.num_parameters(hidden_size)
+        return self._num_always(hidden_size) + self.num_active * self.expert.num_parameters(hidden_size)
 
 
-Attention = GQA
+Attention = GQA | MLA
 MLP = GatedMLP | PlainMLP | MoE
 
 
@@ -184,6 +261,13 @@ class Layer:
     attention: Attention
     mlp: MLP
     norms: NormPlacement = "pre"
+
+    @property
+    def grouped(self) -> GQA:
+        """The attention as those take it who compute or load it: grouped heads are all that is computed so far."""
+        if not isinstance(self.attention, GQA):
+            raise ModelFileError(NOT_COMPUTED)
+        return self.attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +305,16 @@ class ModelSpec:
     def kv_bytes_per_token(self, bytes_per_value: float) -> int:
         """Bytes the KV cache grows by with each token of context (windows do not shrink a block)."""
         return round(sum(layer.attention.kv_values_per_token for layer in self.layers) * bytes_per_value)
+
+    def kv_bytes_in_sight(self, length: int, bytes_per_value: float) -> int:
+        """Bytes of KV that a sequence of this length still reads: layers with a window need no more than that."""
+        return round(
+            bytes_per_value
+            * sum(
+                layer.attention.kv_values_per_token * min(length, layer.attention.window or length)
+                for layer in self.layers
+            )
+        )
 
     @property
     def parameters_by_part(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ class KVCache:
         self.block_size = block_size
         self.layers: list[AnyCache] = []
         for layer in spec.layers:
-            shape = (num_blocks, block_size, layer.attention.num_kv_heads, layer.attention.head_dim)
+            shape = (num_blocks, block_size, layer.grouped.num_kv_heads, layer.grouped.head_dim)
             self.layers.append(empty_cache(shape, dtype, device))
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -42,5 +42,5 @@ def bytes_per_kv_value(spec: ModelSpec, dtype: torch.dtype) -> float:
     if dtype != torch.int8:
         return float(dtype.itemsize)
     num_values = sum(layer.attention.kv_values_per_token for layer in spec.layers)
-    num_scales = sum(2 * layer.attention.num_kv_heads for layer in spec.layers)
+    num_scales = sum(2 * layer.grouped.num_kv_heads for layer in spec.layers)
     return 1.0 + 4.0 * num_scales / num_values

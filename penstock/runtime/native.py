@@ -43,13 +43,13 @@ def native_obstacle(spec: ModelSpec) -> str | None:
         return "its norms"
     if not isinstance(mlp, GatedMLP) or mlp.activation not in ACTIVATIONS:
         return "its feed-forward sublayer"
-    if attention.sinks or attention.qk_norm == "full" or not attention.causal:
+    if not isinstance(attention, GQA) or attention.sinks or attention.qk_norm == "full" or not attention.causal:
         return "its attention"
     if attention.head_dim % GROUP or attention.head_dim > MAX_HEAD_DIM:
         return f"heads of {attention.head_dim} numbers"
     if spec.hidden_size % GROUP or mlp.width % GROUP:
         return "sizes that are not whole groups"
-    if len({_shape(each.attention) for each in spec.layers}) > 1 or len({each.norms for each in spec.layers}) > 1:
+    if len({_shape(each.grouped) for each in spec.layers}) > 1 or len({each.norms for each in spec.layers}) > 1:
         return "layers of different shapes"
     return None if len({each.mlp for each in spec.layers}) == 1 else "layers of different shapes"
 
@@ -135,7 +135,7 @@ class NativeDecoder:
         return None if vector is None else vector.data_ptr()
 
     def _layer(self, number: int) -> native.Layer:
-        attention, at = self.spec.layers[number].attention, f"layers.{number}."
+        attention, at = self.spec.layers[number].grouped, f"layers.{number}."
         return native.Layer(
             *(self._matrix(at + name) for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
             *(self._vector(f"{at}{name}.weight") for name in NORMS),
@@ -147,7 +147,7 @@ class NativeDecoder:
 
     def _describe(self) -> native.Model:
         spec, layer = self.spec, self.spec.layers[0]
-        attention, mlp = layer.attention, layer.mlp
+        attention, mlp = layer.grouped, layer.mlp
         if not isinstance(mlp, GatedMLP):
             raise EngineError("the native step computes gated feed-forward sublayers only")
         return native.Model(
