@@ -1,0 +1,278 @@
+"""Which replica gets a request: pure decisions over what replicas said of themselves, each with its reason.
+
+The router calls them with views of live replicas, the simulator with views of real schedulers on another clock. They read no
+clock and draw no random numbers: where chance is wanted it follows from a seed and the request's number. A policy that
+remembers (which prefix went where) learns from its own choices alone.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Container, Sequence
+from hashlib import blake2b
+from typing import ClassVar, NamedTuple, Protocol
+
+from penstock.errors import CapacityError
+
+POINTS_PER_REPLICA = 64
+"""Places of a replica on the ring of the consistent hash; more spread the load more evenly."""
+MAX_PREDICTED = 200_000
+"""Blocks that the predicted tree remembers over all replicas."""
+
+
+class ReplicaView(NamedTuple):
+    """What a policy knows of a replica at the moment of choosing."""
+
+    name: str
+    num_pending: int = 0
+    """Generations handed over that have not ended."""
+    num_waiting_tokens: int = 0
+    """Prompt tokens handed over that are not being computed yet."""
+    kv_usage_fraction: float = 0.0
+    is_ready: bool = True
+    """Takes requests: it is healthy and not being drained."""
+    prefixes: Container[bytes] = frozenset()
+    """Hashes of the blocks it reports to hold."""
+
+
+class Call(NamedTuple):
+    """What a policy sees of a request."""
+
+    number: int
+    """How many came before it."""
+    session: str = ""
+    """Who speaks; empty if nobody said."""
+    hashes: tuple[bytes, ...] = ()
+    """Of the prompt's full blocks, each saying all before it."""
+
+
+class Choice(NamedTuple):
+    index: int
+    why: str
+    num_blocks: int = 0
+    """Blocks of the prompt expected to be there already."""
+
+
+Views = Sequence[ReplicaView]
+
+
+class Policy(Protocol):
+    reads_hashes: ClassVar[bool]
+    """Calls must carry the prompt's block hashes."""
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        """Raises CapacityError where no replica is ready."""
+
+
+class RoundRobin:
+    reads_hashes: ClassVar[bool] = False
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        ready = _ready(views)
+        return Choice(ready[call.number % len(ready)], "next in turn")
+
+
+class LeastPending:
+    reads_hashes: ClassVar[bool] = False
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        """Of equals the next in turn, so that an idle fleet does not load its first replica only."""
+        counts = [view.num_pending if view.is_ready else _NEVER for view in views]
+        least = min(counts, default=_NEVER)
+        if least == _NEVER:
+            raise _nobody(views)
+        turn = call.number % len(views)
+        try:
+            index = counts.index(least, turn)
+        except ValueError:
+            index = counts.index(least)
+        return Choice(index, "fewest pending")
+
+
+class PowerOfTwo:
+    """The less loaded of two replicas drawn by lot: nearly as even as looking at all, and no herd runs to one of them."""
+
+    reads_hashes: ClassVar[bool] = False
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        ready = _ready(views)
+        if len(ready) == 1:
+            return Choice(ready[0], "the only one ready")
+        lot = _number(f"{self._seed} {call.number}".encode())
+        first = lot % len(ready)
+        second = (first + 1 + (lot >> 32) % (len(ready) - 1)) % len(ready)
+        one, other = ready[first], ready[second]
+        chosen = one if views[one].num_pending <= views[other].num_pending else other
+        return Choice(chosen, f"fewer pending than {views[other if chosen == one else one].name}")
+
+
+class Ring:
+    """Consistent hashing: a key belongs to the next point on a ring on which every replica has many.
+
+    A replica that joins takes keys over from all others and no key moves between those; one that leaves gives only its own
+    away.
+    """
+
+    def __init__(self, num_points: int = POINTS_PER_REPLICA) -> None:
+        self._num_points = num_points
+        self._names: tuple[str, ...] = ()
+        self._points: list[int] = []
+        self._owners: list[str] = []
+
+    def owners(self, key: bytes, names: tuple[str, ...]) -> list[str]:
+        """All names, the key's own first and then those it falls to when others are full."""
+        if names != self._names:
+            self._names = names
+            points = sorted(
+                (_number(f"{name} {place}".encode()), name) for name in names for place in range(self._num_points)
+            )
+            self._points = [point for point, _ in points]
+            self._owners = [name for _, name in points]
+        start = bisect_right(self._points, _number(key))
+        return list(dict.fromkeys(self._owners[start:] + self._owners[:start]))
+
+
+class ConsistentHash:
+    """Prompts that begin alike go to one replica. `max_lead` spares it: above that many times the mean of pending requests,
+    the next replica on the ring takes over; None never spares.
+    """
+
+    reads_hashes: ClassVar[bool] = True
+
+    def __init__(self, max_lead: float | None = 1.25, num_blocks: int = 4) -> None:
+        self._ring = Ring()
+        self._max_lead = max_lead
+        self._num_blocks = num_blocks
+        """Of a prompt's beginning that count."""
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        hashes = call.hashes[: self._num_blocks]
+        key = hashes[-1] if hashes else call.session.encode("utf-8", "surrogatepass")
+        if not key:
+            return _LEAST.choose(call, views)
+        return self.place(key, views)
+
+    def place(self, key: bytes, views: Views) -> Choice:
+        ready = _ready(views)
+        by_name = {views[index].name: index for index in ready}
+        owners = self._ring.owners(key, tuple(sorted(by_name)))
+        if self._max_lead is not None:
+            allowed = self._max_lead * (1 + sum(views[index].num_pending for index in ready)) / len(ready)
+            for place, name in enumerate(owners):
+                if views[by_name[name]].num_pending <= allowed:
+                    return Choice(by_name[name], "owns the key" if not place else f"{owners[0]} is full")
+        return Choice(by_name[owners[0]], "owns the key")
+
+
+class SessionAffinity:
+    """A session stays where it is while that replica is ready; whoever has no session goes to the least loaded."""
+
+    reads_hashes: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._ring = ConsistentHash(max_lead=None)
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        if not call.session:
+            return _LEAST.choose(call, views)
+        return self._ring.place(call.session.encode("utf-8", "surrogatepass"), views)._replace(why="keeps its session")
+
+
+class PrefixReported:
+    """Where most of the prompt is cached, by what the replicas report, unless that one is far busier than the least busy."""
+
+    reads_hashes: ClassVar[bool] = True
+
+    def __init__(self, max_lead: int = 8) -> None:
+        self._max_lead = max_lead
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        return _longest(call, views, [_num_held(call.hashes, view.prefixes) for view in views], self._max_lead)
+
+
+class PrefixPredicted:
+    """As reported, but guessed: a tree of the prefixes this policy has sent to each replica itself.
+
+    Every hash says all before it, so a dictionary of hashes is a radix tree. What was not asked for longest is forgotten first,
+    as replicas do.
+    """
+
+    reads_hashes: ClassVar[bool] = True
+
+    def __init__(self, max_lead: int = 8, max_blocks: int = MAX_PREDICTED) -> None:
+        self._max_lead = max_lead
+        self._max_blocks = max_blocks
+        self._sent: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+
+    def choose(self, call: Call, views: Views) -> Choice:
+        sent = self._sent
+        held = []
+        for view in views:
+            count = 0
+            for hash_ in call.hashes:
+                if (view.name, hash_) not in sent:
+                    break
+                count += 1
+            held.append(count)
+        choice = _longest(call, views, held, self._max_lead)
+        name = views[choice.index].name
+        for hash_ in reversed(call.hashes):  # the last first, so that a prefix outlives what was built on it
+            sent[(name, hash_)] = None
+            sent.move_to_end((name, hash_))
+        while len(sent) > self._max_blocks:
+            sent.popitem(last=False)
+        return choice
+
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "least-pending": lambda seed: LeastPending(),
+    "round-robin": lambda seed: RoundRobin(),
+    "power-of-two": PowerOfTwo,
+    "session": lambda seed: SessionAffinity(),
+    "consistent-hash": lambda seed: ConsistentHash(),
+    "prefix-predicted": lambda seed: PrefixPredicted(),
+    "prefix-reported": lambda seed: PrefixReported(),
+}
+"""A fresh policy by name, given a seed."""
+
+_NEVER = 2**62
+_LEAST = LeastPending()
+
+
+def _longest(call: Call, views: Views, held: Sequence[int], max_lead: int) -> Choice:
+    """The replica that holds most of the prompt, of equals the least busy; the least busy of all if that is far less busy."""
+    least = _LEAST.choose(call, views)
+    most = max([count for count, view in zip(held, views) if view.is_ready], default=0)
+    if most:
+        holders = [index for index, view in enumerate(views) if view.is_ready and held[index] == most]
+        best = min(holders, key=lambda index: views[index].num_pending)
+        if views[best].num_pending <= views[least.index].num_pending + max_lead:
+            return Choice(best, f"holds {most} of {len(call.hashes)} blocks", most)
+        return Choice(least.index, f"{views[best].name} holds {most} blocks but is far busier", held[least.index])
+    return least
+
+
+def _num_held(hashes: Sequence[bytes], held: Container[bytes]) -> int:
+    """Blocks from the first on that are there."""
+    for count, hash_ in enumerate(hashes):
+        if hash_ not in held:
+            return count
+    return len(hashes)
+
+
+def _ready(views: Views) -> list[int]:
+    ready = [index for index, view in enumerate(views) if view.is_ready]
+    if not ready:
+        raise _nobody(views)
+    return ready
+
+
+def _nobody(views: Views) -> CapacityError:
+    return CapacityError(f"none of {len(views)} replicas is ready; try later")
+
+
+def _number(text: bytes) -> int:
+    """A number that looks random and is the same everywhere."""
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")

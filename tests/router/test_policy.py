@@ -1,0 +1,143 @@
+"""Laws of routing: only ready replicas, even loads, sessions and prefixes kept, keys that stay when replicas come and go."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.prefix import Namespace, block_hash
+from penstock.errors import CapacityError
+from penstock.router.policy import (
+    POLICIES,
+    Call,
+    ConsistentHash,
+    LeastPending,
+    PowerOfTwo,
+    PrefixPredicted,
+    PrefixReported,
+    ReplicaView,
+    RoundRobin,
+    SessionAffinity,
+)
+
+
+def idle(count, **fields):
+    return [ReplicaView(f"r{number}", **fields) for number in range(count)]
+
+
+def chain(*blocks):
+    """Hashes of a prompt of these blocks."""
+    hashes, parent = [], Namespace("", "").hash
+    for block in blocks:
+        parent = block_hash(parent, (block,))
+        hashes.append(parent)
+    return tuple(hashes)
+
+
+views = st.lists(st.builds(ReplicaView, st.just(""), st.integers(0, 9), is_ready=st.booleans()), min_size=1, max_size=9)
+calls = st.builds(
+    Call,
+    st.integers(0, 1000),
+    st.sampled_from(["", "ann", "bob"]),
+    st.lists(st.integers(0, 3), max_size=5).map(lambda blocks: chain(*blocks)),
+)
+
+
+@given(views=views, calls=st.lists(calls, min_size=1, max_size=8))
+@pytest.mark.parametrize("name", POLICIES)
+def test_only_a_ready_replica_is_chosen_and_always_the_same(name, views, calls):
+    views = [view._replace(name=f"r{number}") for number, view in enumerate(views)]
+    policies = [POLICIES[name](7) for _ in range(2)]
+    if not any(view.is_ready for view in views):
+        with pytest.raises(CapacityError, match="none of"):
+            policies[0].choose(calls[0], views)
+        return
+    for call in calls:
+        first, second = (policy.choose(call, views) for policy in policies)
+        assert first == second
+        assert views[first.index].is_ready
+        assert first.why
+        assert 0 <= first.num_blocks <= len(call.hashes)
+
+
+def test_round_robin_takes_turns_among_the_ready():
+    fleet = idle(3)
+    fleet[1] = fleet[1]._replace(is_ready=False)
+    assert [RoundRobin().choose(Call(number), fleet).index for number in range(4)] == [0, 2, 0, 2]
+
+
+@given(views=views, number=st.integers(0, 100))
+def test_least_pending_is_least_and_takes_turns_among_equals(views, number):
+    ready = [view.num_pending for view in views if view.is_ready]
+    if ready:
+        assert views[LeastPending().choose(Call(number), views).index].num_pending == min(ready)
+    assert [LeastPending().choose(Call(number), idle(3)).index for number in range(4)] == [0, 1, 2, 0]
+
+
+def test_two_choices_are_far_more_even_than_one():
+    """Throwing as many balls as bins ten times over: the fullest bin has hardly more than the mean."""
+    policy, counts = PowerOfTwo(3), [0] * 50
+    for number in range(500):
+        fleet = [ReplicaView(f"r{index}", count) for index, count in enumerate(counts)]
+        counts[policy.choose(Call(number), fleet).index] += 1
+    assert max(counts) <= 13
+    assert min(counts) >= 6
+
+
+@pytest.mark.parametrize("policy", [SessionAffinity(), ConsistentHash(max_lead=None)])
+def test_keys_stay_when_a_replica_joins_or_leaves(policy):
+    keys = [Call(number, session=f"user {number}") for number in range(400)]
+    small, large = idle(7), idle(8)
+
+    def homes(fleet):
+        return [fleet[policy.choose(call, fleet).index].name for call in keys]
+
+    before, after = homes(small), homes(large)
+    moved = [new for old, new in zip(before, after) if old != new]
+    assert set(moved) == {"r7"}
+    assert len(moved) == pytest.approx(400 / 8, rel=0.5)
+    assert homes(list(reversed(large))) == after
+    assert min(Counter(after).values()) > 15
+
+
+def test_a_session_stays_and_moves_only_when_its_replica_is_not_ready():
+    policy, fleet = SessionAffinity(), idle(5)
+    home = policy.choose(Call(0, "ann"), fleet).index
+    busy = [view._replace(num_pending=9) if index == home else view for index, view in enumerate(fleet)]
+    assert policy.choose(Call(1, "ann"), busy).index == home
+    away = [view._replace(is_ready=index != home) for index, view in enumerate(fleet)]
+    assert policy.choose(Call(2, "ann"), away).index != home
+    assert policy.choose(Call(3), busy).index != home
+
+
+def test_a_hot_key_spills_over_to_the_next_on_the_ring():
+    policy, fleet = ConsistentHash(max_lead=1.25), idle(4)
+    call = Call(0, hashes=chain(1, 2))
+    home = policy.choose(call, fleet).index
+    full = [view._replace(num_pending=10 if index == home else 1) for index, view in enumerate(fleet)]
+    choice = policy.choose(call, full)
+    assert choice.index != home
+    assert fleet[home].name in choice.why
+
+
+def test_reported_prefixes_attract_until_their_holder_is_far_busier():
+    call = Call(0, hashes=chain(1, 2, 3))
+    fleet = idle(3)
+    fleet[1] = fleet[1]._replace(prefixes=frozenset(call.hashes[:2]), num_pending=5)
+    fleet[2] = fleet[2]._replace(prefixes=frozenset(call.hashes[2:]))
+    choice = PrefixReported(max_lead=8).choose(call, fleet)
+    assert (choice.index, choice.num_blocks) == (1, 2)
+    assert "2 of 3" in choice.why
+    assert PrefixReported(max_lead=4).choose(call, fleet).index != 1
+
+
+def test_predicted_prefixes_follow_their_own_choices_and_forget_the_oldest():
+    policy, fleet = PrefixPredicted(max_blocks=6), idle(4)
+    home = policy.choose(Call(2, hashes=chain(1, 2, 3)), fleet)
+    assert home.num_blocks == 0
+    again = policy.choose(Call(3, hashes=chain(1, 2, 9)), fleet)
+    assert (again.index, again.num_blocks) == (home.index, 2)
+    for number in range(4):
+        policy.choose(Call(number, hashes=chain(100 + number, 200 + number)), fleet)
+    assert policy.choose(Call(9, hashes=chain(1, 2, 3)), fleet).num_blocks == 0
