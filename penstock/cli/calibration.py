@@ -1,0 +1,149 @@
+"""Measures an engine: drives it through batches of every size and shape with its own scheduler, step by step.
+
+A round visits prompts of many lengths alone, prompts with a cached beginning, batches that shrink from many sequences to one
+at short and long contexts, and arrivals at random. Rounds repeat until the time is spent; no prompt comes twice.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from penstock.cli.live import Disturbance
+from penstock.core.features import StepTime
+from penstock.core.request import Request, SamplingParams
+from penstock.engine.engine import Engine
+
+SHORT_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 160, 192)
+LONG_PROMPTS = (256, 320, 384, 512, 768, 1024, 1536, 2048)
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+CONTEXTS = ((24, 64), (240, 32), (900, 12), (1800, 6))
+"""(context, most sequences at it): longer ones are tried with fewer."""
+STEPS_EACH = 5
+"""Steps at each number of sequences of a shrinking batch."""
+CACHED_REST = (8, 48, 160)
+"""Tokens after a cached beginning."""
+NUM_RANDOM = 16
+PAUSES = (2, 8, 24)
+"""Most steps between two arrivals at random: a crowd, a few, mostly one at a time."""
+FIRST_ID = 1 << 40
+"""Of our requests, out of the way of others."""
+QUIET_FRACTION = 0.03
+"""Of the machine: what others may use before a measurement is held to be disturbed."""
+
+
+class Stage(NamedTuple):
+    name: str
+    requests: Sequence[Request]
+    pause: int | None
+    """Most steps between two arrivals; None for each alone, once the one before it has ended."""
+
+
+class Visit(NamedTuple):
+    """A stage as it was measured."""
+
+    name: str
+    disturbed_fraction: float
+    steps: list[StepTime]
+
+
+@dataclass
+class Calibration:
+    """Drives one engine whose steps come to `steps`."""
+
+    engine: Engine
+    steps: list[StepTime]
+    vocab_size: int
+    random: Random
+    tell: Callable[[str, int, int | None], None] = lambda stage, done, total: None
+    visits: list[Visit] = field(default_factory=list)
+    _num_requests: int = 0
+
+    def run(self, seconds: float) -> list[StepTime]:
+        """Measure for about so long, one round at least. Of each stage only the least disturbed visits are returned."""
+        begin_s = time.monotonic()
+        self._serve(Stage("warm up", [self._request(16, 4) for _ in range(4)], 0))
+        while True:
+            round_s = time.monotonic()
+            for stage in self._round():
+                self._visit(stage)
+                self.tell("measuring", min(round(time.monotonic() - begin_s), round(seconds)), round(seconds))
+            now = time.monotonic()
+            if now - begin_s + (now - round_s) > seconds:
+                return self._quiet_steps()
+
+    def _visit(self, stage: Stage) -> None:
+        self.steps.clear()
+        disturbance = Disturbance()
+        self._serve(stage)
+        self.visits.append(Visit(stage.name, disturbance.fraction or 0.0, list(self.steps)))
+
+    def _quiet_steps(self) -> list[StepTime]:
+        least: dict[str, float] = {}
+        for visit in self.visits:
+            least[visit.name] = min(visit.disturbed_fraction, least.get(visit.name, 1.0))
+        return [
+            step
+            for visit in self.visits
+            if visit.disturbed_fraction <= max(QUIET_FRACTION, 1.5 * least[visit.name])
+            for step in visit.steps
+        ]
+
+    def _serve(self, stage: Stage) -> None:
+        engine = self.engine
+        for request in stage.requests:
+            engine.submit(request)
+            for _ in range(self.random.randint(0, stage.pause or 0)):
+                engine.step()
+            while stage.pause is None and engine.has_work:
+                engine.step()
+        while engine.has_work:
+            engine.step()
+
+    def _round(self) -> Iterator[Stage]:
+        limits = self.engine.scheduler.limits
+        longest = min(limits.max_batch_tokens, limits.max_context - 2)
+        for name, lengths in (("short prompts", SHORT_PROMPTS), ("long prompts", LONG_PROMPTS)):
+            yield Stage(name, [self._request(length, 1) for length in lengths if length <= longest], None)
+        yield Stage("cached prompts", list(self._cached(min(1536, longest - max(CACHED_REST)))), None)
+        for context, most in CONTEXTS:
+            most = min(most, limits.max_sequences)
+            num_steps = STEPS_EACH * len([size for size in BATCHES if size <= most])
+            num_tokens = context + context // 3 + num_steps + 1
+            fits = num_tokens <= limits.max_context and most * num_tokens <= limits.num_blocks * limits.block_size
+            if fits:
+                yield Stage(f"batches at {context}", self._shrinking(context, most), 0)
+        for pause in PAUSES:
+            yield Stage(f"arrivals every {pause}", self._at_random(min(400, longest)), pause)
+
+    def _cached(self, length: int) -> Iterator[Request]:
+        """A prompt, and others whose beginning the cache holds then."""
+        beginning = self._tokens(length)
+        yield self._request(0, 1, beginning)
+        for share in (4, 2, 1):
+            for own in CACHED_REST:
+                yield self._request(own, 1, beginning[: length // share])
+
+    def _shrinking(self, context: int, most: int) -> list[Request]:
+        """Sequences that end one after the other, so that every batch size has its steps."""
+        sizes = [size for size in BATCHES if size <= most]
+        requests = []
+        for rank in range(most):
+            num_levels = sum(1 for size in sizes if size > rank)
+            spread = self.random.randint(-context // 3, context // 3)
+            requests.append(self._request(context + spread, 1 + STEPS_EACH * num_levels))
+        return requests
+
+    def _at_random(self, longest: int) -> list[Request]:
+        lengths = [(self.random.randint(2, longest), self.random.randint(2, 48)) for _ in range(NUM_RANDOM)]
+        return [self._request(*each) for each in lengths]
+
+    def _request(self, num_tokens: int, num_answer: int, beginning: tuple[int, ...] = ()) -> Request:
+        self._num_requests += 1
+        params = SamplingParams(max_tokens=num_answer, ignore_eos=True, temperature=0.0)
+        prompt = beginning + self._tokens(num_tokens)
+        return Request(request_id=FIRST_ID + self._num_requests, prompt=prompt, params=params)
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self.random.choices(range(self.vocab_size), k=count))

@@ -1,0 +1,70 @@
+"""A workload through a live engine in this process: each request is handed over at its time, as a server's clients would.
+
+The same timelines come out as of the simulator: a token counts when the turn of the loop that brought it is over.
+"""
+
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+from penstock.engine.engine import Engine
+from penstock.metrics.timeline import Timelines
+from penstock.workload.workload import Workload
+
+MAX_SLEEP_S = 0.5
+
+
+def serve_live(engine: Engine, workload: Workload) -> tuple[Timelines, float]:
+    """Serve the workload to its end: its timelines, from time 0 on, and how long it took."""
+    timelines = Timelines()
+    coming = deque(workload.requests)
+    begin_s = time.monotonic()
+    while coming or engine.has_work:
+        now = time.monotonic() - begin_s
+        while coming and coming[0].arrival_s <= now:
+            request = coming.popleft()
+            timelines.arrive(request.request_id, request.arrival_s, len(request.prompt), request.params.n)
+            engine.submit(request)
+        if engine.has_work:
+            num_steps = engine.heartbeat.num_steps
+            deltas = engine.step()
+            timelines.observe(deltas, time.monotonic() - begin_s)
+            if deltas or engine.heartbeat.num_steps != num_steps:
+                continue
+        _sleep(engine, coming[0].arrival_s + begin_s if coming else None)
+    return timelines, time.monotonic() - begin_s
+
+
+def _sleep(engine: Engine, arrival_s: float | None) -> None:
+    """Until the next request comes, or the scheduler has something to do by itself."""
+    times = [time_s for time_s in (arrival_s, engine.scheduler.wake_s) if time_s is not None]
+    left_s = min(times, default=0.0) - time.monotonic()
+    engine.wait(min(max(left_s, 0.0), MAX_SLEEP_S))
+
+
+class Disturbance:
+    """How much of the machine others used since this was made. Nothing is told where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._begin = _ticks()
+
+    @property
+    def fraction(self) -> float | None:
+        begin, end = self._begin, _ticks()
+        if begin is None or end is None or end[0] <= begin[0]:
+            return None
+        busy, own = end[1] - begin[1], end[2] - begin[2]
+        return max(busy - own, 0.0) / (end[0] - begin[0])
+
+
+def _ticks() -> tuple[float, float, float] | None:
+    """Seconds of all processors together: in all, spent on anybody's work, spent on ours."""
+    try:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    per_s = os.sysconf("SC_CLK_TCK")
+    idle = fields[3] + fields[4]
+    own = os.times()
+    return sum(fields) / per_s, (sum(fields) - idle) / per_s, own.user + own.system

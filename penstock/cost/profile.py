@@ -1,0 +1,112 @@
+"""A profile: a measured cost and where it comes from, as JSON that another day and another command can read.
+
+It holds names, numbers and versions; no text, no path but the model's own name, nothing that runs when it is read.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.core.features import Features, StepTime
+from penstock.cost.fit import Errors, Ramp
+from penstock.cost.measured import VALUES, Fitted
+from penstock.errors import ConfigError
+
+VERSION = 1
+STEPS_VERSION = 1
+MAX_PROFILE_BYTES = 1 << 24
+COLUMNS = (*StepTime._fields[:-1], *Features._fields)
+"""Of a step log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    model: str
+    vocab_size: int
+    depth: int
+    """Steps the engine launches before it awaits the oldest."""
+    sizing: Mapping[str, int]
+    """Of the engine that was measured: its blocks, its context."""
+    fitted: Fitted
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """What tells this machine from another."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What the engine was asked."""
+    measuring: Mapping[str, Any] = field(default_factory=dict)
+    """How it was measured: when, how long, how disturbed."""
+    back_test: Mapping[str, Any] = field(default_factory=dict)
+    """A workload that was not fitted, predicted and measured."""
+
+    def to_json(self) -> str:
+        data = {"penstock_profile": VERSION, **asdict(self)}
+        data["fitted"] |= {
+            "device": [_written(ramp) for ramp in self.fitted.device],
+            "host": [_written(ramp) for ramp in self.fitted.host],
+            "most": self.fitted.most._asdict(),
+        }
+        return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def read_profile(text: str, name: str) -> Profile:
+    """A profile out of a file's text; `name` is the file's, for the error."""
+    try:
+        data = json.loads(text)
+        version = data.pop("penstock_profile")
+        if version != VERSION:
+            raise ConfigError(f"{name} is a profile of version {version}; this program reads {VERSION}: make it anew")
+        fitted = data.pop("fitted")
+        profile = Profile(
+            **data,
+            fitted=Fitted(
+                device=tuple(_ramp(row) for row in fitted["device"]),
+                host=tuple(_ramp(row) for row in fitted["host"]),
+                overlaps=bool(fitted["overlaps"]),
+                most=Features(**{key: int(value) for key, value in fitted["most"].items()}),
+                num_steps=int(fitted["num_steps"]),
+                errors={kind: Errors(**each) for kind, each in fitted["errors"].items()},
+            ),
+        )
+        is_sound = profile.depth in (1, 2) and profile.vocab_size >= 1 and bool(profile.fitted.device)
+        if not is_sound or not all(type(value) is int and value >= 0 for value in profile.sizing.values()):
+            raise ValueError("a number is out of range")
+        return profile
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{name} is no profile ({type(error).__name__}); make one with penstock profile") from error
+
+
+def read_steps(text: str, name: str) -> tuple[dict[str, Any], list[StepTime]]:
+    """Header and steps of a step log. A last line cut short, as of a log that is being written, is left out."""
+    lines = text.split("\n")
+    try:
+        header = json.loads(lines[0])
+        if header["penstock_steps"] != STEPS_VERSION or tuple(header["columns"]) != COLUMNS:
+            raise ConfigError(f"{name} is a step log of another version; this program reads {STEPS_VERSION}")
+        steps = [_step(json.loads(line)) for line in lines[1:-1]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigError(f"{name} is no step log ({type(error).__name__}); make one with serve --step-log") from error
+    return header, steps
+
+
+def _step(row: list[Any]) -> StepTime:
+    start_s, device_s, host_s, is_busy, *features = row
+    numbers = (start_s, device_s, host_s)
+    if not all(0.0 <= float(number) < math.inf for number in numbers) or not all(type(n) is int for n in features):
+        raise ValueError("a number is out of range")
+    return StepTime(float(start_s), float(device_s), float(host_s), bool(is_busy), Features(*features))
+
+
+def _written(ramp: Ramp) -> list[str | float | None]:
+    return [ramp.feature, ramp.low, None if math.isinf(ramp.width) else ramp.width, ramp.seconds]
+
+
+def _ramp(row: list[Any]) -> Ramp:
+    feature, low, width, seconds = row
+    ramp = Ramp(str(feature), float(low), math.inf if width is None else float(width), float(seconds))
+    if ramp.feature not in VALUES or not (
+        0.0 <= ramp.low < math.inf and ramp.width > 0.0 and 0.0 <= ramp.seconds < 60.0
+    ):
+        raise ValueError(f"{ramp} cannot be")
+    return ramp

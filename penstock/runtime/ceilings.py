@@ -1,0 +1,79 @@
+"""What this machine reaches: bytes read a second and operations a second, through torch, in a few seconds.
+
+The best of several short runs counts: whatever disturbs a run makes it slower, never faster.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RUN_S = 0.15
+NUM_RUNS = 5
+MIB = 2**20
+LARGE_BYTES = 512 * MIB
+"""Beyond every cache of a processor."""
+NUM_ROWS = 512
+WIDTH = 2048
+
+
+class Reached(NamedTuple):
+    """Bytes and operations a second; 0 where torch has no such product here."""
+
+    large_bytes_per_s: float
+    """Reading a buffer that no cache holds."""
+    model_bytes_per_s: float
+    """Reading a buffer as large as the model that was asked about: some of it may stay in a cache."""
+    flops: dict[str, float]
+
+
+def measure_ceilings(device: torch.device, model_bytes: int) -> Reached:
+    large = _read_rate(device, LARGE_BYTES)
+    model = _read_rate(device, min(max(model_bytes, MIB), LARGE_BYTES))
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    flops = {name: _product_rate(device, dtype) for name, dtype in dtypes.items()}
+    return Reached(large, model, flops | {"int8": _int8_rate(device)})
+
+
+def _read_rate(device: torch.device, num_bytes: int) -> float:
+    """Summing reads every byte once and writes next to nothing."""
+    buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    return num_bytes / _fastest_s(lambda: buffer.sum(), device)
+
+
+def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    try:
+        rows = torch.ones((NUM_ROWS, WIDTH), dtype=dtype, device=device)
+        matrix = torch.ones((WIDTH, WIDTH), dtype=dtype, device=device)
+        return 2.0 * NUM_ROWS * WIDTH * WIDTH / _fastest_s(lambda: rows @ matrix, device)
+    except RuntimeError:
+        return 0.0
+
+
+def _int8_rate(device: torch.device) -> float:
+    try:
+        rows = torch.ones((NUM_ROWS, WIDTH), dtype=torch.int8, device=device)
+        matrix = torch.ones((WIDTH, WIDTH), dtype=torch.int8, device=device)
+        return 2.0 * NUM_ROWS * WIDTH * WIDTH / _fastest_s(lambda: torch._int_mm(rows, matrix), device)
+    except (RuntimeError, AttributeError):
+        return 0.0
+
+
+def _fastest_s(work: Callable[[], Tensor], device: torch.device) -> float:
+    """Seconds of one call, in the fastest of several runs of many."""
+    best = _timed(work, 1, device)
+    best = _timed(work, 1, device)  # the first call prepares
+    count = max(1, int(RUN_S / max(best, 1e-9)))
+    return min(_timed(work, count, device) / count for _ in range(NUM_RUNS))
+
+
+@torch.inference_mode()
+def _timed(work: Callable[[], Tensor], count: int, device: torch.device) -> float:
+    begin_s = time.perf_counter()
+    for _ in range(count):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin_s
