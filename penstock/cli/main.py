@@ -35,6 +35,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("penstock.cli.serve", "Serve a model over HTTP, as OpenAI's clients know it"),
+    "doctor": Command("penstock.cli.doctor", "Tell what is wrong with this machine or a server, and what to do"),
     "top": Command("penstock.cli.top", "Watch a running server: who runs, who waits, how fast tokens come"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
     "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
@@ -42,6 +43,7 @@ COMMANDS: Mapping[str, Command] = {
     "list": Command("penstock.cli.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.show_model", "Tell what a model is made of and what it takes"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
+    "bench": Command("penstock.cli.bench", "Load any OpenAI-compatible server and tell how it did"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

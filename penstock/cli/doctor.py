@@ -1,0 +1,264 @@
+"""`penstock doctor`: what is wrong with this machine, or with a server that runs, in which layer, and what to do.
+
+Looks and lays out; the judgements are `penstock.doctor`'s.
+"""
+
+import http.client
+import json
+import math
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from penstock.cli.serve import KEY_VARIABLE
+from penstock.cli.show import print_json, print_table, printable
+from penstock.doctor.finding import Finding, Verdict
+from penstock.doctor.page import Page, parse_page
+from penstock.doctor.rule import Diagnosis, diagnose
+from penstock.doctor.rules import RULES
+from penstock.doctor.signs import NO_ANSWER, Look, Signs, signs_of
+from penstock.errors import ConfigError
+
+TIMEOUT_S = 5.0
+MAX_BYTES = 16 << 20
+FAULT_STATUS = 1
+WRONG_FIRST = (Verdict.FAULT, Verdict.WARNING, Verdict.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell what is wrong, in which layer, and what to do about it.
+
+    Without --url this machine is examined; with it the server there, by its metrics alone. Exit status 1: a fault was found.
+    """
+
+    url: str = ""
+    """Address of a running server to examine, for example http://127.0.0.1:8000"""
+    api_key: str = ""
+    """Key the server asks for; PENSTOCK_API_KEY holds one too"""
+    window_s: float = 10.0
+    """Seconds between the two looks at a server"""
+    hardware: str = ""
+    """Device the server runs on, by name (h100-sxm, l4, ...): tells how fast its steps could be"""
+    model: str = ""
+    """With --hardware: the model it serves, by name (llama-3.1-8b, ...) or the path of a config.json"""
+    weights: Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4"] = "bf16"
+    """With --hardware: how the server holds weights"""
+    port: int = 8000
+    """Port on this machine that should be free"""
+    json: bool = False
+    """Print JSON for machines"""
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.window_s <= 3600.0:
+            raise ConfigError(f"--window-s is {self.window_s}; choose 0.1 to 3600 seconds")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url is {self.url}; it begins with http:// or https://")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
+        if bool(self.hardware) != bool(self.model):
+            raise ConfigError(
+                "--hardware and --model go together: one says how fast, the other how much there is to do"
+            )
+
+
+def run(config: Config) -> int:
+    return _examine_server(config) if config.url else _examine_machine(config)
+
+
+def _examine_machine(config: Config) -> int:
+    from penstock.cli.environment import look_around
+    from penstock.doctor.checks import examine
+
+    findings = examine(look_around(config.port))
+    if config.json:
+        print_json({"verdict": _worst(findings), "findings": [_data(one) for one in findings]})
+    else:
+        rows = [(one.verdict, f"{one.layer.name} {one.layer.value}", one.symptom, one.evidence) for one in findings]
+        print_table(("", "layer", "", "found"), rows)
+        for finding in sorted(findings, key=lambda one: WRONG_FIRST.index(one.verdict)):
+            if finding.remedy:
+                print(f"\n{finding.verdict}: {finding.symptom}\n    {printable(finding.remedy)}")
+        if _worst(findings) is Verdict.OK:
+            print("\nnothing is wrong with this machine")
+    return _status(findings)
+
+
+def _examine_server(config: Config) -> int:
+    floor = Floor(config) if config.hardware else None  # a name that is not known is told before the wait
+    server = _Server(config)
+    before, before_s = server.look(), time.monotonic()
+    after, window_s = before, config.window_s
+    if before.statuses["/metrics"] == 200:
+        if sys.stderr.isatty():
+            print(f"penstock: watching for {config.window_s:g} s", file=sys.stderr)
+        time.sleep(config.window_s)
+        after, window_s = server.look(), time.monotonic() - before_s
+    signs = signs_of(before, after, window_s)
+    if floor is not None:
+        signs = replace(signs, floor_s=floor.step_s(signs))
+    diagnosis = diagnose(signs, RULES)
+    if config.json:
+        print_json(_server_data(config, server.version, signs, diagnosis))
+    else:
+        _print_server(config, server.version, signs, diagnosis)
+    return _status(diagnosis.findings)
+
+
+class _Server:
+    """Asked directly: through no proxy, and sent nowhere else, for that is what is being examined."""
+
+    def __init__(self, config: Config) -> None:
+        self.version = ""
+        self._url = config.url.rstrip("/")
+        key = config.api_key or os.environ.get(KEY_VARIABLE, "")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+    def look(self) -> Look:
+        """Metrics last, so that the time since they were read begins with our return."""
+        statuses: dict[str, float] = {}
+        seconds: dict[str, float] = {}
+        page: Page = {}
+        for path in ("/version", "/health", "/readyz", "/metrics"):
+            start_s = time.monotonic()
+            statuses[path], body = self._get(path)
+            seconds[path] = time.monotonic() - start_s
+            if statuses[path] == 200 and path == "/metrics":
+                page = parse_page(body)
+            if statuses[path] == 200 and path == "/version":
+                self.version = _version_in(body)
+        return Look(statuses, seconds, page)
+
+    def _get(self, path: str) -> tuple[float, str]:
+        try:
+            request = urllib.request.Request(self._url + path, headers=self._headers)
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                return response.status, response.read(MAX_BYTES).decode("utf-8", "replace")
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code, ""
+        except (OSError, http.client.HTTPException):
+            return NO_ANSWER, ""
+        except ValueError as error:
+            raise ConfigError(f"--url is {self._url}; {error}") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Nowhere: the key is for this server alone."""
+
+
+class Floor:
+    """What a step takes at the limit of the hardware named."""
+
+    def __init__(self, config: Config) -> None:
+        from penstock.cli.simulate import read_spec
+        from penstock.cost import hardware
+        from penstock.cost.precision import precision_of
+        from penstock.cost.roofline import NO_OVERHEAD, Roofline
+
+        ceilings = hardware.find(config.hardware).achievable
+        precision = precision_of(config.weights, "bf16", ceilings)
+        self._roofline = Roofline(read_spec(config.model), ceilings, precision, NO_OVERHEAD)
+
+    def step_s(self, signs: Signs) -> float:
+        """A mean step: the sequences it gave tokens to, each with its share of the cache, and the prompt tokens it took."""
+        from penstock.core.batch import Batch, Chunk
+
+        steps_per_s = signs.steps_per_s
+        per_step = signs.output_tokens_per_s / steps_per_s if steps_per_s > 0 else signs.num_running
+        num_sequences = _whole(per_step, least=1)
+        context = _whole(signs.kv_usage_fraction * signs.num_kv_tokens / num_sequences, least=1)
+        hits = 0.0 if math.isnan(signs.hit_fraction) else signs.hit_fraction
+        num_prompt = _whole(signs.prompt_tokens_per_s * (1.0 - hits) / steps_per_s if steps_per_s > 0 else 0.0, least=0)
+        chunks = [Chunk(row, context, 1, (), (), True, None) for row in range(num_sequences)]
+        if num_prompt:
+            chunks.append(Chunk(num_sequences, 0, num_prompt, (), (), False, None))
+        return self._roofline.step_s(Batch(0, tuple(chunks)))
+
+
+def _whole(number: float, *, least: int) -> int:
+    return max(round(number), least) if math.isfinite(number) else least
+
+
+def _version_in(body: str) -> str:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    return str(found.get("version", "")) if isinstance(found, dict) else ""
+
+
+def _status(findings: Sequence[Finding]) -> int:
+    return FAULT_STATUS if _worst(findings) is Verdict.FAULT else 0
+
+
+def _worst(findings: Sequence[Finding]) -> Verdict:
+    return min((one.verdict for one in findings), key=WRONG_FIRST.index, default=Verdict.OK)
+
+
+def _data(finding: Finding) -> dict[str, str]:
+    return asdict(finding) | {"layer": finding.layer.name, "layer_name": finding.layer.value}
+
+
+def _server_data(config: Config, version: str, signs: Signs, diagnosis: Diagnosis) -> dict[str, Any]:
+    figures = {name: value for name, value in asdict(signs).items() if name != "missing"}
+    return {
+        "url": config.url,
+        "version": version,
+        "verdict": _worst(diagnosis.findings),
+        "findings": [_data(one) for one in diagnosis.findings],
+        "signs": {name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "unexamined": {rule.id: list(names) for rule, names in diagnosis.unexamined},
+    }
+
+
+def _print_server(config: Config, version: str, signs: Signs, diagnosis: Diagnosis) -> None:
+    for finding in diagnosis.findings:
+        print(f"{finding.verdict}: {finding.layer.name} {finding.layer.value}: {finding.symptom}")
+        print(f"    seen: {printable(finding.evidence)}\n    do:   {printable(finding.remedy)}\n")
+    if not diagnosis.findings:
+        print("nothing is wrong with this server\n")
+    if signs.metrics_status != 200:
+        return
+    title = printable(f"{config.url} {version}, over {signs.window_s:.1f} s")
+    print_table(("", title), [(name, _figure(signs, sign, scale)) for name, (sign, scale) in VITAL_SIGNS.items()])
+    if diagnosis.unexamined:
+        lacking = sorted({name for _, names in diagnosis.unexamined for name in names} - {"--hardware"})
+        rules = ", ".join(rule.id for rule, names in diagnosis.unexamined if set(names) - {"--hardware"})
+        if lacking:
+            print(f"\nnot exposed: {printable(', '.join(lacking))}\nso not examined: {rules}")
+
+
+def _figure(signs: Signs, sign: str, scale: float) -> object:
+    value = scale * float(getattr(signs, sign))
+    if math.isnan(value):
+        return "not exposed" if sign in signs.missing else None
+    return value
+
+
+VITAL_SIGNS: dict[str, tuple[str, float]] = {
+    "running": ("num_running", 1),
+    "waiting": ("num_waiting", 1),
+    "KV cache, %": ("kv_usage_fraction", 100),
+    "prompt tokens/s": ("prompt_tokens_per_s", 1),
+    "output tokens/s": ("output_tokens_per_s", 1),
+    "requests ended/s": ("ended_per_s", 1),
+    "refused/s": ("refused_per_s", 1),
+    "preemptions/s": ("preemptions_per_s", 1),
+    "prefix cache hits, %": ("hit_fraction", 100),
+    "queue p95, ms": ("queue_p95_s", 1000),
+    "TTFT p50, ms": ("ttft_p50_s", 1000),
+    "TTFT p95, ms": ("ttft_p95_s", 1000),
+    "ITL p50, ms": ("itl_p50_s", 1000),
+    "ITL p99, ms": ("itl_p99_s", 1000),
+    "roofline, ms a step": ("floor_s", 1000),
+    "engines replaced": ("num_restarts", 1),
+}
