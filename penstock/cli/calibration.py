@@ -71,7 +71,13 @@ class Calibration:
                 self.tell("measuring", min(round(time.monotonic() - begin_s), round(seconds)), round(seconds))
             now = time.monotonic()
             if now - begin_s + (now - round_s) > seconds:
-                return self._quiet_steps()
+                return [step for visit in self._quiet_visits() for step in visit.steps]
+
+    @property
+    def disturbed_fraction(self) -> float:
+        """Of the machine, what others used on average while the steps that are kept were measured."""
+        quiet = self._quiet_visits()
+        return sum(visit.disturbed_fraction for visit in quiet) / len(quiet)
 
     def _visit(self, stage: Stage) -> None:
         self.steps.clear()
@@ -79,15 +85,12 @@ class Calibration:
         self._serve(stage)
         self.visits.append(Visit(stage.name, disturbance.fraction or 0.0, list(self.steps)))
 
-    def _quiet_steps(self) -> list[StepTime]:
+    def _quiet_visits(self) -> list[Visit]:
         least: dict[str, float] = {}
         for visit in self.visits:
             least[visit.name] = min(visit.disturbed_fraction, least.get(visit.name, 1.0))
         return [
-            step
-            for visit in self.visits
-            if visit.disturbed_fraction <= max(QUIET_FRACTION, 1.5 * least[visit.name])
-            for step in visit.steps
+            visit for visit in self.visits if visit.disturbed_fraction <= max(QUIET_FRACTION, 1.5 * least[visit.name])
         ]
 
     def _serve(self, stage: Stage) -> None:

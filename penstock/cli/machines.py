@@ -7,8 +7,10 @@ Options follow the colon: `oracle:step_ms=5,vocab=256`.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli.profiles import Measuring, step_writer
 from penstock.cli.progress import ProgressBar
 from penstock.config import EngineConfig
 from penstock.core.batch import Batch
@@ -29,13 +31,13 @@ DEFAULT_BLOCKS = 4096
 DEFAULT_CONTEXT = 8192
 EMBEDDING_SIZE = 16
 SCRIPT = b"Water falls through the penstock, turns the wheel, and leaves as light. "
-Maker = Callable[[EngineConfig, OnPhase], Machine]
+Maker = Callable[[EngineConfig, OnPhase, Path | None], Machine]
 
 
-def make_engine(config: EngineConfig, on_phase: OnPhase) -> Machine:
-    """The machine for a config: engine, facts, and what embeds, if the model does."""
+def make_engine(config: EngineConfig, on_phase: OnPhase, step_log: Path | None = None) -> Machine:
+    """The machine for a config: engine, facts, and what embeds, if the model does. Its steps are logged if asked."""
     kind, colon, _ = config.model.model.partition(":")
-    return MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase)
+    return MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase, step_log)
 
 
 def is_arithmetic(model: str) -> bool:
@@ -44,22 +46,23 @@ def is_arithmetic(model: str) -> bool:
     return bool(colon and kind and kind in MAKERS)
 
 
-def _oracle(config: EngineConfig, on_phase: OnPhase) -> Machine:
+def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
     options = _options(config.model.model, {"step_ms": 0.0, "vocab": BYTES, "drafts": 0})
     sizing = _sizing(config)
     runner = OracleRunner(
         sizing.num_blocks, sizing.block_size, vocab_size=int(options["vocab"]), num_drafts=int(options["drafts"])
     )
-    return _machine(config, sizing, Paced(runner, options["step_ms"] / 1000), int(options["vocab"]), on_phase)
+    paced = Paced(runner, options["step_ms"] / 1000)
+    return _machine(config, sizing, paced, int(options["vocab"]), on_phase, step_log)
 
 
-def _scripted(config: EngineConfig, on_phase: OnPhase) -> Machine:
+def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
     options = _options(config.model.model, {"step_ms": 0.0})
     runner = ScriptedRunner(lambda _, position: SCRIPT[position % len(SCRIPT)])
-    return _machine(config, _sizing(config), Paced(runner, options["step_ms"] / 1000), BYTES, on_phase)
+    return _machine(config, _sizing(config), Paced(runner, options["step_ms"] / 1000), BYTES, on_phase, step_log)
 
 
-def _real(config: EngineConfig, on_phase: OnPhase) -> Machine:
+def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
     """Weights from files, on a device. Torch is imported here and nowhere before."""
     from penstock.assembly import load, make_engine, size
 
@@ -69,9 +72,11 @@ def _real(config: EngineConfig, on_phase: OnPhase) -> Machine:
     if not loaded.spec.generates:
         return _encoder(config, loaded, on_phase)
     sizing = size(config, loaded)
-    engine = make_engine(config, loaded, sizing)
-    on_phase("make room for the cache")
     name = loaded.files.name if loaded.files is not None else config.model.model
+    depth = 2 if loaded.device.torch_device.type == "cuda" else 1
+    on_step = step_writer(step_log, Measuring(name, config, sizing, loaded.spec.vocab_size, depth))
+    engine = make_engine(config, loaded, sizing, on_step)
+    on_phase("make room for the cache")
     rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
     if sizing.workspace_bytes:
         rows.append(("workspace", sizing.workspace_bytes))
@@ -129,8 +134,16 @@ class Paced:
         return Done(output)
 
 
-def _machine(config: EngineConfig, sizing: Sizing, runner: Runner, vocab_size: int, on_phase: OnPhase) -> Machine:
-    engine = Engine(make_scheduler(config, sizing), runner, time.monotonic)
+def _machine(
+    config: EngineConfig,
+    sizing: Sizing,
+    runner: Runner,
+    vocab_size: int,
+    on_phase: OnPhase,
+    step_log: Path | None = None,
+) -> Machine:
+    on_step = step_writer(step_log, Measuring(config.model.model, config, sizing, vocab_size))
+    engine = Engine(make_scheduler(config, sizing), runner, time.monotonic, on_step=on_step)
     on_phase("make the model")
     facts = Facts(
         model=config.model.model,

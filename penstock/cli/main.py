@@ -44,6 +44,9 @@ COMMANDS: Mapping[str, Command] = {
     "show": Command("penstock.cli.show_model", "Tell what a model is made of and what it takes"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "bench": Command("penstock.cli.bench", "Load any OpenAI-compatible server and tell how it did"),
+    "profile": Command(
+        "penstock.cli.profile", "Measure how long steps take on this machine, for simulator and planner"
+    ),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

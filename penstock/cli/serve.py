@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 
@@ -16,6 +17,8 @@ class Config:
     Without MODEL a small one is fetched and served. Only this machine can reach it unless --host says otherwise.
     """
 
+    step_log: Path | None = None
+    """File to write a line a step to: what each was and how long it took, no text; penstock profile --steps fits it"""
     server: ServerConfig = field(default_factory=ServerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -32,6 +35,8 @@ def run(config: Config) -> int:
 
     fetch(config.engine.model.model)
     command = [sys.executable, "-m", "penstock.cli.worker"]
+    if config.step_log is not None:
+        command.append(f"--step-log={config.step_log.absolute()}")
     return serve(
         config.engine, with_key_of_environment(config.server), command, lambda: open_text(config.engine.model.model)
     )

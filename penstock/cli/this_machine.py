@@ -12,7 +12,7 @@ import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.cost import hardware as devices
 from penstock.cost.hardware import Ceilings, Flops, Hardware
@@ -104,7 +104,7 @@ def _read(path: Path) -> Hardware | None:
         if not all(0.0 <= number < math.inf for number in numbers) or rate <= 0.0:
             return None
         ceilings = Ceilings(rate, flops)
-        kind = "gpu" if kept["kind"] == "gpu" else "cpu"
+        kind: Literal["gpu", "cpu"] = "gpu" if kept["kind"] == "gpu" else "cpu"
         return Hardware(NAME, kind, int(kept["memory_bytes"]), ceilings, 0.0, str(kept["source"]), measured=ceilings)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

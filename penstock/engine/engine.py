@@ -66,7 +66,7 @@ class Engine:
         self.heartbeat = Heartbeat(0, 0, clock())
         self._runner = runner
         self._clock = clock
-        self._depth = depth
+        self.depth = depth
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._inbox: SimpleQueue[Request | Cancel] = SimpleQueue()
         self._taken: deque[Request | Cancel] = deque()
@@ -110,7 +110,7 @@ class Engine:
             if log is not None:
                 log.launch(batch, self._clock())
             self._launched.append((batch, self._launch(batch)))
-        if self._launched and (batch is None or len(self._launched) >= self._depth):
+        if self._launched and (batch is None or len(self._launched) >= self.depth):
             deltas.extend(self._collect())
         while self._launched and batch is not None and batch.copies:
             deltas.extend(self._collect())

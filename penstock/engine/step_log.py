@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from penstock.core.batch import Batch
 from penstock.core.features import Features, StepTime, features_of
@@ -96,12 +97,9 @@ class StepFile:
         self._path = path
         self._header = json.dumps({"penstock_steps": VERSION, "columns": COLUMNS, **facts}) + "\n"
         self._max_lines = max_lines
-        self._num_lines = 0
         self._flushed_s = 0.0
         try:
-            self._file = path.open("w", encoding="utf-8")
-            self._file.write(self._header)
-            self._file.flush()
+            self._file = self._begin()
         except OSError as error:
             raise ConfigError(f"--step-log {path} cannot be written: {error.strerror}") from error
 
@@ -110,7 +108,8 @@ class StepFile:
         numbers = ",".join(map(str, features))
         try:
             if self._num_lines >= self._max_lines:
-                self._begin_anew()
+                self._file.close()
+                self._file = self._begin()
             self._num_lines += 1
             self._file.write(f"[{start_s:.6f},{device_s:.7f},{host_s:.7f},{is_busy:d},{numbers}]\n")
             if not is_busy or start_s - self._flushed_s >= FLUSH_S:
@@ -122,9 +121,12 @@ class StepFile:
     def close(self) -> None:
         self._file.close()
 
-    def _begin_anew(self) -> None:
-        self._file.close()
-        self._path.replace(self._path.with_name(self._path.name + ".old"))
-        self._file = self._path.open("w", encoding="utf-8")
-        self._file.write(self._header)
+    def _begin(self) -> TextIO:
+        """A file with a header. What has the name already is set aside."""
+        if self._path.exists():
+            self._path.replace(self._path.with_name(self._path.name + ".old"))
         self._num_lines = 0
+        file = self._path.open("w", encoding="utf-8")
+        file.write(self._header)
+        file.flush()
+        return file

@@ -1,0 +1,181 @@
+"""`penstock profile`: measure how long steps take on this machine, and keep it for simulator and planner."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from penstock.cli.this_machine import cache_folder, measure, write_text
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.cli.accuracy import Comparison
+    from penstock.cost.profile import Profile
+    from penstock.engine.engine import Engine
+
+MAX_LOG_BYTES = 1 << 30
+LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
+"""What a step log's header tells a profile."""
+BACK_TEST_S = 8.0
+BACK_TEST_LOAD = 0.6
+"""Of what the engine could do at most: far below it nothing waits, near it everything does."""
+NUM_BACK_TEST = 24
+WARNED_FRACTION = 0.05
+"""Of the machine: what others may use before we warn of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Measure how long steps take here, and fit a cost that `simulate --profile` and the planner can use.
+
+    Drives the engine through batches of every size and shape for about a minute, says how far off the fit is on steps it
+    has not seen, and proves it on a workload that is simulated and then served.
+    """
+
+    steps: Path | None = None
+    """Fit this log of a live server (serve --step-log) instead of measuring"""
+    out: Path | None = None
+    """File to write (default: in the user's cache directory, by model and machine)"""
+    seconds: float = 45.0
+    """How long to measure; one round of all shapes is the least"""
+    seed: int = 0
+    """Of the prompts' tokens and of the workload that proves the fit"""
+    json: bool = False
+    """Print the profile itself"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.seconds <= 3600.0:
+            raise ConfigError(f"--seconds is {self.seconds}; choose 1 to 3600")
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(self.model, self.cache, self.scheduler)
+
+
+def run(config: Config) -> int:
+    profile = _measured(config) if config.steps is None else _from_log(config.steps)
+    path = config.out or default_path(profile)
+    write_text(path, profile.to_json())
+    if config.json:
+        print(profile.to_json(), end="")
+    else:
+        _print(profile, path)
+    return 0
+
+
+def default_path(profile: "Profile") -> Path:
+    """One file a model, machine and version of what computes."""
+    key = json.dumps([profile.machine, profile.versions, profile.config], sort_keys=True, default=str)
+    name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in profile.model)
+    return cache_folder() / "profiles" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+
+
+def _from_log(path: Path) -> "Profile":
+    """A profile of a live server, from the steps it logged."""
+    from penstock.cost.measured import fit_steps
+    from penstock.cost.profile import Profile, read_steps
+
+    try:
+        if path.stat().st_size > MAX_LOG_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_LOG_BYTES:,} bytes; give its last part")
+        header, steps = read_steps(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+    missing = [name for name in LOG_FACTS if name not in header]
+    if missing:
+        raise ConfigError(f"{path} does not tell its {missing[0]}; make a new log with serve --step-log")
+    fitted = fit_steps(steps, overlaps=header["depth"] == 2)
+    span_s = steps[-1].start_s - steps[0].start_s
+    measuring = {"from": "a live server's step log", "seconds": round(span_s, 1), "num_steps": len(steps)}
+    return Profile(**{name: header[name] for name in LOG_FACTS}, fitted=fitted, measuring=measuring)
+
+
+def _measured(config: Config) -> "Profile":
+    """Torch is imported here and not before."""
+    from penstock.assembly import load, make_engine, size
+    from penstock.cli.calibration import Calibration
+    from penstock.cli.profiles import Measuring
+    from penstock.cli.progress import ProgressBar
+    from penstock.core.features import StepTime
+    from penstock.cost.measured import fit_steps
+    from penstock.cost.profile import Profile
+
+    with ProgressBar() as progress:
+        loaded = load(config.engine, progress=progress)
+    sizing = size(config.engine, loaded)
+    measure(model_bytes=loaded.weight_bytes)
+    steps: list[StepTime] = []
+    engine = make_engine(config.engine, loaded, sizing, steps.append)
+    begin_s = time.monotonic()
+    with ProgressBar("s") as progress:
+        calibration = Calibration(engine, steps, loaded.spec.vocab_size, Random(config.seed), progress)
+        kept = calibration.run(config.seconds)
+    measuring = {
+        "from": "penstock profile",
+        "seconds": round(time.monotonic() - begin_s, 1),
+        "num_steps": sum(len(visit.steps) for visit in calibration.visits),
+        "disturbed_fraction": round(calibration.disturbed_fraction, 4),
+    }
+    name = loaded.files.name if loaded.files is not None else config.model.model
+    profile = Profile(
+        **Measuring(name, config.engine, sizing, loaded.spec.vocab_size, engine.depth).facts(),
+        fitted=fit_steps(kept, overlaps=engine.depth > 1),
+        measuring=measuring,
+    )
+    return replace(profile, back_test=back_test(profile, config.engine, engine, config.seed).as_data())
+
+
+def back_test(profile: "Profile", config: EngineConfig, engine: "Engine", seed: int) -> "Comparison":
+    """Some seconds of chats that come at random, simulated and served."""
+    from penstock.cli.accuracy import compare, fleet_of
+    from penstock.sim.simulation import simulate
+    from penstock.workload.arrivals import AtOnce, Poisson
+    from penstock.workload.lengths import Uniform
+    from penstock.workload.workload import Recipe
+
+    limits = engine.scheduler.limits
+    longest = min(limits.max_context // 2, 300)
+    fleet = fleet_of(profile, config)
+    recipe = Recipe(AtOnce(), Uniform(8, longest), Uniform(4, 64), NUM_BACK_TEST, vocab_size=profile.vocab_size)
+    most = simulate(fleet, recipe.make(seed)).summary.requests_per_s
+    count = min(max(round(BACK_TEST_LOAD * most * BACK_TEST_S), 5), 400)
+    recipe = replace(recipe, arrivals=Poisson(BACK_TEST_LOAD * most), num_requests=count)
+    return compare(fleet, engine, recipe.make(seed + 1))
+
+
+def _print(profile: "Profile", path: Path) -> None:
+    from penstock.cli.accuracy import figure_rows
+    from penstock.cli.show import print_table, printable
+
+    fitted, measuring, sizing = profile.fitted, profile.measuring, profile.sizing
+    machine = f"{profile.machine.get('processor')}, {profile.machine.get('num_processors')} processors"
+    print(f"model       {printable(profile.model)}, {sizing['num_blocks']:,} blocks of {sizing['block_size']}")
+    print(f"machine     {printable(machine)}")
+    print(f"steps       {fitted.num_steps:,} fitted, of {measuring['num_steps']:,} in {measuring['seconds']} s")
+    most = fitted.most
+    print(
+        f"range       {most.num_tokens:,} tokens and {most.num_chunks:,} sequences a step, contexts up to {most.max_kv:,}"
+    )
+    disturbed = measuring.get("disturbed_fraction", 0.0)
+    if disturbed > WARNED_FRACTION:
+        print(
+            f"warning     other programs used {100 * disturbed:.0f} % of this machine meanwhile; measure again when it is quiet"
+        )
+    print()
+    percent = [[f"{100 * value:.1f} %" for value in (one.median, one.p95, one.bias)] for one in fitted.errors.values()]
+    rows = [(kind, one.num_cells, *each) for (kind, one), each in zip(fitted.errors.items(), percent)]
+    print_table(("error on steps not fitted", "cells", "median", "p95", "bias"), rows)
+    if profile.back_test:
+        print()
+        print_table(
+            ("proof on a workload not fitted", "predicted", "measured", "error"), figure_rows(profile.back_test)
+        )
+    print()
+    print(f"penstock simulate --profile {path}")
