@@ -15,10 +15,12 @@ import zmq
 import zmq.asyncio
 
 from penstock.engine.process import COMMANDS_SOCKET, REPORTS_SOCKET
-from penstock.engine.wire import MAX_FRAME_BYTES, Command, Report, decode_report, encode
+from penstock.engine.wire import MAX_FRAME_BYTES, Command, encode
 
 STACKS_S = 0.3
 """Time a hung process gets to print its stacks."""
+MAX_TAKEN = 16
+"""Frames taken in before others on the event loop have their turn."""
 
 
 class Child:
@@ -28,6 +30,7 @@ class Child:
         self._process = process
         self._folder = folder
         self._reports = reports
+        self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(reports)
         self._commands: zmq.Socket[bytes] | None = None
 
     @classmethod
@@ -67,8 +70,13 @@ class Child:
         if self._commands is not None:
             self._commands.send(encode(command), zmq.NOBLOCK)
 
-    async def receive(self) -> Report:
-        return decode_report(await self._reports.recv())
+    async def receive(self) -> list[bytes]:
+        """Frames that have arrived, one at least; several only if we have fallen behind. `decode_report` reads them."""
+        frames = [await self._reports.recv()]
+        with contextlib.suppress(zmq.Again):
+            while len(frames) < MAX_TAKEN:
+                frames.append(self._at_once.recv(zmq.NOBLOCK))
+        return frames
 
     async def wait(self) -> int:
         """The exit status, once the process has ended."""

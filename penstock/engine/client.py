@@ -32,6 +32,7 @@ from penstock.engine.wire import (
     Step,
     Stop,
     Submit,
+    decode_report,
     encode_config,
 )
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
@@ -233,18 +234,21 @@ class EngineClient:
 
     async def _listen(self, child: Child) -> None:
         while True:
-            try:
-                report = await child.receive()
-            except PenstockError as error:
-                print(f"penstock: {error}; it is dropped", file=sys.stderr)
-                continue
-            self._heard_s = time.monotonic()
-            self._take_in(report, child)
+            frames = await child.receive()
+            for number, frame in enumerate(frames, 1):
+                try:
+                    report = decode_report(frame)
+                except PenstockError as error:
+                    print(f"penstock: {error}; it is dropped", file=sys.stderr)
+                    continue
+                self._heard_s = time.monotonic()
+                self._take_in(report, child, is_last=number == len(frames))
+            await asyncio.sleep(0)  # frames that wait already must not keep the loop from everybody else
 
-    def _take_in(self, report: Report, child: Child) -> None:
+    def _take_in(self, report: Report, child: Child, *, is_last: bool) -> None:
         match report:
             case Step():
-                self._take_in_step(report)
+                self._take_in_step(report, is_last=is_last)
             case Beat(num_loops, is_busy):
                 if num_loops != self._num_loops or not is_busy:
                     self._moved_s = self._heard_s
@@ -259,7 +263,8 @@ class EngineClient:
             case Ready(facts):
                 self._begin(facts, child)
 
-    def _take_in_step(self, step: Step) -> None:
+    def _take_in_step(self, step: Step, *, is_last: bool) -> None:
+        """Readers are told at once unless more frames wait: then they find the news of all of them together."""
         now = self._heard_s
         self._moved_s = now
         self.load = step.load
@@ -276,7 +281,7 @@ class EngineClient:
                 continue  # cancelled while this was on its way
             if not stream.is_started:
                 self._acquit(stream)
-            stream.push(delta, now)
+            stream.push(delta, now, at_once=is_last)
             if not stream.unended:
                 del streams[delta.request_id]
 

@@ -4,7 +4,7 @@ A reader that falls behind finds fewer, larger deltas, so what waits stays as sm
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from penstock.core.batch import Delta
 from penstock.core.request import Request
@@ -22,6 +22,7 @@ class DeltaStream:
         "is_started",
         "num_computed",
         "num_sent",
+        "reader",
         "request",
         "unended",
         "waiting_since_s",
@@ -39,6 +40,8 @@ class DeltaStream:
         """Engines that have been given the request."""
         self.waiting_since_s: float | None = None
         """Since when the oldest unread delta waits."""
+        self.reader: Callable[[Delta, float], bool] | None = None
+        """Offered what arrives while the reading task waits for it: True if that is dealt with and nobody need wake."""
         self._pending: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -47,22 +50,31 @@ class DeltaStream:
         """Everything has been read."""
         return not self.unended and not self._pending
 
-    def push(self, delta: Delta, now: float) -> None:
+    def push(self, delta: Delta, now: float, *, at_once: bool = False) -> None:
+        """`at_once`: nothing else is about to arrive, so it may go to the reader. Finishes are left to the task."""
         self.is_started = True
+        waiter = self._waiter
         if delta.finish is not None:
             self.unended.discard(delta.choice)
+        elif at_once and self.reader is not None and waiter is not None and not waiter.done():
+            if self.reader(delta, now):
+                return
         pending = self._pending
         if not pending:
             self.waiting_since_s = now
         pending.append(delta)
         if len(pending) >= MAX_PENDING:
             self._pending = folded(pending)
-        waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def wake(self) -> None:
+        """Let the reading task look around, though nothing has arrived."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     async def take(self) -> list[Delta]:
-        """All that has arrived since the last time, at least one delta; empty only when everything has been read."""
+        """All that has arrived since the last time; empty only when it was woken, or everything has been read."""
         if not self._pending and self.unended:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

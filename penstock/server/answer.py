@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.core.batch import FinishReason
 from penstock.server import sse
-from penstock.server.call import Call, Failure
+from penstock.server.call import Call, Failure, Pipe
 from penstock.server.faults import ApiError, error_of_finish
 from penstock.server.voice import Voice
 from penstock.server.writer import Piece
@@ -49,11 +49,12 @@ class Answer:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         call = self._call
-        call.abort = scope.get("penstock.abort", call.abort)
+        connection = scope["penstock.connection"]
+        call.abort = connection.abort
         call.start()
         watcher = asyncio.create_task(_cancel_when_gone(receive, call))
         try:
-            await (self._stream(send) if self._is_stream else self._whole(send))
+            await (self._stream(send, connection) if self._is_stream else self._whole(send))
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return  # nobody listens
@@ -77,7 +78,7 @@ class Answer:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, pipe: Pipe) -> None:
         call, voice = self._call, self._voice
         pieces = await self._first_news()
         waited = f"wait;dur={(time.monotonic() - call.arrival_s) * 1000:.1f}".encode()
@@ -89,6 +90,7 @@ class Answer:
             if pieces:
                 data += voice.telling(pieces)
             await self._write(send, data)
+            call.tell_at_once(pipe, voice.telling)
             while not call.is_over:
                 pieces = await call.news()
                 if pieces:

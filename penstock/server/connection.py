@@ -14,7 +14,7 @@ _ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 
 class Connection(HttpToolsProtocol):
-    """Adds `penstock.abort` to each request's scope: drop the connection, read or not."""
+    """Each request finds it in its scope as `penstock.connection`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -46,13 +46,26 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         if self._timer is None:
             self._start_timer()
-        self.scope["penstock.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
         self._num_header_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+
+    @property
+    def is_writable(self) -> bool:
+        """What is written now does not wait behind much else."""
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write_part(self, data: bytes) -> None:
+        """A part of a body of unknown length, headers sent: what `send` does, without its ceremony."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        """Drop the connection, whether its client reads or not."""
+        self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "the request is not HTTP as we read it; mend it")
