@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, Command] = {
     "profile": Command(
         "penstock.cli.profile", "Measure how long steps take on this machine, for simulator and planner"
     ),
+    "bench compare": Command("penstock.cli.bench_compare", "Compare two reports of bench"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

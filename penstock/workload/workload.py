@@ -3,9 +3,10 @@
 An answer's length is its `max_tokens` with end-of-text ignored, so that engine, bench and simulator generate the same tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from penstock.core.request import Request, SamplingParams
 from penstock.errors import ConfigError
@@ -61,6 +62,17 @@ class Workload:
         return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
 
 
+class Draft(NamedTuple):
+    """A request before its tokens are drawn."""
+
+    arrival_s: float
+    prefix: int | None
+    """Number of the shared prefix it begins with."""
+    num_own: int
+    """Prompt tokens after the prefix."""
+    num_answer: int
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How to make a workload."""
@@ -81,20 +93,31 @@ class Recipe:
 
     def make(self, seed: int) -> Workload:
         """The same seed gives the same workload. Times, lengths and tokens are drawn apart: changing one leaves the others."""
-        times = self.arrivals.times(self.num_requests, Random(f"{seed} arrivals"))
-        prompt_random, answer_random = Random(f"{seed} prompts"), Random(f"{seed} answers")
         prefix_random, token_random = Random(f"{seed} prefixes"), Random(f"{seed} tokens")
         tokens = range(self.vocab_size)
         shared = self._shared_prefixes(prefix_random)
         requests = []
-        for number, arrival_s in enumerate(times):
-            start: tuple[int, ...] = ()
-            if self.prefix and prefix_random.random() < self.prefix.fraction:
-                start = prefix_random.choice(shared)
-            own = token_random.choices(tokens, k=self.prompts.draw(prompt_random))
-            params = SamplingParams(max_tokens=self.answers.draw(answer_random), ignore_eos=True, temperature=0.0)
-            requests.append(Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=arrival_s))
+        for number, draft in enumerate(self._drafts(seed, prefix_random)):
+            start = () if draft.prefix is None else shared[draft.prefix]
+            own = token_random.choices(tokens, k=draft.num_own)
+            params = SamplingParams(max_tokens=draft.num_answer, ignore_eos=True, temperature=0.0)
+            requests.append(Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=draft.arrival_s))
         return Workload(tuple(requests))
+
+    def drafts(self, seed: int) -> list[Draft]:
+        """The requests of `make` without their tokens, for those who make words of their own."""
+        prefix_random = Random(f"{seed} prefixes")
+        self._shared_prefixes(prefix_random)
+        return list(self._drafts(seed, prefix_random))
+
+    def _drafts(self, seed: int, prefix_random: Random) -> Iterator[Draft]:
+        times = self.arrivals.times(self.num_requests, Random(f"{seed} arrivals"))
+        prompt_random, answer_random = Random(f"{seed} prompts"), Random(f"{seed} answers")
+        for arrival_s in times:
+            prefix = None
+            if self.prefix and prefix_random.random() < self.prefix.fraction:
+                prefix = prefix_random.choice(range(self.prefix.num_prefixes))
+            yield Draft(arrival_s, prefix, self.prompts.draw(prompt_random), self.answers.draw(answer_random))
 
     def _shared_prefixes(self, random: Random) -> list[tuple[int, ...]]:
         if self.prefix is None:

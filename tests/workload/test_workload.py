@@ -70,3 +70,20 @@ def test_unordered_or_ambiguous_requests_are_refused():
 def test_impossible_recipes_are_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+def test_drafts_are_the_requests_before_their_tokens():
+    recipe = replace(RECIPE, prefix=SharedPrefix(num_tokens=64, num_prefixes=3, fraction=0.5))
+    by_prefix = {}
+    for draft, request in zip(recipe.drafts(2), recipe.make(2).requests, strict=True):
+        num_shared = 0 if draft.prefix is None else 64
+        assert (draft.arrival_s, draft.num_answer) == (request.arrival_s, request.params.max_tokens)
+        assert num_shared + draft.num_own == len(request.prompt)
+        if draft.prefix is not None:
+            assert by_prefix.setdefault(draft.prefix, request.prompt[:64]) == request.prompt[:64]
+    assert len(set(by_prefix.values())) == 3
+
+
+def test_a_seed_means_the_same_on_every_machine():
+    workload = replace(RECIPE, prefix=SharedPrefix(2, 3, 0.5), num_requests=3).make(2)
+    assert [request.prompt[:3] for request in workload.requests] == [(864, 458, 118), (470, 430, 552), (215, 506, 545)]

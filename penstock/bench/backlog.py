@@ -1,0 +1,58 @@
+"""Whether more comes than the server can serve: the number of requests under way, and whether it keeps growing.
+
+In a stable queue it swings around a mean; beyond the limit it grows by (arrivals - completions) a second for as long as one
+looks, and every latency measured says more about the length of the run than about the server.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+LEAST_SAMPLES = 10
+LEAST_ARRIVALS = 30
+GROWING_FRACTION = 0.1
+"""Share of arrivals that must pile up to be called growth."""
+SIGMAS = 3.0
+"""Growth must exceed this many standard deviations of what chance brings in."""
+SETTLING = 3.0
+"""Times of a request on a fresh server before a queue can be judged: it fills up at first whatever comes."""
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Samples of requests under way while arrivals last. `variation` is that of the gaps between arrivals."""
+
+    variation: float = 1.0
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    """(seconds, requests under way), in order."""
+    num_arrivals: int = 0
+    early_s: float | None = None
+    """How long the first requests took."""
+
+    def add(self, now_s: float, num_open: int) -> None:
+        self.samples.append((now_s, num_open))
+
+    @property
+    def is_growing(self) -> bool:
+        """Looks at the later half of the samples, so that a server that has warmed up is forgiven its start."""
+        if len(self.samples) < LEAST_SAMPLES or self.num_arrivals < LEAST_ARRIVALS or self.early_s is None:
+            return False
+        end_s = self.samples[-1][0]
+        if end_s < SETTLING * self.early_s:
+            return False
+        later = [(time_s, count) for time_s, count in self.samples if time_s >= end_s / 2]
+        span_s = later[-1][0] - later[0][0]
+        arrived = self.num_arrivals * span_s / end_s
+        growth = _slope(later) * span_s
+        chance = SIGMAS * max(self.variation, 0.3) * math.sqrt(arrived)
+        return growth > GROWING_FRACTION * arrived and growth > chance
+
+
+def _slope(samples: list[tuple[float, int]]) -> float:
+    """Least squares."""
+    count = len(samples)
+    mean_time = math.fsum(time_s for time_s, _ in samples) / count
+    mean_value = math.fsum(value for _, value in samples) / count
+    spread = math.fsum((time_s - mean_time) ** 2 for time_s, _ in samples)
+    if spread <= 0.0:
+        return 0.0
+    return math.fsum((time_s - mean_time) * (value - mean_value) for time_s, value in samples) / spread

@@ -1,0 +1,240 @@
+"""Sends a plan and gathers the answers: at given times, or as fast as a number of users gets answers.
+
+At given times nothing waits for anything: a slow answer delays no later request, and each latency counts from the time the
+request was due. Users (closed loop) ask again when they are answered, as their number allows.
+"""
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.bench.answer import Answer, AnswerReader
+from penstock.bench.backlog import Backlog
+from penstock.bench.health import Health, HealthMonitor
+from penstock.bench.http import Client, TransportError
+from penstock.bench.plan import Ask, Plan, Turn
+from penstock.bench.target import Target
+from penstock.errors import ConfigError
+
+SAMPLE_S = 0.2
+MAX_PLAN_BYTES = 2**30
+GRACE_S = 30.0
+"""How long answers under way are awaited once a run has been stopped."""
+
+Watch = Callable[["Progress"], None]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come, for whoever watches."""
+
+    elapsed_s: float = 0.0
+    num_total: int = 0
+    num_sent: int = 0
+    num_ended: int = 0
+    num_failed: int = 0
+    num_pieces: int = 0
+    """Pieces of text that arrived since the last look."""
+
+    @property
+    def num_open(self) -> int:
+        return self.num_sent - self.num_ended
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a plan is sent. `users` of None: each request at its own time."""
+
+    users: int | None = None
+    duration_s: float | None = None
+    """Nothing is sent after this."""
+    variation: float = 1.0
+    """Of the gaps between arrivals."""
+    timeout_s: float = 600.0
+    stops: bool = True
+    """A run whose backlog grows without end is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run gave, before anything is computed from it."""
+
+    answers: tuple[Answer, ...]
+    duration_s: float
+    """From the first arrival to the last end."""
+    health: Health
+    is_saturated: bool
+    num_unsent: int
+    num_connections: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """State of one run in progress."""
+
+    client: Client
+    target: Target
+    shape: Shape
+    start_s: float
+    progress: Progress
+    answers: list[Answer] = field(default_factory=list)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    @property
+    def now_s(self) -> float:
+        return self.client.clock() - self.start_s
+
+    async def converse(self, ask: Ask, bodies: Sequence[Any], due_s: float) -> None:
+        """All turns of one conversation. A turn that fails ends it."""
+        history: list[dict[str, str]] = []
+        for number, (turn, prepared) in enumerate(zip(ask.turns, bodies, strict=True)):
+            is_last = number == len(ask.turns) - 1
+            if number:
+                due_s = self.now_s + ask.think_s
+                await asyncio.sleep(ask.think_s)
+                body = self.target.body(prepared, turn.num_answer, history)
+            else:
+                body = prepared if is_last else self.target.body(prepared, turn.num_answer)
+            answer = await self.send(turn, body, due_s, number, keeps_text=not is_last)
+            if not answer.is_success or self._is_late():
+                return
+            history += [{"role": "user", "content": prepared}, {"role": "assistant", "content": answer.text}]
+
+    def _is_late(self) -> bool:
+        return self.shape.duration_s is not None and self.now_s >= self.shape.duration_s
+
+    async def send(self, turn: Turn, body: bytes, due_s: float, number: int, *, keeps_text: bool) -> Answer:
+        answer = Answer(len(self.answers), due_s, turn.num_prompt, turn.num_answer, turn=number, keeps_text=keeps_text)
+        self.answers.append(answer)
+        self.progress.num_sent += 1
+        reader = AnswerReader(answer, self.start_s)
+
+        def sent(now: float) -> None:
+            answer.sent_s = now - self.start_s
+
+        clock = self.client.clock
+        try:
+            async with asyncio.timeout(self.shape.timeout_s):
+                response = await self.client.request("POST", self.target.path, body, reader.body, sent)
+            reader.end(response.status, clock())
+        except TransportError as error:
+            reader.fail(str(error), clock())
+        except TimeoutError:
+            reader.fail(f"no complete answer within {self.shape.timeout_s:g} s", clock())
+        finally:
+            self.progress.num_ended += 1
+            self.progress.num_failed += bool(answer.error)
+        return answer
+
+
+async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, watch: Watch | None = None) -> Measured:
+    """Send the whole plan. What it takes to make prompts is spent before the clock starts."""
+    bodies = _prepared(target, plan)
+    progress = Progress(num_total=plan.num_requests)
+    backlog = Backlog(shape.variation)
+    gc.collect()
+    gc.freeze()
+    with HealthMonitor() as monitor:
+        run = _Run(client, target, shape, client.clock(), progress)
+        sender = asyncio.create_task(_send_users(run, plan, bodies) if shape.users else _send_open(run, plan, bodies))
+        is_saturated = False
+        try:
+            while not (sender.done() and not run.tasks):
+                waited = run.tasks if sender.done() else {sender}
+                await asyncio.wait(waited, timeout=SAMPLE_S)
+                _observe(run, backlog, watch, is_arriving=not sender.done())
+                if shape.users is None and not is_saturated and backlog.is_growing:
+                    is_saturated = True
+                    if shape.stops:
+                        sender.cancel()
+                        await _drain(run, backlog, watch)
+            if sender.done() and not sender.cancelled():
+                sender.result()
+        finally:
+            await _abandon({sender, *run.tasks})
+            gc.unfreeze()
+    end_s = max((answer.end_s for answer in run.answers if answer.end_s is not None), default=0.0)
+    return Measured(
+        answers=tuple(run.answers),
+        duration_s=end_s,
+        health=monitor.health,
+        is_saturated=is_saturated,
+        num_unsent=plan.num_requests - len(run.answers),
+        num_connections=client.num_connections,
+    )
+
+
+def _prepared(target: Target, plan: Plan) -> list[list[Any]]:
+    """Bodies of first turns as bytes; of conversations, prompts: later bodies hold the answers before them."""
+    prepared: list[list[Any]] = []
+    size = 0
+    for ask in plan.asks:
+        prompts = [target.prompt(turn.segments) for turn in ask.turns]
+        one = [target.body(prompts[0], ask.turns[0].num_answer)] if len(ask.turns) == 1 else prompts
+        size += sum(map(len, one))
+        if size > MAX_PLAN_BYTES:
+            raise ConfigError("the prompts of this run take more than 1 GiB; send fewer with --num-requests")
+        prepared.append(one)
+    return prepared
+
+
+async def _send_open(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
+    for ask, prepared in zip(plan.asks, bodies, strict=True):
+        if run.shape.duration_s is not None and ask.arrival_s >= run.shape.duration_s:
+            return
+        left_s = ask.arrival_s - run.now_s
+        if left_s > 0.0:
+            await asyncio.sleep(left_s)
+        _spawn(run, run.converse(ask, prepared, ask.arrival_s))
+
+
+async def _send_users(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
+    remaining = iter(zip(plan.asks, bodies, strict=True))
+    for _ in range(min(run.shape.users or 1, len(plan.asks))):
+        _spawn(run, _user(run, remaining))
+
+
+async def _user(run: _Run, remaining: Iterator[tuple[Ask, list[Any]]]) -> None:
+    for ask, prepared in remaining:
+        if run._is_late():
+            return
+        await run.converse(ask, prepared, run.now_s)
+
+
+def _spawn(run: _Run, work: Any) -> None:
+    task: asyncio.Task[None] = asyncio.create_task(work)
+    run.tasks.add(task)
+    task.add_done_callback(run.tasks.discard)
+
+
+def _observe(run: _Run, backlog: Backlog, watch: Watch | None, *, is_arriving: bool) -> None:
+    progress = run.progress
+    progress.elapsed_s = run.now_s
+    if is_arriving:
+        backlog.add(progress.elapsed_s, progress.num_open)
+    backlog.num_arrivals = progress.num_sent
+    if backlog.early_s is None:
+        first = [answer.end_s - answer.scheduled_s for answer in run.answers[:10] if answer.end_s is not None]
+        if len(first) >= 5:
+            backlog.early_s = sorted(first)[len(first) // 2]
+    if watch is not None:
+        progress.num_pieces = sum(len(answer.piece_times) for answer in run.answers)
+        watch(progress)
+
+
+async def _drain(run: _Run, backlog: Backlog, watch: Watch | None) -> None:
+    """Let what is under way end, but not for ever."""
+    end_s = run.now_s + GRACE_S
+    while run.tasks and run.now_s < end_s:
+        await asyncio.wait(run.tasks, timeout=SAMPLE_S)
+        _observe(run, backlog, watch, is_arriving=False)
+    await _abandon(run.tasks)
+
+
+async def _abandon(tasks: "set[asyncio.Task[None]]") -> None:
+    pending = [task for task in tasks if not task.done()]
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)

@@ -1,0 +1,100 @@
+"""What will be sent: the arrivals and lengths of a workload or a trace, as conversations of named prompt segments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from penstock.bench.prompts import Segment
+from penstock.workload.trace import BLOCK_TOKENS, Trace
+from penstock.workload.workload import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A user's next message and the length of the answer to it."""
+
+    segments: tuple[Segment, ...]
+    num_answer: int
+
+    @property
+    def num_prompt(self) -> int:
+        return sum(segment.num_tokens for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A conversation: mostly of one turn. A later turn is sent `think_s` after the answer before it."""
+
+    arrival_s: float
+    turns: tuple[Turn, ...]
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    asks: tuple[Ask, ...]
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(ask.turns) for ask in self.asks)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the users' messages; what later turns repeat is not among them."""
+        return sum(turn.num_prompt for ask in self.asks for turn in ask.turns)
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return sum(turn.num_answer for ask in self.asks for turn in ask.turns)
+
+    def num_repeated(self) -> int:
+        """Prompt tokens that the plan itself sends again, which even a cold cache may answer."""
+        seen: set[tuple[str, ...]] = set()
+        repeated = 0
+        for ask in self.asks:
+            history = 0
+            for number, turn in enumerate(ask.turns):
+                names: tuple[str, ...] = ()
+                for segment in turn.segments if number == 0 else ():
+                    names = (names[-1] if names else "", segment.name)
+                    repeated += segment.num_tokens if names in seen else 0
+                    seen.add(names)
+                repeated += history
+                history += turn.num_prompt + turn.num_answer
+        return repeated
+
+
+def plan_of_recipe(recipe: Recipe, seed: int, num_turns: int = 1, think_s: float = 0.0, name: str = "") -> Plan:
+    """The same seed as a simulation's gives the same arrivals and lengths. Further turns are drawn from the same lengths."""
+    random = Random(f"{seed} turns")
+    asks = []
+    for number, draft in enumerate(recipe.drafts(seed)):
+        start = [Segment(f"{name}own {number}", draft.num_own)]
+        if draft.prefix is not None and recipe.prefix is not None:
+            start.insert(0, Segment(f"{name}shared {draft.prefix}", recipe.prefix.num_tokens))
+        later = [
+            Turn(
+                (Segment(f"{name}own {number} turn {turn}", recipe.prompts.draw(random)),), recipe.answers.draw(random)
+            )
+            for turn in range(1, num_turns)
+        ]
+        asks.append(Ask(draft.arrival_s, (Turn(tuple(start), draft.num_answer), *later), think_s))
+    return Plan(tuple(asks))
+
+
+def plan_of_trace(trace: Trace, name: str = "") -> Plan:
+    asks = []
+    for number, row in enumerate(trace.rows()):
+        segments = [Segment(f"{name}block {block}", BLOCK_TOKENS) for block in row.blocks]
+        left = row.prompt_length - BLOCK_TOKENS * len(segments)
+        if left < 0:
+            segments[-1] = Segment(segments[-1].name, BLOCK_TOKENS + left)
+        elif left:
+            segments.append(Segment(f"{name}own {number}", left))
+        asks.append(Ask(row.time_s, (Turn(tuple(segments), row.answer_length),)))
+    return Plan(tuple(asks))
+
+
+def at_rate(plan: Plan, times: Sequence[float]) -> Plan:
+    """The same conversations at other times."""
+    return Plan(tuple(Ask(time_s, ask.turns, ask.think_s) for ask, time_s in zip(plan.asks, times, strict=True)))

@@ -1,0 +1,397 @@
+"""`penstock bench`: load any OpenAI-compatible server and tell how it did, or why it cannot be told.
+
+Puts the parts of `penstock.bench` together; they are imported when the command runs.
+"""
+
+import math
+import os
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import ConfigError
+from penstock.metrics.summary import Slo
+from penstock.workload import lengths
+from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, Ramp
+from penstock.workload.workload import Recipe, SharedPrefix
+
+if TYPE_CHECKING:
+    from penstock.bench.plan import Plan
+    from penstock.bench.session import PlanMaker, Run, Session
+    from penstock.workload.trace import Trace
+
+DEFAULT_REQUESTS = 100
+DEFAULT_USERS = 8
+KNEE_TRIAL_S = 30.0
+KNEE_LEAST_REQUESTS = 50
+FAULT_STATUS = 1
+TARGETS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
+UNITS = {"ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """When requests come."""
+
+    concurrency: int | None = None
+    """Closed loop: this many users, each asking again once answered (8 where neither rate nor trace is given)"""
+    rate: float | None = None
+    """Open loop: requests a second, however the server does; where a search for the knee begins"""
+    arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
+    """Gaps between arrivals: of independent users, even, or in bursts"""
+    burstiness: float | None = None
+    """With gamma arrivals: spread of the gaps over their mean; 1 is poisson, 2 comes in bursts"""
+    ramp_to: float | None = None
+    """The rate grows, or falls, evenly to this one"""
+    num_requests: int | None = None
+    """How many to send (default: 100, or all of a trace); with --turns, how many conversations"""
+    duration_s: float | None = None
+    """Send nothing after this many seconds"""
+    warm_up: int = 8
+    """Requests sent before, and not counted"""
+    repeats: int = 1
+    """Runs, each with words of its own; two or more give confidence intervals"""
+    timeout_s: float = 600.0
+    """Seconds after which a request counts as failed"""
+    stop_saturated: bool = True
+    """End a run whose queue grows without end"""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "num_requests", "repeats"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 1_000_000:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}; choose 1 to 1,000,000")
+        if not 0 <= self.warm_up <= 100_000:
+            raise ConfigError(f"--warm-up is {self.warm_up}; choose 0 to 100,000")
+        for name, value in (("duration-s", self.duration_s), ("timeout-s", self.timeout_s)):
+            if value is not None and not 0.0 < value <= 1e6:
+                raise ConfigError(f"--{name} is {value}; choose seconds above 0")
+        if self.burstiness is not None and self.arrivals != "gamma":
+            raise ConfigError("--burstiness is the spread of gamma arrivals; add --arrivals gamma")
+        if self.ramp_to is not None and (self.rate is None or self.arrivals != "poisson"):
+            raise ConfigError("--ramp-to needs --rate to begin from, and poisson arrivals")
+        if self.concurrency is not None and self.rate is not None:
+            raise ConfigError("--concurrency and --rate exclude each other: users wait for answers, a rate does not")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Replay of a trace."""
+
+    trace: Path | None = None
+    """Send what a file recorded: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
+    trace_speed: float = 1.0
+    """Times the rate of the trace"""
+    trace_from_s: float = 0.0
+    """Seconds of the trace to skip"""
+    trace_to_s: float | None = None
+    """Second of the trace to end at"""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is asked."""
+
+    prompts: str = "sharegpt-prompts"
+    """Prompt tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
+    answers: str = "sharegpt-answers"
+    """Answer tokens, written likewise, or sharegpt-answers"""
+    shared_prefix: int = 0
+    """Tokens that prompts begin with in common, before those of their own"""
+    num_prefixes: int = 1
+    """How many such beginnings there are"""
+    turns: int = 1
+    """Turns of a conversation, each with all before it as its history"""
+    think_s: float = 0.0
+    """Seconds between an answer and the next turn"""
+    seed: int = 0
+    """The same seed gives the same arrivals and lengths"""
+    nonce: str = ""
+    """Words are drawn from it; by default a new one every time, so that no cache knows them"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.turns <= 1000:
+            raise ConfigError(f"--turns is {self.turns}; choose 1 to 1000")
+        if not 0.0 <= self.think_s <= 1e6:
+            raise ConfigError(f"--think-s is {self.think_s}; choose 0 or more seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What counts as good."""
+
+    slo: str = "ttft<500ms,tpot<50ms"
+    """Targets of a good request: ttft, tpot and e2e, in ms or s"""
+    find_knee: bool = False
+    """Search the highest rate at which the targets hold, by bisection"""
+    attainment: float = 0.95
+    """Share of requests that must meet the targets for a rate to hold"""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.attainment <= 1.0:
+            raise ConfigError(f"--attainment is {self.attainment}; choose above 0, up to 1")
+        parse_slo(self.slo)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Load any OpenAI-compatible server and tell how it did.
+
+    Latencies count from when a request was due, prompts are new to every cache, lengths are checked against the server's own
+    count, failures stand apart; and where the figures are not the server's, it says so instead.
+    """
+
+    url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
+    """Address of the server"""
+    model: str = ""
+    """Model to ask (default: the first it lists)"""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """Which of its routes to use"""
+    api_key: str = ""
+    """Key the server asks for (default: PENSTOCK_API_KEY or OPENAI_API_KEY)"""
+    verify_tls: bool = True
+    """Check the server's certificate"""
+    json: Path | None = None
+    """Write everything as JSON to this file; - is standard output"""
+    rows: bool = False
+    """Put every request into the JSON, too"""
+    html: Path | None = None
+    """Write a page with plots"""
+    load: Load = field(default_factory=Load)
+    recording: Recording = field(default_factory=Recording)
+    words: Words = field(default_factory=Words)
+    target: Target = field(default_factory=Target)
+
+    def __post_init__(self) -> None:
+        load = self.load
+        if self.recording.trace is not None and (load.concurrency is not None or load.rate is not None):
+            raise ConfigError(
+                "--trace has times of its own; leave --rate and --concurrency, or scale it with --trace-speed"
+            )
+        if self.recording.trace is not None and self.words.turns > 1:
+            raise ConfigError("--trace has requests of its own; leave --turns")
+        if self.words.turns > 1 and self.endpoint != "chat":
+            raise ConfigError("--turns needs --endpoint chat: a completion has no history")
+        if self.target.find_knee and (self.recording.trace is not None or load.concurrency is not None or load.ramp_to):
+            raise ConfigError("--find-knee searches a rate; leave --trace, --concurrency and --ramp-to")
+        if self.target.find_knee and load.repeats > 1:
+            raise ConfigError("--find-knee tries many rates once; repeat one of them with --rate and --repeats")
+
+    @property
+    def num_users(self) -> int | None:
+        """None where requests have times of their own."""
+        load = self.load
+        if load.rate is not None or self.recording.trace is not None or self.target.find_knee:
+            return None
+        return load.concurrency or DEFAULT_USERS
+
+
+def parse_slo(text: str) -> Slo:
+    """Read `ttft<500ms,tpot<0.05s`."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, sign, value = (one.strip() for one in part.lower().partition("<"))
+        unit = "ms" if value.endswith("ms") else "s"
+        try:
+            seconds = float(value.removesuffix(unit)) * UNITS[unit]
+        except ValueError:
+            seconds = math.nan
+        if not sign or name not in TARGETS or not (value.endswith(unit) and seconds > 0.0) or TARGETS[name] in found:
+            raise ConfigError(
+                f"cannot read {part.strip()!r} in --slo; write ttft<500ms,tpot<50ms,e2e<10s or some of these"
+            )
+        found[TARGETS[name]] = seconds
+    return Slo(**found)
+
+
+def run(config: Config) -> int:
+    import asyncio
+
+    import uvloop
+
+    from penstock.cli.bench_progress import LiveProgress
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, LiveProgress() as progress:
+        runs, report = runner.run(_bench(config, progress))
+    return _tell(config, runs, report)
+
+
+async def _bench(config: Config, progress: Any) -> tuple[list["Run"], dict[str, Any]]:
+    import secrets
+
+    from penstock.bench.http import Client, address_of
+    from penstock.bench.load import Shape
+    from penstock.bench.machine import describe
+    from penstock.bench.report import report_of
+    from penstock.bench.session import Goal, Session
+    from penstock.bench.target import find_target
+
+    trace = _trace(config)
+    address = address_of(config.url)
+    key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
+    client = Client(address, key, verify=config.verify_tls)
+    progress.say("asking the server what it is")
+    nonce = config.words.nonce or secrets.token_hex(8)
+    target = await find_target(client, config.model, config.endpoint, nonce)
+    load = config.load
+    shape = Shape(
+        users=config.num_users,
+        duration_s=load.duration_s,
+        variation={"poisson": 1.0, "constant": 0.0, "gamma": load.burstiness or 2.0}[load.arrivals],
+        timeout_s=load.timeout_s,
+        stops=load.stop_saturated,
+    )
+    goal = Goal(parse_slo(config.target.slo), config.target.attainment)
+    session = Session(client, target, shape, goal, _plan_maker(config, trace), progress.show)
+    knee = None
+    if load.warm_up:
+        await session.warm_up(_warm_up_plan(config, session))
+    if config.target.find_knee:
+        knee, runs = await session.find_knee(load.rate or 1.0)
+    else:
+        runs = [await session.measure(f"run {number}", load.rate) for number in range(1, load.repeats + 1)]
+    client.close()
+    report = report_of(
+        runs,
+        target=target,
+        url=address.url,
+        asked=_asked(config, nonce),
+        workload=_workload(config, trace),
+        client=describe(),
+        knee=knee,
+        with_rows=config.rows,
+    )
+    return runs, report
+
+
+def _trace(config: Config) -> "Trace | None":
+    recording = config.recording
+    if recording.trace is None:
+        return None
+    from penstock.workload.trace_files import read
+
+    trace = read(recording.trace)
+    end_s = math.inf if recording.trace_to_s is None else recording.trace_to_s
+    if recording.trace_from_s or end_s < math.inf:
+        trace = trace.window(recording.trace_from_s, end_s)
+    if config.load.num_requests is not None:
+        trace = trace.first(config.load.num_requests)
+    return trace.faster(recording.trace_speed)
+
+
+def _plan_maker(config: Config, trace: "Trace | None") -> "PlanMaker":
+    def make(name: str, rate: float | None) -> "Plan":
+        from penstock.bench.plan import plan_of_recipe, plan_of_trace
+
+        if trace is not None:
+            return plan_of_trace(trace, f"{name} ")
+        words = config.words
+        return plan_of_recipe(recipe_of(config, rate), words.seed, words.turns, words.think_s, f"{name} ")
+
+    return make
+
+
+def recipe_of(config: Config, rate: float | None) -> Recipe:
+    words = config.words
+    return Recipe(
+        arrivals=_arrivals(config.load, rate),
+        prompts=lengths.parse(words.prompts),
+        answers=lengths.parse(words.answers),
+        num_requests=_num_requests(config, rate),
+        prefix=SharedPrefix(words.shared_prefix, words.num_prefixes) if words.shared_prefix else None,
+    )
+
+
+def _arrivals(load: Load, rate: float | None) -> Arrivals:
+    if rate is None:
+        return AtOnce()
+    if load.ramp_to is not None:
+        return Ramp(rate, load.ramp_to)
+    if load.arrivals == "gamma":
+        return Gamma(rate, load.burstiness or 2.0)
+    return Constant(rate) if load.arrivals == "constant" else Poisson(rate)
+
+
+def _num_requests(config: Config, rate: float | None) -> int:
+    """As many as were asked for, or as come within the time asked for, and a few more for chance."""
+    load = config.load
+    if load.num_requests is not None:
+        return load.num_requests
+    if config.target.find_knee and rate is not None:
+        return max(math.ceil(rate * (load.duration_s or KNEE_TRIAL_S)), KNEE_LEAST_REQUESTS)
+    if load.duration_s is not None and rate is not None:
+        expected = max(rate, load.ramp_to or 0.0) * load.duration_s
+        return math.ceil(expected + 4.0 * math.sqrt(expected) * max(load.burstiness or 1.0, 1.0) + 1.0)
+    return max(DEFAULT_REQUESTS, 4 * (config.num_users or 0))
+
+
+def _warm_up_plan(config: Config, session: "Session") -> "Plan":
+    """The first requests of a run, with other words."""
+    from penstock.bench.plan import Plan
+
+    plan = session.make_plan("warm up", config.load.rate)
+    asks = [replace(ask, arrival_s=0.0) for ask in plan.asks[: config.load.warm_up]]
+    return Plan(tuple(asks))
+
+
+def _asked(config: Config, nonce: str) -> dict[str, Any]:
+    """The config as JSON holds it, without the key."""
+    asked = asdict(config)
+    asked["api_key"] = "given" if config.api_key else ""
+    asked["words"]["nonce"] = nonce
+    for table in (asked, asked["recording"]):
+        for name, value in table.items():
+            if isinstance(value, Path):
+                table[name] = str(value)
+    return asked
+
+
+def _workload(config: Config, trace: "Trace | None") -> dict[str, Any]:
+    """What two benchmarks must have in common to be compared."""
+    load, words = asdict(config.load), asdict(config.words)
+    for name in ("repeats", "warm_up", "timeout_s"):
+        load.pop(name)
+    load["concurrency"] = config.num_users
+    if config.target.find_knee:
+        load.pop("rate")
+    words.pop("nonce")
+    common = {"endpoint": config.endpoint, "slo": config.target.slo, "find_knee": config.target.find_knee, "load": load}
+    if trace is None:
+        return common | {"words": words}
+    from penstock.bench.machine import trace_digest
+
+    return common | {"trace": trace_digest(trace)}
+
+
+def _tell(config: Config, runs: list["Run"], report: dict[str, Any]) -> int:
+    """Files first, so that nothing that goes wrong on a screen loses a measurement."""
+    from penstock.bench.page import page_of
+    from penstock.cli.bench_show import print_report
+    from penstock.cli.show import print_json
+
+    if config.json is not None and str(config.json) != "-":
+        write_file(config.json, _json_text(report))
+    if config.html is not None:
+        write_file(config.html, page_of([report]))
+    if config.json is not None and str(config.json) == "-":
+        print_json(report)
+    else:
+        print_report(report)
+    if report["verdict"] != "valid":
+        print(f"penstock: {report['verdict']}: the figures are not the server's", file=sys.stderr)
+        return FAULT_STATUS
+    return 0
+
+
+def _json_text(report: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+
+
+def write_file(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

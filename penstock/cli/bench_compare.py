@@ -1,0 +1,78 @@
+"""`penstock bench compare`: two reports side by side, with intervals, and a refusal where they measured different things."""
+
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from penstock.cli.show import print_json, print_table, printable
+
+FAULT_STATUS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Compare two reports of penstock bench.
+
+    A difference is called better or worse only where repeated runs exclude chance. Reports of different loads, and runs that
+    were not the server's, are refused.
+    """
+
+    first: Path = field(metadata={"positional": True})
+    """Report to compare from"""
+    second: Path = field(metadata={"positional": True})
+    """Report to compare to"""
+    force: bool = False
+    """Compare even what is not comparable"""
+    json: bool = False
+    """Print JSON for machines"""
+    html: Path | None = None
+    """Write a page with both in one plot"""
+
+
+def run(config: Config) -> int:
+    from penstock.bench.compare import compare, read_report
+    from penstock.bench.page import flag_list, page_of, table
+    from penstock.cli.bench import write_file
+    from penstock.cli.bench_show import print_flags
+
+    first, second = read_report(config.first), read_report(config.second)
+    found = compare(first, second)
+    faults = [asdict(fault) for fault in found.faults]
+    is_shown = found.is_sound or config.force
+    columns = ("", "first", "second", "change", "%", "")
+    rows = [
+        (
+            row.name,
+            row.before,
+            row.after,
+            _change(row.change.mean, row.change.half_width),
+            row.percent,
+            _word(row.is_better),
+        )
+        for row in found.rows
+    ]
+    if config.html is not None:
+        shown = [tuple("" if cell is None else cell for cell in row) for row in rows] if is_shown else []
+        extra = flag_list(faults) + (table(columns, shown) if shown else "<p>Not compared.</p>")
+        write_file(config.html, page_of([first, second], ["first", "second"], extra))
+    if config.json:
+        print_json({"is_sound": found.is_sound, "faults": faults, "rows": [asdict(row) for row in found.rows]})
+    else:
+        for name, report, path in (("first", first, config.first), ("second", second, config.second)):
+            print(f"{name:8}{printable(str(path))}: {printable(report['target']['model'])}, {len(report['runs'])} runs")
+        print()
+        print_flags(faults)
+        if is_shown:
+            print_table(columns, rows)
+    if not is_shown:
+        print("penstock: not comparable; --force shows the figures all the same", file=sys.stderr)
+        return FAULT_STATUS
+    return 0
+
+
+def _change(mean: float, half_width: float | None) -> str:
+    return f"{mean:+,.4g}" if half_width is None else f"{mean:+,.4g} +- {half_width:,.3g}"
+
+
+def _word(is_better: bool | None) -> str:
+    return "" if is_better is None else "better" if is_better else "worse"
