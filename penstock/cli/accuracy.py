@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.cli.live import Disturbance, serve_live
-from penstock.cli.profiles import sizing_of
-from penstock.config import EngineConfig
 from penstock.cost.measured import Measured
-from penstock.cost.profile import Profile
 from penstock.engine.engine import Engine
 from penstock.metrics.summary import Summary, summarize
 from penstock.sim.simulation import Fleet, simulate
@@ -75,11 +72,6 @@ def _label(name: str) -> str:
 
 def _scale(name: str) -> float:
     return 1.0 if name in RATES else 1e3
-
-
-def fleet_of(profile: Profile, config: EngineConfig, **rest: Any) -> Fleet:
-    """The engine that was measured, in virtual time."""
-    return Fleet(config, sizing_of(profile, config), Measured(profile.fitted), depth=profile.depth, **rest)
 
 
 def compare(fleet: Fleet, engine: Engine, workload: Workload) -> Comparison:

@@ -134,7 +134,8 @@ def _measured(config: Config) -> "Profile":
 
 def back_test(profile: "Profile", config: EngineConfig, engine: "Engine", seed: int) -> "Comparison":
     """Some seconds of chats that come at random, simulated and served."""
-    from penstock.cli.accuracy import compare, fleet_of
+    from penstock.cli.accuracy import compare
+    from penstock.cli.profiles import fleet_of
     from penstock.sim.simulation import simulate
     from penstock.workload.arrivals import AtOnce, Poisson
     from penstock.workload.lengths import Uniform
@@ -161,13 +162,12 @@ def _print(profile: "Profile", path: Path) -> None:
     print(f"steps       {fitted.num_steps:,} fitted, of {measuring['num_steps']:,} in {measuring['seconds']} s")
     most = fitted.most
     print(
-        f"range       {most.num_tokens:,} tokens and {most.num_chunks:,} sequences a step, contexts up to {most.max_kv:,}"
+        f"range       {most.num_long_tokens:,} prompt tokens and {most.num_chunks:,} sequences a step, contexts up to {most.max_kv:,}"
     )
     disturbed = measuring.get("disturbed_fraction", 0.0)
     if disturbed > WARNED_FRACTION:
-        print(
-            f"warning     other programs used {100 * disturbed:.0f} % of this machine meanwhile; measure again when it is quiet"
-        )
+        told = f"other programs used {100 * disturbed:.0f} % of this machine meanwhile"
+        print(f"warning     {told}; measure again when it is quiet")
     print()
     percent = [[f"{100 * value:.1f} %" for value in (one.median, one.p95, one.bias)] for one in fitted.errors.values()]
     rows = [(kind, one.num_cells, *each) for (kind, one), each in zip(fitted.errors.items(), percent)]

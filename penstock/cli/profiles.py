@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from penstock.cli.this_machine import machine_facts
 from penstock.config import EngineConfig
 from penstock.core.features import StepTime
+from penstock.cost.measured import Measured
 from penstock.cost.profile import MAX_PROFILE_BYTES, Profile, read_profile
 from penstock.engine.step_log import StepFile
 from penstock.errors import ConfigError
+from penstock.sim.simulation import Fleet
 from penstock.sizing import Sizing
 
 PACKAGES = ("penstock", "torch", "numpy")
@@ -73,6 +75,11 @@ def sizing_of(profile: Profile, config: EngineConfig) -> Sizing:
         num_blocks=config.cache.num_blocks or sizing.num_blocks,
         max_context=min(config.model.max_context or sizing.max_context, sizing.max_context),
     )
+
+
+def fleet_of(profile: Profile, config: EngineConfig, **rest: Any) -> Fleet:
+    """The engine that was measured, in virtual time."""
+    return Fleet(config, sizing_of(profile, config), Measured(profile.fitted), depth=profile.depth, **rest)
 
 
 def _versions() -> dict[str, str]:

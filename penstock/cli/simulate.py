@@ -5,15 +5,15 @@ Puts the parts together and lays out the answer; it computes nothing itself.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from penstock.cli.show import print_json, print_table, printable
+from penstock.cli.this_machine import find_hardware
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from penstock.cost import hardware as devices
 from penstock.cost.layout import Layout
 from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
@@ -23,7 +23,7 @@ from penstock.metrics.summary import Percentiles, Slo, Summary
 from penstock.models import catalog, registry
 from penstock.models.spec import ModelSpec
 from penstock.sim.simulation import POLICIES, Fleet, ReplicaReport, Result, simulate
-from penstock.sizing import GIB, Memory, Sizing, size_engine
+from penstock.sizing import GIB, Memory, size_engine
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
 from penstock.workload.workload import Recipe, SharedPrefix, Workload
@@ -38,7 +38,9 @@ class Machines:
     """What computes."""
 
     hardware: str = "h100-sxm"
-    """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..."""
+    """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..., or this-machine, measured when first named"""
+    profile: Path | None = None
+    """Step times, model and cache as penstock profile measured them, instead of a device and a model by name"""
     replicas: int = 1
     """How many replicas serve"""
     tensor: int = 1
@@ -132,30 +134,89 @@ class Config:
         return "bf16" if self.cache.kv == "auto" else self.cache.kv
 
 
+class Basis(NamedTuple):
+    """Where memory and step times come from."""
+
+    vocab_size: int
+    make_fleet: Callable[[Config], Fleet]
+    rows: Callable[[Fleet], list[tuple[str, str]]]
+    """For the heading, once simulated."""
+    data: dict[str, Any]
+
+
 def run(config: Config) -> int:
-    spec = read_spec(config.model)
-    device = devices.find(config.machines.hardware)
-    precision = precision_of(config.machines.weights, config.kv_format, device.achievable)
-    workload = config.load.recipe(spec.vocab_size).make(config.load.seed)
+    path = config.machines.profile
+    basis = roofline_basis(config) if path is None else profile_basis(config, path)
+    workload = config.load.recipe(basis.vocab_size).make(config.load.seed)
     chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
     fleets = {
-        strategy: make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)), spec, precision)
+        strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
         for strategy in chosen
     }
     results: dict[str, Result] = {}
     for strategy, fleet in fleets.items():
         with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
             results[strategy] = simulate(fleet, workload, config.target)
-    sizing = next(iter(fleets.values())).sizing
+    fleet = next(iter(fleets.values()))
     if config.json:
-        print_json(as_data(config, sizing, workload, results))
+        print_json(as_data(config, basis, fleet, workload, results))
     else:
-        _print_heading(config, device, sizing, workload)
+        _print_heading(config, basis, fleet, workload)
         if config.compare:
             _print_comparison(results)
         else:
             _print_result(next(iter(results.values())))
     return 0
+
+
+def roofline_basis(config: Config) -> Basis:
+    """A known model on a known device."""
+    spec = read_spec(config.model)
+    machines, device = config.machines, find_hardware(config.machines.hardware)
+    precision = precision_of(machines.weights, config.kv_format, device.achievable)
+    reach = "measured" if device.measured else "assumed"
+    rate = device.achievable.bandwidth_bytes_per_s / 1e9
+
+    def rows(fleet: Fleet) -> list[tuple[str, str]]:
+        gib = fleet.sizing.weight_bytes / GIB
+        return [
+            ("model", f"{config.model}, {machines.weights} weights of {gib:.1f} GiB"),
+            ("fleet", f"{machines.replicas} x {device.name} of {device.memory_bytes / GIB:.0f} GiB, {machines.policy}"),
+            ("step times", f"roofline at {reach} {rate:,.0f} GB/s; not calibrated on a live engine"),
+        ]
+
+    data = {"from": "roofline", "hardware": asdict(device), "achievable": asdict(device.achievable)}
+    return Basis(spec.vocab_size, lambda asked: make_fleet(asked, spec, precision), rows, data)
+
+
+def profile_basis(config: Config, path: Path) -> Basis:
+    """An engine as it was measured."""
+    from penstock.cli.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
+    from penstock.cost.measured import Measured
+
+    profile, machines = open_profile(path), config.machines
+
+    def make(asked: Config) -> Fleet:
+        engine = EngineConfig(ModelConfig(profile.model, max_context=asked.max_context), asked.cache, asked.scheduler)
+        return fleet_of(profile, engine, num_replicas=machines.replicas, policy=POLICIES[machines.policy])
+
+    def rows(fleet: Fleet) -> list[tuple[str, str]]:
+        error = profile.fitted.errors["all"]
+        told = f"measured by {profile.measuring.get('from')}, {100 * error.median:.1f} % off on steps not fitted"
+        processor = profile.machine.get("processor")
+        found = [
+            ("model", profile.model),
+            ("fleet", f"{machines.replicas} x {processor}, {machines.policy}"),
+            ("step times", told),
+        ]
+        cost = fleet.cost
+        if isinstance(cost, Measured) and cost.num_outside:
+            share = 100.0 * cost.num_outside / cost.num_asked
+            beyond = ", ".join(f"{name} {most:,}" for name, most in cost.furthest.items())
+            found.append(("warning", f"{share:.1f} % of steps lie beyond what was measured ({beyond}): extrapolated"))
+        return found
+
+    return Basis(profile.vocab_size, make, rows, {"from": "profile", "profile": json.loads(profile.to_json())})
 
 
 def read_spec(model: str) -> ModelSpec:
@@ -180,7 +241,7 @@ def read_spec(model: str) -> ModelSpec:
 
 def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     machines = config.machines
-    device, layout = devices.find(machines.hardware), machines.layout
+    device, layout = find_hardware(machines.hardware), machines.layout
     layout.check(spec)
     engine = EngineConfig(ModelConfig(config.model, max_context=config.max_context), config.cache, config.scheduler)
     memory = Memory(
@@ -201,13 +262,17 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     )
 
 
-def as_data(config: Config, sizing: Sizing, workload: Workload, results: Mapping[str, Result]) -> dict[str, Any]:
+def as_data(
+    config: Config, basis: Basis, fleet: Fleet, workload: Workload, results: Mapping[str, Result]
+) -> dict[str, Any]:
     """Everything that was asked and found, as JSON holds it."""
-    device = devices.find(config.machines.hardware)
+    asked = asdict(config)
+    path = config.machines.profile
+    asked["machines"]["profile"] = None if path is None else str(path)
     return {
-        "asked": asdict(config),
-        "sizing": asdict(sizing),
-        "step_times": {"from": "roofline", "hardware": asdict(device), "achievable": asdict(device.achievable)},
+        "asked": asked,
+        "sizing": asdict(fleet.sizing),
+        "step_times": basis.data,
         "workload": {
             "num_requests": len(workload),
             "num_prompt_tokens": workload.num_prompt_tokens,
@@ -234,12 +299,10 @@ def _status(text: str) -> Any:
     return Console(stderr=True).status(text)
 
 
-def _print_heading(config: Config, device: devices.Hardware, sizing: Sizing, workload: Workload) -> None:
-    machines = config.machines
-    reach = "measured" if device.measured else "assumed"
+def _print_heading(config: Config, basis: Basis, fleet: Fleet, workload: Workload) -> None:
+    sizing = fleet.sizing
     rows = [
-        ("model", f"{config.model}, {machines.weights} weights of {sizing.weight_bytes / GIB:.1f} GiB"),
-        ("fleet", f"{machines.replicas} x {device.name} of {device.memory_bytes / GIB:.0f} GiB, {machines.policy}"),
+        *basis.rows(fleet),
         (
             "KV cache",
             f"{sizing.num_cached_tokens:,} tokens a replica in {sizing.num_blocks:,} blocks of {sizing.block_size}, "
@@ -251,10 +314,6 @@ def _print_heading(config: Config, device: devices.Hardware, sizing: Sizing, wor
             f"{workload.num_output_tokens:,} to generate",
         ),
         ("goodput", f"of requests with {_targets(config.target)}"),
-        (
-            "step times",
-            f"roofline at {reach} {device.achievable.bandwidth_bytes_per_s / 1e9:,.0f} GB/s; not calibrated on a live engine",
-        ),
     ]
     for name, text in rows:
         print(f"{name:12}{printable(text)}")

@@ -12,7 +12,7 @@ import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from penstock.cost import hardware as devices
 from penstock.cost.hardware import Ceilings, Flops, Hardware
@@ -63,14 +63,14 @@ def measure(facts: dict[str, Any] | None = None, model_bytes: int = TYPICAL_BYTE
 
     facts = facts or machine_facts()
     device = open_device("auto")
-    reached = measure_ceilings(device.torch_device, model_bytes)
+    reached = measure_ceilings(device.torch_device, model_bytes, facts["num_processors"])
     ceilings = Ceilings(reached.large_bytes_per_s, Flops(**reached.flops))
     source = (
-        f"measured here through torch on {device.name}: reads of 512 MiB, products of 512 rows; "
+        f"measured here through torch, {facts['num_processors']} threads: reads of 512 MiB, products of 512 rows; "
         f"a buffer of the model's size was read at {reached.model_bytes_per_s / 1e9:.1f} GB/s"
     )
-    is_gpu = device.torch_device.type == "cuda"
-    found = Hardware(NAME, "gpu" if is_gpu else "cpu", device.free_bytes, ceilings, 0.0, source, measured=ceilings)
+    kind = "gpu" if device.torch_device.type == "cuda" else "cpu"
+    found = _hardware(kind, device.free_bytes, ceilings, source)
     path = _path(facts)
     write_text(path, json.dumps({"version": VERSION, "facts": facts, "hardware": asdict(found)}, indent=1) + "\n")
     return found
@@ -104,10 +104,24 @@ def _read(path: Path) -> Hardware | None:
         if not all(0.0 <= number < math.inf for number in numbers) or rate <= 0.0:
             return None
         ceilings = Ceilings(rate, flops)
-        kind: Literal["gpu", "cpu"] = "gpu" if kept["kind"] == "gpu" else "cpu"
-        return Hardware(NAME, kind, int(kept["memory_bytes"]), ceilings, 0.0, str(kept["source"]), measured=ceilings)
+        return _hardware(str(kept["kind"]), int(kept["memory_bytes"]), ceilings, str(kept["source"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def _hardware(kind: str, memory_bytes: int, ceilings: Ceilings, source: str) -> Hardware:
+    """One device by itself: what lies between several was not measured."""
+    return Hardware(
+        NAME,
+        "gpu" if kind == "gpu" else "cpu",
+        memory_bytes,
+        ceilings,
+        0.0,
+        source,
+        measured=ceilings,
+        interconnect="pcie" if kind == "gpu" else "socket",
+        devices_per_machine=1,
+    )
 
 
 def _processor() -> str:

@@ -29,7 +29,17 @@ class Reached(NamedTuple):
     flops: dict[str, float]
 
 
-def measure_ceilings(device: torch.device, model_bytes: int) -> Reached:
+def measure_ceilings(device: torch.device, model_bytes: int, num_threads: int) -> Reached:
+    """With that many of torch's threads, whatever it is set to otherwise."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        return _measure(device, model_bytes)
+    finally:
+        torch.set_num_threads(usual)
+
+
+def _measure(device: torch.device, model_bytes: int) -> Reached:
     large = _read_rate(device, LARGE_BYTES)
     model = _read_rate(device, min(max(model_bytes, MIB), LARGE_BYTES))
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,9 +73,8 @@ def _int8_rate(device: torch.device) -> float:
 
 def _fastest_s(work: Callable[[], Tensor], device: torch.device) -> float:
     """Seconds of one call, in the fastest of several runs of many."""
-    best = _timed(work, 1, device)
-    best = _timed(work, 1, device)  # the first call prepares
-    count = max(1, int(RUN_S / max(best, 1e-9)))
+    _timed(work, 1, device)  # the first call prepares
+    count = max(1, int(RUN_S / max(_timed(work, 1, device), 1e-9)))
     return min(_timed(work, count, device) / count for _ in range(NUM_RUNS))
 
 
