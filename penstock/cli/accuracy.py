@@ -80,6 +80,6 @@ def compare(fleet: Fleet, engine: Engine, workload: Workload) -> Comparison:
     cost = fleet.cost
     outside = cost.num_outside / max(cost.num_asked, 1) if isinstance(cost, Measured) else 0.0
     disturbance = Disturbance()
-    timelines, duration_s = serve_live(engine, workload)
-    measured = summarize(timelines.ended, duration_s, None, timelines.gaps)
+    served = serve_live(engine, workload)
+    measured = summarize(served.timelines.ended, served.duration_s, None, served.timelines.gaps)
     return Comparison(predicted.summary, measured, disturbance.fraction, outside)

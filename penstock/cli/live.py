@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.engine.engine import Engine
 from penstock.metrics.timeline import Timelines
@@ -15,10 +16,20 @@ from penstock.workload.workload import Workload
 MAX_SLEEP_S = 0.5
 
 
-def serve_live(engine: Engine, workload: Workload) -> tuple[Timelines, float]:
-    """Serve the workload to its end: its timelines, from time 0 on, and how long it took."""
+class Served(NamedTuple):
+    timelines: Timelines
+    duration_s: float
+    taken_s: dict[int, float]
+    """By request id: when the turn of the loop began that took it in, counted from the first turn."""
+
+
+def serve_live(engine: Engine, workload: Workload) -> Served:
+    """Serve the workload to its end."""
     timelines = Timelines()
     coming = deque(workload.requests)
+    taken_s: dict[int, float] = {}
+    handed_over: list[int] = []
+    first_s: float | None = None
     begin_s = time.monotonic()
     while coming or engine.has_work:
         now = time.monotonic() - begin_s
@@ -26,14 +37,19 @@ def serve_live(engine: Engine, workload: Workload) -> tuple[Timelines, float]:
             request = coming.popleft()
             timelines.arrive(request.request_id, request.arrival_s, len(request.prompt), request.params.n)
             engine.submit(request)
+            handed_over.append(request.request_id)
         if engine.has_work:
             num_steps = engine.heartbeat.num_steps
             deltas = engine.step()
             timelines.observe(deltas, time.monotonic() - begin_s)
+            turn_s = engine.heartbeat.time_s
+            first_s = turn_s if first_s is None else first_s
+            taken_s.update(dict.fromkeys(handed_over, turn_s - first_s))
+            handed_over.clear()
             if deltas or engine.heartbeat.num_steps != num_steps:
                 continue
         _sleep(engine, coming[0].arrival_s + begin_s if coming else None)
-    return timelines, time.monotonic() - begin_s
+    return Served(timelines, time.monotonic() - begin_s, taken_s)
 
 
 def _sleep(engine: Engine, arrival_s: float | None) -> None:

@@ -87,15 +87,20 @@ class Replica:
         self._look(now)
 
     def _look(self, now: float) -> None:
-        """Something happened: an idle loop runs, a run under way ends with the step under way."""
+        """Something happened: an idle loop wakes, a run under way ends with the step under way."""
         if not self._flights:
-            self._loop(now)
+            self._events.post(now, self._wake)
             return
         ends = self._flights[0].ends
         num_steps = bisect_left(ends, now) + 1
         if num_steps < len(ends):
             del ends[num_steps:]
             self._events.post(ends[-1], self._complete)
+
+    def _wake(self, now: float) -> None:
+        """After all that happens at this moment: requests that come together are taken in together."""
+        if not self._flights:
+            self._loop(now)
 
     def _loop(self, now: float) -> None:
         """Up to where the engine waits."""
