@@ -46,7 +46,7 @@ def _print_heading(report: Mapping[str, Any]) -> None:
         ("answers", f"{lengths['answer_mean']:,.1f} tokens, {lengths['answer_asked']:,.1f} asked, "
                     f"{last['tokens_per_piece']:.2f} a piece"),
         ("cache hits", f"{hits} ({cache['source']}); the workload repeats {100 * cache['repeated_fraction']:.1f} %"),
-        ("client", f"{100 * health['cpu_fraction']:.0f} % of a core; late at p99: event loop {1e3 * health['lag_p99_s']:.1f} ms, "
+        ("client", f"{100 * health['cpu_fraction']:.0f} % of a core; late at p99: loop {1e3 * health['lag_p99_s']:.1f} ms, "
                    f"sending {1e3 * last['send_late_p99_s']:.1f} ms"),
     ]  # fmt: skip
     for name, text in rows:

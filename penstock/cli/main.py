@@ -48,6 +48,8 @@ COMMANDS: Mapping[str, Command] = {
         "penstock.cli.profile", "Measure how long steps take on this machine, for simulator and planner"
     ),
     "bench compare": Command("penstock.cli.bench_compare", "Compare two reports of bench"),
+    "bench throughput": Command("penstock.cli.bench_throughput", "Tell how many tokens a second the engine makes"),
+    "bench latency": Command("penstock.cli.bench_latency", "Tell how long a batch takes, over and over"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

@@ -93,26 +93,30 @@ class Recipe:
 
     def make(self, seed: int) -> Workload:
         """The same seed gives the same workload. Times, lengths and tokens are drawn apart: changing one leaves the others."""
-        prefix_random, token_random = Random(f"{seed} prefixes"), Random(f"{seed} tokens")
+        prefixes = self._shared_prefixes(Random(f"{seed} prefixes"))
+        return self._make(seed, prefixes, Random(f"{seed} tokens"))
+
+    def make_fresh(self, seed: int, nonce: str) -> Workload:
+        """The times and lengths of `make` with tokens that no cache has seen, unless it has seen this nonce."""
+        random = Random(f"{seed} tokens {nonce}")
+        return self._make(seed, self._shared_prefixes(random), random)
+
+    def _make(self, seed: int, shared: list[tuple[int, ...]], token_random: Random) -> Workload:
         tokens = range(self.vocab_size)
-        shared = self._shared_prefixes(prefix_random)
         requests = []
-        for number, draft in enumerate(self._drafts(seed, prefix_random)):
+        for number, draft in enumerate(self.drafts(seed)):
             start = () if draft.prefix is None else shared[draft.prefix]
             own = token_random.choices(tokens, k=draft.num_own)
             params = SamplingParams(max_tokens=draft.num_answer, ignore_eos=True, temperature=0.0)
             requests.append(Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=draft.arrival_s))
         return Workload(tuple(requests))
 
-    def drafts(self, seed: int) -> list[Draft]:
+    def drafts(self, seed: int) -> Iterator[Draft]:
         """The requests of `make` without their tokens, for those who make words of their own."""
-        prefix_random = Random(f"{seed} prefixes")
-        self._shared_prefixes(prefix_random)
-        return list(self._drafts(seed, prefix_random))
-
-    def _drafts(self, seed: int, prefix_random: Random) -> Iterator[Draft]:
         times = self.arrivals.times(self.num_requests, Random(f"{seed} arrivals"))
         prompt_random, answer_random = Random(f"{seed} prompts"), Random(f"{seed} answers")
+        prefix_random = Random(f"{seed} prefixes")
+        self._shared_prefixes(prefix_random)  # drawn before from the same numbers
         for arrival_s in times:
             prefix = None
             if self.prefix and prefix_random.random() < self.prefix.fraction:

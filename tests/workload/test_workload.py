@@ -87,3 +87,14 @@ def test_drafts_are_the_requests_before_their_tokens():
 def test_a_seed_means_the_same_on_every_machine():
     workload = replace(RECIPE, prefix=SharedPrefix(2, 3, 0.5), num_requests=3).make(2)
     assert [request.prompt[:3] for request in workload.requests] == [(864, 458, 118), (470, 430, 552), (215, 506, 545)]
+
+
+def test_fresh_tokens_keep_times_and_lengths():
+    recipe = replace(RECIPE, prefix=SharedPrefix(num_tokens=64, num_prefixes=2))
+    fresh, other, plain = recipe.make_fresh(3, "a"), recipe.make_fresh(3, "b"), recipe.make(3)
+    assert fresh == recipe.make_fresh(3, "a")
+    for one, two, three in zip(fresh.requests, other.requests, plain.requests, strict=True):
+        assert len({one.prompt[:64], two.prompt[:64], three.prompt[:64]}) == 3
+        assert len({one.prompt[64:], two.prompt[64:], three.prompt[64:]}) == 3
+        assert len(one.prompt) == len(two.prompt) == len(three.prompt)
+        assert (one.arrival_s, one.params) == (two.arrival_s, two.params) == (three.arrival_s, three.params)

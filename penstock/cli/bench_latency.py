@@ -1,0 +1,78 @@
+"""`penstock bench latency`: how long a batch of equal requests takes, over and over."""
+
+import secrets
+from dataclasses import asdict, dataclass, field
+
+from penstock.cli.generate import ModelByFlag
+from penstock.cli.loading import open_llm
+from penstock.cli.show import print_json
+from penstock.config import CacheConfig, EngineConfig, SchedulerConfig
+from penstock.errors import ConfigError
+from penstock.workload.arrivals import AtOnce
+from penstock.workload.lengths import Fixed
+from penstock.workload.workload import Recipe
+
+WARM_UP_RUNS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is computed."""
+
+    batch: int = 1
+    """Requests at once"""
+    prompt: int = 128
+    """Prompt tokens of each"""
+    answer: int = 64
+    """Answer tokens of each"""
+    repeats: int = 5
+    """Runs that count; one more comes before them"""
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.repeats <= 10_000 and 1 <= self.batch <= 100_000):
+            raise ConfigError(f"--repeats is {self.repeats} and --batch {self.batch}; choose 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell how long a batch of equal requests takes, without a server.
+
+    Every run has tokens of its own, so that no prefix cache shortens it.
+    """
+
+    json: bool = False
+    """Print JSON for machines"""
+    load: Batch = field(default_factory=Batch)
+    model: ModelByFlag = field(default_factory=ModelByFlag)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+def run(config: Config) -> int:
+    from penstock.cli.bench_offline import OfflineRun, print_intervals, run_offline
+
+    load = config.load
+    runs: list[OfflineRun] = []
+    with open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm:
+        recipe = Recipe(AtOnce(), Fixed(load.prompt), Fixed(load.answer), load.batch, vocab_size=llm.spec.vocab_size)
+        for number in range(load.repeats + WARM_UP_RUNS):
+            workload = recipe.make_fresh(0, secrets.token_hex(8))
+            one = run_offline(llm, workload.requests, f"run {number} of {load.repeats}" if number else "warming up")
+            if number >= WARM_UP_RUNS:
+                runs.append(one)
+    figures = {
+        "batch, ms": [1e3 * one.summary.duration_s for one in runs],
+        "first token (TTFT p50), ms": [1e3 * one.summary.ttft.p50 for one in runs],
+        "all first tokens, ms": [1e3 * one.prefill_s for one in runs],
+        "a token after (TPOT p50), ms": [1e3 * one.summary.tpot.p50 for one in runs],
+        "slowest gap (ITL max), ms": [1e3 * one.summary.itl.max for one in runs],
+        "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
+    }
+    if config.json:
+        print_json({"batch": asdict(load), "model": config.model.model, "figures": figures})
+        return 0
+    print(
+        f"{load.batch:,} requests of {load.prompt:,} prompt tokens and {load.answer:,} to generate, {load.repeats} runs\n"
+    )
+    print_intervals(figures)
+    return 0
