@@ -54,22 +54,21 @@ class DeltaStream:
         """`at_once`: nothing else is about to arrive, so it may go to the reader. Finishes are left to the task."""
         self.is_started = True
         waiter = self._waiter
+        is_awaited = waiter is not None and not waiter.done()
         if delta.finish is not None:
             self.unended.discard(delta.choice)
-        elif at_once and self.reader is not None and waiter is not None and not waiter.done():
-            if self.reader(delta, now):
-                return
+        elif at_once and is_awaited and self.reader is not None and self.reader(delta, now):
+            return
         pending = self._pending
         if not pending:
             self.waiting_since_s = now
         pending.append(delta)
         if len(pending) >= MAX_PENDING:
             self._pending = folded(pending)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self.wake()
 
     def wake(self) -> None:
-        """Let the reading task look around, though nothing has arrived."""
+        """Let the reading task look around."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -1,6 +1,7 @@
 """Laws of a stream: a slow reader misses nothing, and what waits for it does not grow with the number of steps."""
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -33,5 +34,57 @@ def test_a_reader_of_any_pace_hears_the_same(pause: int) -> None:
         assert heard == {0: list(range(1000)), 1: list(range(1000))}
         assert sorted(finished) == [0, 1]
         assert stream.is_over
+
+    asyncio.run(session())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_telling_at_once_changes_neither_what_is_heard_nor_its_order(seed: int) -> None:
+    """Whatever the reader refuses, whenever the task comes round: every token once, in order, the finish last."""
+    random = Random(seed)
+
+    async def session() -> None:
+        stream = DeltaStream(Request(request_id=1, prompt=(1,)))
+        heard: list[int] = []
+        num_at_once = 0
+
+        def read(delta: Delta, now: float) -> bool:
+            nonlocal num_at_once
+            assert delta.finish is None
+            if random.random() < 0.3:
+                return False
+            heard.extend(delta.token_ids)
+            num_at_once += 1
+            return True
+
+        async def follow() -> None:
+            stream.reader = read
+            while not stream.is_over:
+                deltas = await stream.take()
+                await asyncio.sleep(0)  # writing to a client that reads slowly
+                heard.extend(token for delta in deltas for token in delta.token_ids)
+
+        task = asyncio.create_task(follow())
+        for number in range(300):
+            stream.push(Delta(1, 0, (number,), END if number == 299 else None), 0.0, at_once=random.random() < 0.7)
+            for _ in range(random.randrange(4)):
+                await asyncio.sleep(0)
+        await task
+        assert heard == list(range(300))
+        assert num_at_once > 50
+
+    asyncio.run(session())
+
+
+def test_a_task_that_is_woken_finds_nothing_and_waits_again() -> None:
+    async def session() -> None:
+        stream = DeltaStream(Request(request_id=1, prompt=(1,)))
+        taking = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        stream.wake()
+        assert await taking == []
+        stream.wake()
+        stream.push(Delta(1, 0, (7,)), 0.0)
+        assert [delta.token_ids for delta in await stream.take()] == [(7,)]
 
     asyncio.run(session())
