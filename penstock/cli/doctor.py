@@ -92,7 +92,7 @@ def _examine_machine(config: Config) -> int:
 
 def _examine_server(config: Config) -> int:
     floor = Floor(config) if config.hardware else None  # a name that is not known is told before the wait
-    server = _Server(config)
+    server = Patient(config)
     before, before_s = server.look(), time.monotonic()
     after, window_s = before, config.window_s
     if before.statuses["/metrics"] == 200:
@@ -111,7 +111,7 @@ def _examine_server(config: Config) -> int:
     return _status(diagnosis.findings)
 
 
-class _Server:
+class Patient:
     """Asked directly: through no proxy, and sent nowhere else, for that is what is being examined."""
 
     def __init__(self, config: Config) -> None:
@@ -254,7 +254,7 @@ VITAL_SIGNS: dict[str, tuple[str, float]] = {
     "refused/s": ("refused_per_s", 1),
     "preemptions/s": ("preemptions_per_s", 1),
     "prefix cache hits, %": ("hit_fraction", 100),
-    "queue p95, ms": ("queue_p95_s", 1000),
+    "queue, ms in the mean": ("queue_mean_s", 1000),
     "TTFT p50, ms": ("ttft_p50_s", 1000),
     "TTFT p95, ms": ("ttft_p95_s", 1000),
     "ITL p50, ms": ("itl_p50_s", 1000),

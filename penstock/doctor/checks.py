@@ -84,7 +84,7 @@ def _throttling(found: Environment) -> Judgement:
 def _load(found: Environment) -> Judgement:
     evidence = f"load {found.load:.1f} on {found.num_cores} cores in the last minute"
     if found.load > 0.75 * found.num_cores:
-        return _warning(evidence, "stop what else computes here, or measure nothing while it does; ps aux --sort=-%cpu names it")
+        return _warning(evidence, "stop what else computes here (ps aux --sort=-%cpu names it), or measure later")
     return _ok(evidence)
 
 

@@ -17,10 +17,13 @@ class Rule:
     """Heavier findings are told first: they are likelier the cause of the others."""
     symptom: str
     reads: tuple[str, ...]
-    """The signs that condition and evidence look at; without all of them the rule cannot be applied."""
+    """The signs that condition and evidence look at; where one of them is NaN the rule is silent."""
     condition: Callable[[Signs], bool]
     evidence: Callable[[Signs], str]
     remedy: str
+
+    def holds(self, signs: Signs) -> bool:
+        return not any(math.isnan(getattr(signs, sign)) for sign in self.reads) and self.condition(signs)
 
     def finding(self, signs: Signs) -> Finding:
         return Finding(self.id, self.layer, self.verdict, self.symptom, self.evidence(signs), self.remedy)
@@ -41,7 +44,7 @@ class Diagnosis:
 
 
 def diagnose(signs: Signs, rules: Sequence[Rule]) -> Diagnosis:
-    fired = sorted((rule for rule in rules if rule.condition(signs)), key=lambda rule: -rule.weight)
+    fired = sorted((rule for rule in rules if rule.holds(signs)), key=lambda rule: -rule.weight)
     lacking = ((rule, rule.lacks(signs)) for rule in rules)
     return Diagnosis(
         tuple(rule.finding(signs) for rule in fired), tuple((rule, names) for rule, names in lacking if names)

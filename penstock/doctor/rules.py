@@ -1,6 +1,6 @@
 """What can be wrong with a server that runs: a table of rules over its vital signs.
 
-A rule is silent where a sign it reads is NaN. Remedies name flags of `penstock serve`, or of `penstock doctor` itself.
+Remedies name flags of `penstock serve`, or of `penstock doctor` itself.
 """
 
 from penstock.doctor.finding import Layer, Verdict

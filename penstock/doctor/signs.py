@@ -74,6 +74,7 @@ class Signs:
     itl_mean_s: float = math.nan
     itl_p50_s: float = math.nan
     itl_p99_s: float = math.nan
+    queue_mean_s: float = math.nan
     queue_p95_s: float = math.nan
     prefill_mean_s: float = math.nan
     prompt_mean_tokens: float = math.nan
@@ -109,9 +110,9 @@ def signs_of(before: Look, after: Look, window_s: float) -> Signs:
     )
 
 
-def _hits(change: Change) -> float:
-    queries = change.count("vllm:prefix_cache_queries_total")
-    return change.count("vllm:prefix_cache_hits_total") / queries if queries > 0.0 else math.nan
+def _ratio(change: Change, part: str, whole: str) -> float:
+    counts = change.count(part), change.count(whole)
+    return counts[0] / counts[1] if counts[1] > 0.0 else math.nan
 
 
 def _unread(calls: float, running: float, waiting: float, change: Change) -> float:
@@ -176,9 +177,10 @@ MEASURES: Mapping[str, Callable[[Change], float]] = {
     "itl_mean_s": lambda change: change.mean(*ITL),
     "itl_p50_s": lambda change: change.quantile(0.5, *ITL),
     "itl_p99_s": lambda change: change.quantile(0.99, *ITL),
+    "queue_mean_s": lambda change: change.mean("vllm:request_queue_time_seconds"),
     "queue_p95_s": lambda change: change.quantile(0.95, "vllm:request_queue_time_seconds"),
     "prefill_mean_s": lambda change: change.mean("vllm:request_prefill_time_seconds"),
-    "prompt_mean_tokens": lambda change: change.mean("vllm:request_prompt_tokens"),
-    "hit_fraction": _hits,
+    "prompt_mean_tokens": lambda change: _ratio(change, "vllm:prompt_tokens_total", f"{TTFT}_count"),
+    "hit_fraction": lambda change: _ratio(change, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
 }
 """How each sign is read from the change between two pages."""
