@@ -129,6 +129,8 @@ class ServerConfig:
     """How long a client may stop reading before it is cut off"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
+    otlp_endpoint: str | None = None
+    """Collector to send a span of every request to (OpenTelemetry over HTTP): times and counts, never text"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -140,6 +142,8 @@ class ServerConfig:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
                 )
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint}; it begins with http:// or https://")
         if any(len(key) < 8 for key in self.api_key):
             raise ConfigError("an --api-key is shorter than 8 characters; choose one that cannot be guessed")
         if not self.api_key and not is_loopback(self.host):

@@ -74,6 +74,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "httptools": ("bench",),
     "zmq": ("engine",),
     "prometheus_client": ("metrics", "server"),
+    "opentelemetry": ("server",),
 }
 
 NO_CLOCK = (

@@ -23,6 +23,7 @@ from penstock.server.connection import Connection
 from penstock.server.front import Front
 from penstock.server.record import Recorder
 from penstock.server.text import Text
+from penstock.server.trace import Tracer
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
@@ -63,6 +64,8 @@ class Serving:
     async def run(self) -> int:
         if self._config.record is not None:
             self._front.meters.recorder = Recorder(self._config.record, self._start_s)
+        if self._config.otlp_endpoint is not None:
+            self._front.tracer = Tracer(self._config.otlp_endpoint, self._front.version)
         listener = _bind(self._config.host, self._config.port)
         http = _HttpServer(make_app(self._front))
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,6 +85,8 @@ class Serving:
             http.should_exit = True
             await self._client.stop()
             await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
+            if self._front.tracer is not None:
+                self._front.tracer.close()
 
     async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> None:
         """Load words and weights at the same time; whatever fails first is what is told."""

@@ -1,7 +1,9 @@
 """The routes, and the application made of them."""
 
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -72,13 +74,26 @@ def make_app(front: Front) -> Guard:
         for method, handler in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False)
-    guard = Guard(router, front.config, lambda scope, status: _count(front, scope, status))
+    guard = Guard(router, front.config, partial(_count, front), partial(_trace, front))
     guard.state.front = front
     guard.state.routes = ROUTES
     return guard
 
 
 def _count(front: Front, scope: dict[str, Any], status: int) -> None:
-    route = scope.get("route")
-    path = getattr(route, "path", "other")
-    front.meters.http.add(1, (("route", path), ("status", str(status))))
+    front.meters.http.add(1, (("route", _path(scope)), ("status", str(status))))
+
+
+def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:
+    """Tell the collector, if there is one, of a request for work; a fault in telling is nobody else's."""
+    if front.tracer is None or scope["method"] != "POST":
+        return
+    model = front.client.facts.model if front.client.facts else ""
+    try:
+        front.tracer.tell(scope, _path(scope), status, start_s, model)
+    except Exception as error:
+        print(f"penstock: a span is lost: {type(error).__name__}", file=sys.stderr)
+
+
+def _path(scope: dict[str, Any]) -> str:
+    return getattr(scope.get("route"), "path", "other")

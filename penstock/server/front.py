@@ -22,6 +22,7 @@ from penstock.server.faults import ApiError, busy, invalid
 from penstock.server.meters import Meters
 from penstock.server.protocol import Sampling
 from penstock.server.text import Text
+from penstock.server.trace import Tracer
 from penstock.server.voice import Voice
 from penstock.text.tokenizer import Tokenizer
 
@@ -43,6 +44,7 @@ class Front:
         self.admission = Admission(client, num_tenants=len(config.api_key))
         self.meters = Meters(client, self.admission)
         self.calls = Calls(self.admission, config.stall_s)
+        self.tracer: Tracer | None = None
         self.is_draining = False
         self.created = self.unix_time()
         self._text: Text | None = None
@@ -192,10 +194,13 @@ class Counted:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         front, call = self._front, self._call
+        scope["penstock.call"] = call
         front.calls.enter(call, send)
         front.meters.enter(call)
         try:
             await self._answer(scope, receive, send)
         finally:
             front.calls.leave(call)
+            if front.tracer is not None:
+                scope["penstock.timings"] = front.meters.timings(call)
             front.meters.leave(call)

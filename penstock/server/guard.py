@@ -33,6 +33,8 @@ OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 Scope = dict[str, Any]
 OnResponse = Callable[[Scope, int], None]
+OnEnd = Callable[[Scope, int, float], None]
+"""Told of every request that is over: its status, 0 if it had no answer, and when it began."""
 
 
 class Keys:
@@ -57,7 +59,7 @@ class Keys:
 class Guard:
     """An ASGI application around another."""
 
-    def __init__(self, app: Any, config: ServerConfig, on_response: OnResponse) -> None:
+    def __init__(self, app: Any, config: ServerConfig, on_response: OnResponse, on_end: OnEnd) -> None:
         self.state = State()
         """What handlers find as `request.app.state`."""
         self._app = app
@@ -66,6 +68,7 @@ class Guard:
         self._checks_host = is_loopback(config.host) or bool(config.allowed_host)
         self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origin}
         self._on_response = on_response
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -108,6 +111,7 @@ class Guard:
             leave = scope.get("penstock.leave")
             if leave is not None:
                 leave()
+            self._on_end(scope, status, start_s)
 
     def _check(self, scope: Scope, headers: "_Headers") -> None:
         if headers.num_bytes > MAX_HEADER_BYTES or headers.count > MAX_HEADERS:
