@@ -47,7 +47,7 @@ def address_of(url: str) -> Address:
         raise ConfigError(f"{url!r} is no address of a server: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url!r} is no address of a server; write http://HOST:PORT")
-    if not parts.netloc.isascii() or not parts.path.isascii() or not (parts.netloc + parts.path).isprintable():
+    if not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigError(f"{url!r} is no address of a server: it holds something other than plain ASCII")
     is_tls = parts.scheme == "https"
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -20,8 +20,6 @@ from penstock.errors import ConfigError
 
 SAMPLE_S = 0.2
 MAX_PLAN_BYTES = 2**30
-GRACE_S = 30.0
-"""How long answers under way are awaited once a run has been stopped."""
 
 Watch = Callable[["Progress"], None]
 
@@ -55,6 +53,8 @@ class Shape:
     timeout_s: float = 600.0
     stops: bool = True
     """A run whose backlog grows without end is stopped."""
+    grace_s: float = 30.0
+    """How long answers under way are awaited once a run has been stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _observe(run: _Run, backlog: Backlog, watch: Watch | None, *, is_arriving: b
 
 async def _drain(run: _Run, backlog: Backlog, watch: Watch | None) -> None:
     """Let what is under way end, but not for ever."""
-    end_s = run.now_s + GRACE_S
+    end_s = run.now_s + run.shape.grace_s
     while run.tasks and run.now_s < end_s:
         await asyncio.wait(run.tasks, timeout=SAMPLE_S)
         _observe(run, backlog, watch, is_arriving=False)

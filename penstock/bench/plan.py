@@ -68,17 +68,17 @@ def plan_of_recipe(recipe: Recipe, seed: int, num_turns: int = 1, think_s: float
     """The same seed as a simulation's gives the same arrivals and lengths. Further turns are drawn from the same lengths."""
     random = Random(f"{seed} turns")
     asks = []
-    for number, draft in enumerate(recipe.drafts(seed)):
-        start = [Segment(f"{name}own {number}", draft.num_own)]
-        if draft.prefix is not None and recipe.prefix is not None:
-            start.insert(0, Segment(f"{name}shared {draft.prefix}", recipe.prefix.num_tokens))
+    for number, outline in enumerate(recipe.outlines(seed)):
+        start = [Segment(f"{name}own {number}", outline.num_own)]
+        if outline.prefix is not None and recipe.prefix is not None:
+            start.insert(0, Segment(f"{name}shared {outline.prefix}", recipe.prefix.num_tokens))
         later = [
             Turn(
                 (Segment(f"{name}own {number} turn {turn}", recipe.prompts.draw(random)),), recipe.answers.draw(random)
             )
             for turn in range(1, num_turns)
         ]
-        asks.append(Ask(draft.arrival_s, (Turn(tuple(start), draft.num_answer), *later), think_s))
+        asks.append(Ask(outline.arrival_s, (Turn(tuple(start), outline.num_answer), *later), think_s))
     return Plan(tuple(asks))
 
 

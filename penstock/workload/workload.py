@@ -62,7 +62,7 @@ class Workload:
         return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
 
 
-class Draft(NamedTuple):
+class Outline(NamedTuple):
     """A request before its tokens are drawn."""
 
     arrival_s: float
@@ -104,14 +104,16 @@ class Recipe:
     def _make(self, seed: int, shared: list[tuple[int, ...]], token_random: Random) -> Workload:
         tokens = range(self.vocab_size)
         requests = []
-        for number, draft in enumerate(self.drafts(seed)):
-            start = () if draft.prefix is None else shared[draft.prefix]
-            own = token_random.choices(tokens, k=draft.num_own)
-            params = SamplingParams(max_tokens=draft.num_answer, ignore_eos=True, temperature=0.0)
-            requests.append(Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=draft.arrival_s))
+        for number, outline in enumerate(self.outlines(seed)):
+            start = () if outline.prefix is None else shared[outline.prefix]
+            own = token_random.choices(tokens, k=outline.num_own)
+            params = SamplingParams(max_tokens=outline.num_answer, ignore_eos=True, temperature=0.0)
+            requests.append(
+                Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=outline.arrival_s)
+            )
         return Workload(tuple(requests))
 
-    def drafts(self, seed: int) -> Iterator[Draft]:
+    def outlines(self, seed: int) -> Iterator[Outline]:
         """The requests of `make` without their tokens, for those who make words of their own."""
         times = self.arrivals.times(self.num_requests, Random(f"{seed} arrivals"))
         prompt_random, answer_random = Random(f"{seed} prompts"), Random(f"{seed} answers")
@@ -121,7 +123,7 @@ class Recipe:
             prefix = None
             if self.prefix and prefix_random.random() < self.prefix.fraction:
                 prefix = prefix_random.choice(range(self.prefix.num_prefixes))
-            yield Draft(arrival_s, prefix, self.prompts.draw(prompt_random), self.answers.draw(answer_random))
+            yield Outline(arrival_s, prefix, self.prompts.draw(prompt_random), self.answers.draw(answer_random))
 
     def _shared_prefixes(self, random: Random) -> list[tuple[int, ...]]:
         if self.prefix is None:

@@ -75,12 +75,12 @@ def test_impossible_recipes_are_refused(make):
 def test_drafts_are_the_requests_before_their_tokens():
     recipe = replace(RECIPE, prefix=SharedPrefix(num_tokens=64, num_prefixes=3, fraction=0.5))
     by_prefix = {}
-    for draft, request in zip(recipe.drafts(2), recipe.make(2).requests, strict=True):
-        num_shared = 0 if draft.prefix is None else 64
-        assert (draft.arrival_s, draft.num_answer) == (request.arrival_s, request.params.max_tokens)
-        assert num_shared + draft.num_own == len(request.prompt)
-        if draft.prefix is not None:
-            assert by_prefix.setdefault(draft.prefix, request.prompt[:64]) == request.prompt[:64]
+    for outline, request in zip(recipe.outlines(2), recipe.make(2).requests, strict=True):
+        num_shared = 0 if outline.prefix is None else 64
+        assert (outline.arrival_s, outline.num_answer) == (request.arrival_s, request.params.max_tokens)
+        assert num_shared + outline.num_own == len(request.prompt)
+        if outline.prefix is not None:
+            assert by_prefix.setdefault(outline.prefix, request.prompt[:64]) == request.prompt[:64]
     assert len(set(by_prefix.values())) == 3
 
 

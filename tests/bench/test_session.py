@@ -1,0 +1,312 @@
+"""What a benchmark says about servers that misbehave: every doubt is raised by the fault that earns it, over real sockets."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from penstock.bench.http import Client, address_of
+from penstock.bench.load import Progress, Shape
+from penstock.bench.plan import Plan, plan_of_recipe
+from penstock.bench.session import Goal, Run, Session
+from penstock.bench.target import Route, find_target
+from penstock.errors import ConfigError
+from penstock.metrics.summary import Slo
+from penstock.workload.arrivals import AtOnce, Constant, Poisson
+from penstock.workload.lengths import Fixed, Uniform
+from penstock.workload.workload import Recipe, SharedPrefix
+from tests.bench.stub import TEMPLATE_TOKENS, Stub
+
+RECIPE = Recipe(AtOnce(), Uniform(20, 60), Uniform(2, 9), num_requests=40)
+USERS = Shape(users=4)
+OPEN = Shape(grace_s=0.2)
+
+
+async def bench(
+    stub: Stub,
+    recipe: Recipe = RECIPE,
+    shape: Shape = USERS,
+    *,
+    nonce: str = "n",
+    route: Route = "chat",
+    name: str = "run",
+    slo: Slo = Slo(ttft_s=5.0),  # noqa: B008
+    turns: int = 1,
+    watch=None,
+    before=lambda: None,
+) -> Run:
+    client = Client(address_of(stub.url))
+    target = await find_target(client, "", route, nonce)
+
+    def make(run: str, rate: float | None) -> Plan:
+        chosen = recipe if rate is None else replace(recipe, arrivals=Poisson(rate))
+        return plan_of_recipe(chosen, 1, turns, name=f"{run} ")
+
+    session = Session(client, target, shape, Goal(slo), make, watch)
+    before()
+    run = await session.measure(name)
+    client.close()
+    return run
+
+
+def run_bench(stub: Stub, *arguments, **options) -> Run:
+    async def scenario() -> Run:
+        async with stub:
+            return await bench(stub, *arguments, **options)
+
+    return asyncio.run(scenario())
+
+
+def raised(run: Run, *names: str) -> set[str]:
+    """The doubts among these; how busy this machine is must not decide a test."""
+    return {flag.name for flag in run.flags} & set(names)
+
+
+SERVER_FAULTS = ("failures", "over-saturated", "warm-cache", "prompt-lengths", "short-answers", "no-usage", "not-alone")
+
+
+@pytest.mark.parametrize("route", ["chat", "completions"])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_sound_server_raises_no_doubt_and_gives_what_was_asked(route, is_split):
+    run = run_bench(Stub(is_split=is_split), route=route)
+    assert not raised(run, *SERVER_FAULTS)
+    figures = run.figures
+    assert figures.num_requests == figures.summary.num_successes == 40
+    assert figures.lengths.prompt_error_max == 0
+    assert figures.lengths.answer_mean == figures.lengths.answer_asked
+    assert figures.tokens_per_piece == 1.0
+    assert figures.cache.hit_fraction == 0.0
+    for answer in run.answers:
+        assert len(answer.piece_times) == answer.num_tokens == answer.num_answer_asked
+        assert answer.scheduled_s <= answer.sent_s <= answer.piece_times[0] <= answer.piece_times[-1] <= answer.end_s
+
+
+def test_an_opening_event_without_text_is_no_first_token_but_reasoning_is():
+    run = run_bench(
+        Stub(first_s=0.1, token_s=0.03, reasoning_words=2), replace(RECIPE, answers=Fixed(5), num_requests=4)
+    )
+    assert run.figures.num_reasoning_pieces == 8
+    for answer in run.answers:
+        timeline = answer.timeline()
+        assert timeline.ttft_s >= 0.1
+        assert timeline.num_tokens == 5
+        assert timeline.tpot_s == pytest.approx((timeline.e2e_s - timeline.ttft_s) / 4)
+        assert timeline.e2e_s >= 0.1 + 4 * 0.03
+
+
+def test_several_tokens_a_piece_are_counted_as_the_server_counts_them():
+    run = run_bench(Stub(words_a_piece=4), replace(RECIPE, answers=Fixed(8)))
+    assert run.figures.tokens_per_piece == 4.0
+    assert run.figures.summary.num_output_tokens == 40 * 8
+    assert raised(run, "several-tokens-a-piece")
+
+
+@pytest.mark.parametrize(
+    ("stub", "word"), [(Stub(fails_every=20), "the boiler is out"), (Stub(breaks_every=20), "early")]
+)
+def test_five_failures_in_a_hundred_are_shouted_and_stand_apart(stub, word):
+    run = run_bench(stub, replace(RECIPE, num_requests=200, answers=Fixed(3)))
+    assert raised(run, *SERVER_FAULTS) == {"failures"}
+    (flag,) = (flag for flag in run.flags if flag.name == "failures")
+    assert flag.level == "warning"
+    assert "FAILED" in flag.text
+    assert word in flag.text
+    figures = run.figures
+    assert 8 <= figures.num_failed <= 12
+    assert figures.summary.num_successes + figures.num_failed == 200
+    assert figures.summary.ttft.count == figures.summary.num_successes
+    assert figures.summary.good_fraction == figures.summary.num_successes / 200
+
+
+def test_a_server_where_nothing_succeeds_gives_no_valid_run():
+    async def scenario() -> Run:
+        async with Stub() as stub:
+            return await bench(stub, before=lambda: setattr(stub, "fails_every", 1))
+
+    run = asyncio.run(scenario())
+    assert not run.is_valid
+    assert raised(run, "no-success")
+
+
+def test_a_warm_cache_is_noticed_and_a_fresh_nonce_avoids_it():
+    async def scenario() -> list[Run]:
+        async with Stub() as stub:
+            return [await bench(stub, nonce=nonce) for nonce in ("a", "a", "b")]
+
+    first, again, fresh = asyncio.run(scenario())
+    assert not raised(first, *SERVER_FAULTS)
+    assert raised(again, *SERVER_FAULTS) == {"warm-cache"}
+    assert again.figures.cache.hit_fraction > 0.5
+    assert not raised(fresh, *SERVER_FAULTS)
+
+
+def test_what_the_workload_repeats_is_no_warm_cache():
+    recipe = replace(RECIPE, prefix=SharedPrefix(160, 2))
+    run = run_bench(Stub(), recipe)
+    assert run.figures.cache.hit_fraction > 0.6
+    assert run.figures.cache.repeated_fraction >= run.figures.cache.hit_fraction
+    assert not raised(run, *SERVER_FAULTS)
+
+
+def test_turns_carry_their_history_and_its_answers():
+    async def scenario() -> tuple[Stub, Run]:
+        async with Stub() as stub:
+            run = await bench(stub, replace(RECIPE, num_requests=3), turns=3)
+            return stub, run
+
+    stub, run = asyncio.run(scenario())
+    assert len(run.answers) == 9
+    assert not raised(run, *SERVER_FAULTS)
+    last = [body["messages"] for body in stub.bodies if len(body["messages"]) == 5]
+    assert len(last) == 3
+    for messages in last:
+        assert [one["role"] for one in messages] == ["user", "assistant", "user", "assistant", "user"]
+        assert messages[1]["content"].startswith("word")
+        assert any(body["messages"] == messages[:3] for body in stub.bodies)
+
+
+def test_wrong_prompt_lengths_are_noticed():
+    run = run_bench(Stub(tokens_a_word=2), replace(RECIPE, prompts=Fixed(300), num_requests=8))
+    assert raised(run, *SERVER_FAULTS) == {"prompt-lengths"}
+    assert run.figures.lengths.prompt_mean > 500
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_answers_that_fall_short_are_noticed(takes):
+    stub = Stub(short_by=2, takes_ignore_eos=takes)
+    run = run_bench(stub, replace(RECIPE, answers=Fixed(10)))
+    assert raised(run, *SERVER_FAULTS) == {"short-answers"}
+    assert run.figures.lengths.answer_mean == 8
+    assert all(takes == ("ignore_eos" in body) for body in stub.bodies[-40:])
+
+
+@pytest.mark.parametrize(("has_tokenizer", "most"), [(True, 0), (False, 2)])
+def test_lengths_are_met_with_and_without_a_tokenizer_to_ask(has_tokenizer, most):
+    run = run_bench(Stub(has_tokenizer=has_tokenizer, takes_token_ids=False), route="completions")
+    assert run.figures.lengths.prompt_error_max <= most
+    costly = run_bench(Stub(has_tokenizer=False, tokens_a_word=3), replace(RECIPE, prompts=Fixed(300)))
+    assert costly.figures.lengths.prompt_error_max <= 3
+    assert not raised(costly, *SERVER_FAULTS)
+
+
+def test_without_usage_pieces_are_counted_and_it_is_said():
+    run = run_bench(Stub(has_usage=False))
+    assert raised(run, *SERVER_FAULTS) == {"no-usage"}
+    assert run.figures.summary.num_output_tokens == sum(answer.num_answer_asked for answer in run.answers)
+
+
+def test_other_guests_of_the_server_are_noticed():
+    assert raised(run_bench(Stub(num_others=1)), *SERVER_FAULTS) == {"not-alone"}
+    assert run_bench(Stub(has_metrics=False)).figures.cache.hit_fraction is None
+
+
+def test_more_than_the_server_carries_is_noticed_and_stopped():
+    recipe = replace(RECIPE, arrivals=Constant(300.0), answers=Fixed(1), num_requests=3000)
+    started = time.perf_counter()
+    run = run_bench(Stub(first_s=0.02, capacity=1), recipe, OPEN)
+    assert time.perf_counter() - started < 9.0, "the plan alone would take ten seconds"
+    assert raised(run, "over-saturated")
+    assert run.figures.num_unsent > 0
+    assert run.figures.num_abandoned > 0
+    assert run.figures.num_requests + run.figures.num_unsent == 3000
+
+
+def test_what_the_server_carries_is_not_stopped():
+    recipe = replace(RECIPE, arrivals=Poisson(60.0), answers=Fixed(1), num_requests=150)
+    run = run_bench(Stub(first_s=0.01), recipe, OPEN)
+    assert not raised(run, *SERVER_FAULTS)
+    assert run.figures.num_requests == 150
+
+
+def test_a_stall_is_felt_by_all_who_came_in_it():
+    """Coordinated omission: who waits for answers before asking again hardly meets a stall; who comes at a rate does."""
+    recipe = replace(RECIPE, arrivals=Constant(50.0), answers=Fixed(1), num_requests=100)
+
+    async def scenario(shape: Shape) -> Run:
+        async with Stub(first_s=0.005) as stub:
+            return await bench(stub, recipe, shape, before=lambda: stub.stall(0.2, 1.0))
+
+    open_run, closed_run = asyncio.run(scenario(OPEN)), asyncio.run(scenario(Shape(users=1)))
+    slow = [sum(answer.timeline().ttft_s > 0.5 for answer in run.answers) for run in (open_run, closed_run)]
+    assert 20 <= slow[0] <= 60
+    assert slow[1] == 1
+    assert open_run.figures.summary.ttft.p99 > 0.9
+    assert raised(closed_run, "closed-loop")
+    assert not raised(open_run, "closed-loop")
+
+
+def test_a_client_that_does_not_keep_up_says_so_and_its_delays_are_not_hidden():
+    recipe = replace(RECIPE, arrivals=Constant(100.0), answers=Fixed(1), num_requests=60)
+
+    def block(name: str, progress: Progress) -> None:
+        time.sleep(0.15)
+
+    run = run_bench(Stub(), recipe, OPEN, watch=block)
+    assert not run.is_valid
+    (flag,) = (flag for flag in run.flags if flag.level == "invalid")
+    assert flag.name == "client-bound"
+    assert run.figures.health.lag_p99_s > 0.1
+    # Requests that were due while the client slept count their wait from when they were due.
+    assert max(answer.timeline().ttft_s for answer in run.answers) > 0.1
+
+
+def test_an_answer_that_never_ends_is_a_failure():
+    async def scenario() -> Run:
+        async with Stub() as stub:
+            shape = replace(USERS, timeout_s=0.3)
+            return await bench(
+                stub, replace(RECIPE, num_requests=4), shape, before=lambda: setattr(stub, "first_s", 60.0)
+            )
+
+    run = asyncio.run(scenario())
+    assert run.figures.failures == {"no complete answer within 0.3 s": 4}
+
+
+def test_a_search_finds_the_rate_that_the_server_carries():
+    async def scenario():
+        async with Stub(first_s=0.025, capacity=2) as stub:
+            client = Client(address_of(stub.url))
+            target = await find_target(client, "", "chat", "n")
+
+            def make(run: str, rate: float | None) -> Plan:
+                recipe = Recipe(Constant(rate), Fixed(20), Fixed(1), num_requests=max(int(rate), 30))
+                return plan_of_recipe(recipe, 1, name=f"{run} ")
+
+            session = Session(client, target, OPEN, Goal(Slo(ttft_s=0.4)), make)
+            knee, runs = await session.find_knee(40.0)
+            client.close()
+            return knee, runs
+
+    knee, runs = asyncio.run(scenario())
+    if not all(run.is_valid for run in runs):
+        assert knee.is_bounded_by_client  # this machine was busy: said, and not guessed
+        return
+    assert 40.0 <= knee.rate <= 130.0, "two at a time, 25 ms each: 80 a second"
+    assert knee.beyond is not None
+
+
+def test_a_server_that_is_not_there_or_refuses_is_an_error_with_a_way_out():
+    async def scenario(**options) -> None:
+        async with Stub(**options) as stub:
+            await find_target(Client(address_of(stub.url)), "", "chat", "n")
+
+    with pytest.raises(ConfigError, match="the boiler is out"):
+        asyncio.run(scenario(fails_every=1))
+    with pytest.raises(ConfigError, match="is the server running"):
+        asyncio.run(find_target(Client(address_of("http://127.0.0.1:9")), "m", "chat", "n"))
+
+
+def test_what_the_server_adds_to_a_prompt_is_found_out():
+    async def scenario():
+        async with Stub() as stub:
+            return await find_target(Client(address_of(stub.url)), "", "chat", "n")
+
+    target = asyncio.run(scenario())
+    assert target.vocabulary.overhead == TEMPLATE_TOKENS
+    assert (target.model, target.has_tokenizer, target.tells_usage, target.dialect.is_exact) == (
+        "stub",
+        True,
+        True,
+        True,
+    )
