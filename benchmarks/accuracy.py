@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.assembly import LoadedModel, load, make_engine, size
 from penstock.cli.accuracy import Comparison, compare, figure_rows
-from penstock.cli.calibration import Calibration
+from penstock.cli.calibration import Calibration, Recorder
 from penstock.cli.live import serve_live
 from penstock.cli.profiles import Measuring, fleet_of, open_profile
 from penstock.cli.show import print_table
@@ -60,10 +60,10 @@ class Bench:
         self.vocab_size = loaded.spec.vocab_size
 
     def calibrate(self, seconds: float, seed: int) -> Profile:
-        steps: list[StepTime] = []
-        engine = make_engine(self.config, self.loaded, self.sizing, steps.append)
+        recorder = Recorder()
+        engine = make_engine(self.config, self.loaded, self.sizing, recorder.hear)
         begin_s = time.monotonic()
-        calibration = Calibration(engine, steps, self.vocab_size, Random(seed))
+        calibration = Calibration(engine, recorder, self.vocab_size, Random(seed))
         kept = calibration.run(seconds)
         name = self.loaded.files.name if self.loaded.files else self.config.model.model
         return Profile(
@@ -71,8 +71,8 @@ class Bench:
             fitted=fit_steps(kept, overlaps=engine.depth > 1),
             measuring={
                 "seconds": round(time.monotonic() - begin_s, 1),
-                "num_steps": sum(len(visit.steps) for visit in calibration.visits),
-                "disturbed_fraction": round(calibration.disturbed_fraction, 4),
+                "num_steps": len(recorder.samples),
+                "disturbed_fraction": calibration.disturbed_fraction,
             },
         )
 

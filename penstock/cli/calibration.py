@@ -6,7 +6,7 @@ at short and long contexts, and arrivals at random. Rounds repeat until the time
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -29,8 +29,8 @@ PAUSES = (2, 8, 24)
 """Most steps between two arrivals at random: a crowd, a few, mostly one at a time."""
 FIRST_ID = 1 << 40
 """Of our requests, out of the way of others."""
-QUIET_FRACTION = 0.03
-"""Of the machine: what others may use before a measurement is held to be disturbed."""
+QUIET = 0.93
+"""Of the processors that a step can have: with less it was disturbed."""
 
 
 class Stage(NamedTuple):
@@ -40,58 +40,65 @@ class Stage(NamedTuple):
     """Most steps between two arrivals; None for each alone, once the one before it has ended."""
 
 
-class Visit(NamedTuple):
-    """A stage as it was measured."""
+class Sample(NamedTuple):
+    """A step, and how much of the processors this process had meanwhile."""
 
-    name: str
-    disturbed_fraction: float
-    steps: list[StepTime]
+    stage: str
+    step: StepTime
+    processors: float
+
+
+class Recorder:
+    """Hears an engine's steps. On two processors of which others take one a step takes twice as long: that is no cost."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.stage = ""
+        self._last = (time.monotonic(), time.process_time())
+
+    def hear(self, step: StepTime) -> None:
+        last_s, last_cpu_s = self._last
+        now_s, cpu_s = self._last = (time.monotonic(), time.process_time())
+        self.samples.append(Sample(self.stage, step, (cpu_s - last_cpu_s) / max(now_s - last_s, 1e-9)))
+
+    def quiet(self) -> list[Sample]:
+        """Of each stage, the steps that had as much of the processors as such steps can have."""
+        shares: dict[str, list[float]] = {}
+        for sample in self.samples:
+            shares.setdefault(sample.stage, []).append(sample.processors)
+        enough = {stage: QUIET * sorted(each)[len(each) * 9 // 10] for stage, each in shares.items()}
+        return [sample for sample in self.samples if sample.processors >= enough[sample.stage]]
 
 
 @dataclass
 class Calibration:
-    """Drives one engine whose steps come to `steps`."""
+    """Drives one engine whose steps the recorder hears."""
 
     engine: Engine
-    steps: list[StepTime]
+    recorder: Recorder
     vocab_size: int
     random: Random
     tell: Callable[[str, int, int | None], None] = lambda stage, done, total: None
-    visits: list[Visit] = field(default_factory=list)
+    disturbed_fraction: float | None = None
+    """Of the machine, what others used meanwhile."""
     _num_requests: int = 0
 
     def run(self, seconds: float) -> list[StepTime]:
-        """Measure for about so long, one round at least. Of each stage only the least disturbed visits are returned."""
+        """Measure for about so long, one round at least; returns the steps that nobody disturbed."""
         begin_s = time.monotonic()
         self._serve(Stage("warm up", [self._request(16, 4) for _ in range(4)], 0))
+        self.recorder.samples.clear()
+        disturbance = Disturbance()
         while True:
             round_s = time.monotonic()
             for stage in self._round():
-                self._visit(stage)
+                self.recorder.stage = stage.name
+                self._serve(stage)
                 self.tell("measuring", min(round(time.monotonic() - begin_s), round(seconds)), round(seconds))
             now = time.monotonic()
             if now - begin_s + (now - round_s) > seconds:
-                return [step for visit in self._quiet_visits() for step in visit.steps]
-
-    @property
-    def disturbed_fraction(self) -> float:
-        """Of the machine, what others used on average while the steps that are kept were measured."""
-        quiet = self._quiet_visits()
-        return sum(visit.disturbed_fraction for visit in quiet) / len(quiet)
-
-    def _visit(self, stage: Stage) -> None:
-        self.steps.clear()
-        disturbance = Disturbance()
-        self._serve(stage)
-        self.visits.append(Visit(stage.name, disturbance.fraction or 0.0, list(self.steps)))
-
-    def _quiet_visits(self) -> list[Visit]:
-        least: dict[str, float] = {}
-        for visit in self.visits:
-            least[visit.name] = min(visit.disturbed_fraction, least.get(visit.name, 1.0))
-        return [
-            visit for visit in self.visits if visit.disturbed_fraction <= max(QUIET_FRACTION, 1.5 * least[visit.name])
-        ]
+                self.disturbed_fraction = disturbance.fraction
+                return [sample.step for sample in self.recorder.quiet()]
 
     def _serve(self, stage: Stage) -> None:
         engine = self.engine

@@ -100,10 +100,9 @@ def _from_log(path: Path) -> "Profile":
 def _measured(config: Config) -> "Profile":
     """Torch is imported here and not before."""
     from penstock.assembly import load, make_engine, size
-    from penstock.cli.calibration import Calibration
+    from penstock.cli.calibration import Calibration, Recorder
     from penstock.cli.profiles import Measuring
     from penstock.cli.progress import ProgressBar
-    from penstock.core.features import StepTime
     from penstock.cost.measured import fit_steps
     from penstock.cost.profile import Profile
 
@@ -111,17 +110,17 @@ def _measured(config: Config) -> "Profile":
         loaded = load(config.engine, progress=progress)
     sizing = size(config.engine, loaded)
     measure(model_bytes=loaded.weight_bytes)
-    steps: list[StepTime] = []
-    engine = make_engine(config.engine, loaded, sizing, steps.append)
+    recorder = Recorder()
+    engine = make_engine(config.engine, loaded, sizing, recorder.hear)
     begin_s = time.monotonic()
     with ProgressBar("s") as progress:
-        calibration = Calibration(engine, steps, loaded.spec.vocab_size, Random(config.seed), progress)
+        calibration = Calibration(engine, recorder, loaded.spec.vocab_size, Random(config.seed), progress)
         kept = calibration.run(config.seconds)
     measuring = {
         "from": "penstock profile",
         "seconds": round(time.monotonic() - begin_s, 1),
-        "num_steps": sum(len(visit.steps) for visit in calibration.visits),
-        "disturbed_fraction": round(calibration.disturbed_fraction, 4),
+        "num_steps": len(recorder.samples),
+        "disturbed_fraction": calibration.disturbed_fraction,
     }
     name = loaded.files.name if loaded.files is not None else config.model.model
     profile = Profile(
@@ -161,10 +160,9 @@ def _print(profile: "Profile", path: Path) -> None:
     print(f"machine     {printable(machine)}")
     print(f"steps       {fitted.num_steps:,} fitted, of {measuring['num_steps']:,} in {measuring['seconds']} s")
     most = fitted.most
-    print(
-        f"range       {most.num_long_tokens:,} prompt tokens and {most.num_chunks:,} sequences a step, contexts up to {most.max_kv:,}"
-    )
-    disturbed = measuring.get("disturbed_fraction", 0.0)
+    shape = f"{most.num_long_tokens:,} prompt tokens and {most.num_chunks:,} sequences a step"
+    print(f"range       {shape}, contexts up to {most.max_kv:,}")
+    disturbed = measuring.get("disturbed_fraction") or 0.0
     if disturbed > WARNED_FRACTION:
         told = f"other programs used {100 * disturbed:.0f} % of this machine meanwhile"
         print(f"warning     {told}; measure again when it is quiet")

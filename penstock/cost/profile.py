@@ -69,8 +69,8 @@ def read_profile(text: str, name: str) -> Profile:
                 errors={kind: Errors(**each) for kind, each in fitted["errors"].items()},
             ),
         )
-        is_sound = profile.depth in (1, 2) and profile.vocab_size >= 1 and bool(profile.fitted.device)
-        if not is_sound or not all(type(value) is int and value >= 0 for value in profile.sizing.values()):
+        counts = (profile.vocab_size, profile.depth, profile.sizing["num_blocks"], profile.sizing["block_size"])
+        if not all(type(count) is int and count >= 1 for count in counts) or profile.depth > 2 or not fitted["device"]:
             raise ValueError("a number is out of range")
         return profile
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

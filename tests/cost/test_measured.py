@@ -1,0 +1,118 @@
+"""Laws of the measured cost: a run is its steps, a fitted cost tells what it was fitted to, and knows where it does not."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.batch import Batch, Chunk
+from penstock.core.features import StepTime, features_of
+from penstock.cost.cost import moved
+from penstock.cost.measured import Measured, fit_steps
+from penstock.errors import ConfigError
+from tests.sim.fleets import COST, make_fleet, make_workload
+from tests.sim.test_replica import assert_foretelling_changes_nothing
+
+CHUNKS = st.builds(
+    lambda start, length, samples: Chunk(0, start, length, (), (), samples, None),
+    st.integers(0, 3000),
+    st.one_of(st.just(1), st.just(1), st.integers(2, 400)),
+    st.booleans(),
+)
+BATCHES = st.lists(CHUNKS, min_size=1, max_size=10).map(lambda chunks: Batch(1, tuple(chunks)))
+
+
+def batch_of(random):
+    """Some sequences that generate, some prompts."""
+    singles = [(random.randrange(1, 2000), 1) for _ in range(random.choice((0, 1, 2, 4, 8, 16, 32)))]
+    longer = [(random.choice((0, 256)), random.randrange(2, 500)) for _ in range(random.choice((0, 0, 1, 3)))]
+    pairs = singles + longer or [(7, 1)]
+    return Batch(1, tuple(Chunk(0, start, length, (), (), True, None) for start, length in pairs))
+
+
+def steps_of(seed, count, noise=0.02, host_s=2e-4):
+    """A step log of an engine whose steps take as long as the roofline says, more or less, and now and then far longer."""
+    random = Random(seed)
+    steps = []
+    for number in range(count):
+        batch = batch_of(random)
+        factor = random.gauss(1.0, noise) * (5.0 if random.random() < 0.03 else 1.0)
+        host = host_s + 1e-5 * len(batch.chunks)
+        steps.append(StepTime(float(number), COST.step_s(batch) * abs(factor), host, True, features_of(batch)))
+    return steps
+
+
+FITTED = fit_steps(steps_of(1, 1500), overlaps=False)
+
+
+@given(BATCHES, st.integers(1, 40), st.booleans())
+def test_a_run_is_its_steps_to_the_last_bit(batch, num_steps, overlaps):
+    cost = Measured(replace(FITTED, overlaps=overlaps))
+    assert cost.run_s(batch, num_steps) == [cost.step_s(moved(batch, number)) for number in range(num_steps)]
+
+
+def test_it_tells_the_time_of_steps_it_has_not_seen():
+    cost, random = Measured(FITTED), Random(2)
+    off = []
+    for _ in range(300):
+        batch = batch_of(random)
+        host_s = 2e-4 + 1e-5 * len(batch.chunks)
+        off.append(abs(cost.step_s(batch) / (COST.step_s(batch) + host_s) - 1.0))
+    off.sort()
+    assert off[150] < 0.03
+    assert off[285] < 0.10
+
+
+def test_its_own_word_on_its_error_is_true():
+    errors = FITTED.errors["all"]
+    assert errors.median < 0.05
+    assert -0.15 < errors.bias < 0.01, "three steps in a hundred were disturbed and took five times as long"
+    blind = fit_steps(steps_of(1, 1500, noise=0.3), overlaps=False)
+    assert blind.errors["all"].median > 3 * errors.median
+    assert set(FITTED.errors) == {"all", "decode", "prompt", "mixed", "host"}
+
+
+def test_the_host_adds_up_or_is_hidden():
+    batch = batch_of(Random(3))
+    plain, overlapped = (Measured(replace(FITTED, overlaps=each)).step_s(batch) for each in (False, True))
+    device_only = Measured(replace(FITTED, host=())).step_s(batch)
+    host_only = Measured(replace(FITTED, device=())).step_s(batch)
+    assert plain == pytest.approx(device_only + host_only)
+    assert overlapped == max(device_only, host_only)
+    assert host_only == pytest.approx(2e-4 + 1e-5 * len(batch.chunks), rel=0.05)
+
+
+@given(BATCHES)
+def test_more_work_never_takes_less_time(batch):
+    cost = Measured(FITTED)
+    more = batch._replace(chunks=(*batch.chunks, Chunk(0, 99, 1, (), (), True, None)))
+    assert cost.step_s(more) >= cost.step_s(batch)
+    assert cost.step_s(moved(batch, 50)) >= cost.step_s(batch)
+
+
+def test_it_knows_where_it_was_not_measured():
+    cost = Measured(FITTED)
+    near = Batch(1, (Chunk(0, 100, 1, (), (), True, None),))
+    far = Batch(1, (Chunk(0, 999_999, 1, (), (), True, None),))
+    assert cost.outside(features_of(near)) == ()
+    assert cost.outside(features_of(far)) == ("single_kv", "max_kv")
+    cost.run_s(near, 10)
+    assert (cost.num_asked, cost.num_outside, cost.furthest) == (10, 0, {})
+    cost.step_s(far)
+    assert (cost.num_asked, cost.num_outside) == (11, 1)
+    assert cost.furthest == {"single_kv": 1_000_000, "max_kv": 1_000_000}
+    cost.run_s(near, 5_000)
+    assert cost.num_outside > 1, "a run that leaves the range is outside"
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 1000))
+def test_the_simulator_may_foretell_with_it(seed):
+    assert_foretelling_changes_nothing(make_fleet(cost=Measured(FITTED)), make_workload(seed))
+
+
+def test_too_few_steps_are_refused():
+    with pytest.raises(ConfigError, match="49 steps"):
+        fit_steps(steps_of(1, 49), overlaps=False)
