@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench compare": Command("penstock.cli.bench_compare", "Compare two reports of bench"),
     "bench throughput": Command("penstock.cli.bench_throughput", "Tell how many tokens a second the engine makes"),
     "bench latency": Command("penstock.cli.bench_latency", "Tell how long a batch takes, over and over"),
+    "plan": Command("penstock.cli.plan", "Tell what to buy for a model and a load, and how to launch it"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

@@ -52,7 +52,7 @@ PUBLISHED = {
 
 
 def test_every_entry_has_a_published_count() -> None:
-    assert catalog.CONFIGS.keys() == PUBLISHED.keys()
+    assert catalog.CONFIGS.keys() == PUBLISHED.keys() == catalog.HUB.keys()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

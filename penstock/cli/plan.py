@@ -1,0 +1,293 @@
+"""`penstock plan`: what to buy and how to launch it, searched on the simulator, ending in a command.
+
+Puts the parts of `penstock.planner` together; they are imported when the command runs.
+"""
+
+import sys
+import time
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.cost.precision import KvFormat, WeightFormat
+from penstock.errors import ConfigError
+from penstock.planner.money import Assumptions
+
+if TYPE_CHECKING:
+    from penstock.cli.plan_model import Described
+    from penstock.planner.demand import Demand, Target
+    from penstock.planner.search import Plan, Search
+    from penstock.planner.space import Found, Rejected
+
+KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked."""
+
+    workload: KindName = "chat"
+    """A usual way of using a model, which gives lengths of prompts and answers"""
+    rate: float = 8.0
+    """Requests a second, over the whole fleet"""
+    prompts: str = ""
+    """Prompt tokens instead of the workload's: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH"""
+    answers: str = ""
+    """Answer tokens instead of the workload's, written likewise"""
+    shared_prefix: int | None = None
+    """Tokens that all prompts begin with, before those of their own (default: the workload's)"""
+    burstiness: float = 1.0
+    """Spread of the gaps between arrivals: 1 as of independent users, more in bursts"""
+    trace: Path | None = None
+    """Recorded requests instead: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
+    seed: int = 0
+    """The same seed gives the same load"""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When it is good enough."""
+
+    slo: str = "ttft<500ms,tpot<50ms"
+    """Targets of a good request: ttft, tpot and e2e, in ms or s"""
+    attainment: float = 0.95
+    """Share of requests that must meet them all"""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be considered."""
+
+    hardware: str = "h100-sxm"
+    """Devices to choose from, with commas between: h100,h200,l40s, or this-machine"""
+    price: tuple[str, ...] = ()
+    """Dollars an hour of a device: h100=2.5 (otherwise list prices, where there are some)"""
+    weights: str = "bf16,fp8"
+    """Number formats of weights to consider: bf16, fp16, fp32, fp8, int8, int4"""
+    kv: str = "bf16,fp8"
+    """Number formats of cached keys and values to consider: bf16, fp16, fp32, fp8, int8"""
+    max_devices: int = 8
+    """Most devices that one replica may take"""
+    max_context: int | None = None
+    """Longest prompt plus answer, in tokens (default: the model's own)"""
+    profile: Path | None = None
+    """Step times and cache as penstock profile measured them here, instead of devices by name"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_devices <= 1024:
+            raise ConfigError(f"--max-devices is {self.max_devices}; choose 1 to 1024")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell what to buy for a model and a load, and how to launch it.
+
+    Layouts, number formats and limits are searched on the simulator, which runs the engine's own scheduler. Nothing is
+    downloaded: a model is a known name, a config.json, a directory or a GGUF file.
+    """
+
+    model: str = field(metadata={"positional": True})
+    """A known model (llama-3.1-8b, deepseek-v3, ...), a config.json, a model directory or a .gguf file"""
+    json: bool = False
+    """Print JSON for machines"""
+    emit: Path | None = None
+    """Write a config file for serve and simulate here (plan.toml), and the plan beside it (plan.json) for plan verify"""
+    load: Load = field(default_factory=Load)
+    goal: Goal = field(default_factory=Goal)
+    space: Space = field(default_factory=Space)
+    money: Assumptions = field(default_factory=Assumptions)
+
+
+def run(config: Config) -> int:
+    from penstock.cli.plan_data import plan_data
+    from penstock.cli.plan_model import describe
+    from penstock.cli.plan_report import print_plan
+    from penstock.cli.show import print_json
+
+    start_s = time.monotonic()
+    described = describe(config.model)
+    demand, progress = demand_of(config.load), Progress()
+    search = search_of(config, progress)
+    with progress:
+        found, rejected = explore(config, described, demand, search)
+        plan = search.plan(found, rejected, demand)
+    data = plan_data(config, described, search, plan, progress.num_runs, time.monotonic() - start_s)
+    if config.emit is not None:
+        emit(config, described, plan, data)
+    if config.json:
+        print_json(data)
+    else:
+        print_plan(data)
+    return 0 if plan.chosen is not None and plan.chosen.num_replicas else 1
+
+
+def demand_of(load: Load) -> "Demand":
+    from penstock.planner.demand import KINDS, Demand
+    from penstock.workload import lengths
+    from penstock.workload.trace_files import read
+
+    kind = KINDS[load.workload]
+    return Demand(
+        rate=load.rate,
+        prompts=lengths.parse(load.prompts or kind.prompts),
+        answers=lengths.parse(load.answers or kind.answers),
+        shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
+        variation=load.burstiness,
+        trace=None if load.trace is None else read(load.trace),
+        seed=load.seed,
+    )
+
+
+def target_of(goal: Goal) -> "Target":
+    from penstock.cli.bench import parse_slo
+    from penstock.planner.demand import Target
+
+    return Target(parse_slo(goal.slo), goal.attainment)
+
+
+def search_of(config: Config, progress: "Progress") -> "Search":
+    from penstock.cli.plan_launch import gaps_of
+    from penstock.cli.this_machine import find_hardware
+    from penstock.planner.search import Search
+    from penstock.planner.space import Wishes
+
+    space = config.space
+    hardware = tuple(dict.fromkeys(find_hardware(name) for name in _listed("--hardware", space.hardware)))
+    wishes = Wishes(
+        hardware=hardware,
+        weights=_formats("--weights", space.weights, WeightFormat),
+        kv=_formats("--kv", space.kv, KvFormat),
+        max_devices=space.max_devices,
+        max_context=space.max_context,
+    )
+    prices = {one.name: one.price_per_hour for one in hardware if one.price_per_hour is not None}
+    for name, price in _prices(space.price):
+        prices[find_hardware(name).name] = price
+    return Search(target_of(config.goal), wishes, prices, config.money, gaps_of, progress.show)
+
+
+def explore(
+    config: Config, described: "Described", demand: "Demand", search: "Search"
+) -> tuple[list["Found"], list["Rejected"]]:
+    """Candidates that fit: by arithmetic, or the one engine that was measured."""
+    from penstock.planner import space
+
+    if config.space.profile is not None:
+        return [profiled(config, described, demand, search)], []
+    wishes = search.wishes
+    if described.file_bytes is None:
+        return space.explore(described.spec, wishes, demand, search.target.slo)
+    return space.explore_file(described.spec, described.file_bytes, wishes, demand, search.target.slo)
+
+
+def profiled(config: Config, described: "Described", demand: "Demand", search: "Search") -> "Found":
+    from penstock.cli.profiles import open_profile, sizing_of
+    from penstock.cost.layout import SINGLE
+    from penstock.cost.measured import Measured
+    from penstock.cost.precision import Precision
+    from penstock.planner.candidate import Candidate, MeasuredEngine
+    from penstock.planner.space import Found
+    from penstock.planner.steady import bound
+
+    if config.space.profile is None:
+        raise ConfigError("no profile was given; name one with --profile")
+    profile = open_profile(config.space.profile)
+    if profile.vocab_size != described.spec.vocab_size:
+        raise ConfigError(f"the profile is of {profile.model}, another model than {config.model}; give its own")
+    asked = profile.config.get("scheduler", {})
+    candidate = Candidate(
+        described.spec,
+        search.wishes.hardware[0],
+        SINGLE,
+        "file",
+        "bf16",
+        Precision(),
+        max_sequences=int(asked.get("max_sequences", 256)),
+        max_batch_tokens=int(asked.get("max_batch_tokens", 2048)),
+        max_context=config.space.max_context,
+    )
+    engine = MeasuredEngine(Measured(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)
+    candidate = replace(candidate, measured=engine)
+    return Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.shared_prefix))
+
+
+def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, Any]) -> None:
+    import json
+
+    from penstock.cli.plan_launch import config_text
+    from penstock.cli.this_machine import write_text
+
+    path = config.emit
+    if path is None or plan.chosen is None:
+        return
+    if path.suffix == ".json":
+        raise ConfigError(
+            f"--emit {path} would overwrite itself: the plan goes to a .json beside it; name a .toml file"
+        )
+    write_text(path, config_text(plan.chosen, config.model, described.source, str(path)))
+    write_text(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+class Progress:
+    """A line on a terminal that says what is being simulated."""
+
+    def __init__(self) -> None:
+        self.num_runs = 0
+        self._status: Any = None
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("sizing")
+            self._status.__enter__()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        if self._status is not None:
+            self._status.__exit__(None, None, None)
+
+    def show(self, words: str) -> None:
+        self.num_runs += 1
+        if self._status is not None:
+            self._status.update(f"simulating {words}; {self.num_runs} runs so far")
+
+
+def _listed(flag: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"{flag} is empty; name at least one")
+    return names
+
+
+def _formats(flag: str, text: str, known: Any) -> tuple[str, ...]:
+    from typing import get_args
+
+    names = [name.lower() for name in _listed(flag, text)]
+    for name in names:
+        if name not in get_args(known):
+            raise ConfigError(f"{flag} takes {', '.join(get_args(known))}, with commas between, not {name!r}")
+    return tuple(dict.fromkeys(names))
+
+
+def _prices(texts: tuple[str, ...]) -> list[tuple[str, float]]:
+    found = []
+    for text in (part for whole in texts for part in whole.split(",") if part.strip()):
+        name, sign, amount = text.partition("=")
+        try:
+            price = float(amount)
+        except ValueError:
+            price = -1.0
+        if not sign or not 0.0 <= price < 1e6:
+            raise ConfigError(f"--price takes DEVICE=DOLLARS, such as h100=2.5, not {text.strip()!r}")
+        found.append((name, price))
+    return found
+
+
+def as_plain(value: Any) -> Any:
+    """A dataclass as JSON holds it: paths as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: as_plain(each) for name, each in asdict(value).items()}
+    if isinstance(value, dict):
+        return {name: as_plain(each) for name, each in value.items()}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,66 @@
+"""Models by the names a plan takes: a known one, a config.json, a directory or a GGUF file. Nothing is downloaded."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import ConfigError, ModelFileError
+from penstock.models import catalog, registry
+from penstock.models.spec import ModelSpec
+
+MAX_CONFIG_BYTES = 16 * 2**20
+
+
+class Described(NamedTuple):
+    """A model as far as its description goes."""
+
+    spec: ModelSpec
+    source: str
+    """What serve would be told."""
+    file_bytes: int | None = None
+    """What its weights take as they lie here, where they are quantized; None where a number format must be chosen."""
+
+
+def describe(model: str) -> Described:
+    path = Path(model)
+    if model.lower() in catalog.CONFIGS:
+        found = Described(catalog.find(model), f"hf:{catalog.HUB[model.lower()]}")
+    elif path.suffix == ".gguf" and path.is_file():
+        found = _gguf(path)
+    elif path.is_dir():
+        found = Described(spec_of_config(path / "config.json"), model)
+    elif path.suffix == ".json":
+        found = Described(spec_of_config(path), str(path.parent))
+    elif path.exists() or ":" in model or "/" in model:
+        raise ConfigError(
+            f"{model[:200]!r} is not here to be read; give a known name, a config.json, a model directory or a .gguf file, "
+            "or fetch it first with penstock pull"
+        )
+    else:
+        found = Described(catalog.find(model), "")
+    if not found.spec.generates:
+        raise ConfigError(f"{model} makes embeddings, no text; choose a model that generates")
+    return found
+
+
+def spec_of_config(path: Path) -> ModelSpec:
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}; give the path of a config.json") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} is not JSON; give the path of a config.json") from error
+    if not isinstance(config, Mapping):
+        raise ModelFileError(f"{path} holds no JSON object; give the path of a config.json")
+    return registry.read_spec(config)
+
+
+def _gguf(path: Path) -> Described:
+    from penstock.files import ModelFiles  # numpy: not needed to say what the flags are
+
+    files = ModelFiles(str(path), path)
+    checkpoint = files.checkpoint
+    size = sum(checkpoint.tensor(name).num_bytes for name in checkpoint.names)
+    return Described(files.spec, str(path), size)

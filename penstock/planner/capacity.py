@@ -1,0 +1,160 @@
+"""The highest rate at which enough requests still meet the SLO, found by bisection over the simulator.
+
+Rates lie on a grid of fractions of an octave, so that two candidates, two SLOs or two runs meet the very same loads and their
+answers can be compared. The first part of a run's arrivals fills the engine and is not judged.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.metrics.timeline import Timeline
+from penstock.planner.candidate import Candidate
+from penstock.planner.demand import Demand, Target
+from penstock.planner.steady import Steady, bound, steady_batch
+from penstock.sim.simulation import Result, simulate
+
+PER_OCTAVE = 32
+"""Neighbouring rates are 2.2 % apart."""
+COARSE = 4
+"""Grid steps of a first search: 9 %."""
+LOWEST = -10 * PER_OCTAVE
+"""A request in a quarter of an hour; what cannot be met there is called impossible."""
+BOUND_SLACK = 1.02
+"""Rates above the steady bound by more than this are not tried: a short run could not tell that its queue never ends."""
+WARM_UP_FRACTION = 0.3
+MIN_REQUESTS, MAX_REQUESTS = 240, 1500
+TURNOVERS = 4.0
+"""How many times the requests inside are replaced in a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulated load."""
+
+    rate: float
+    num_copies: int
+    good_fraction: float
+    """Of the requests that are judged."""
+    late_ttft_fraction: float
+    late_tpot_fraction: float
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Of one copy of the model."""
+
+    rate: float
+    """Requests a second; 0 if the SLO is missed however few come."""
+    at: Run | None
+    """The run at that rate."""
+    beyond: Run | None
+    """The run just above, which misses the target; None if the search never saw one."""
+    runs: tuple[Run, ...]
+    """All that were simulated, by rate."""
+
+
+def grid_rate(index: int) -> float:
+    return float(2.0 ** (index / PER_OCTAVE))
+
+
+class Loads:
+    """Runs of one candidate under one demand, each simulated once."""
+
+    def __init__(self, candidate: Candidate, demand: Demand, target: Target, on_run: Callable[[], None]) -> None:
+        self._candidate = candidate
+        self._demand = demand
+        self._target = target
+        self._on_run = on_run
+        self._runs: dict[int, Run] = {}
+        self.steady: Steady = bound(candidate, demand.sizes, target.slo, demand.shared_prefix)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self._runs[index] for index in sorted(self._runs))
+
+    def run(self, index: int) -> Run:
+        if index not in self._runs:
+            self._runs[index] = serve(self._candidate, self._demand, self._target, grid_rate(index), 1)
+            self._on_run()
+        return self._runs[index]
+
+    def passes(self, index: int) -> bool:
+        is_thinkable = grid_rate(index) <= BOUND_SLACK * self.steady.rate
+        return is_thinkable and self.run(index).good_fraction >= self._target.fraction
+
+
+def serve(candidate: Candidate, demand: Demand, target: Target, rate: float, num_copies: int) -> Run:
+    """Simulate so many copies under a rate."""
+    num_requests = run_length(candidate, demand, rate, num_copies)
+    workload = demand.workload(rate, num_requests, candidate.spec.vocab_size)
+    result = simulate(candidate.fleet(num_copies), workload, target.slo)
+    start_s = WARM_UP_FRACTION * workload.span_s
+    judged = [timeline for timeline in result.timelines if timeline.arrival_s >= start_s]
+    slo = target.slo
+
+    def late(time: Callable[[Timeline], float | None], allowed: float | None) -> float:
+        if allowed is None:
+            return 0.0
+        return sum((time(one) or 0.0) > allowed for one in judged) / len(judged)
+
+    return Run(
+        rate=rate,
+        num_copies=num_copies,
+        good_fraction=sum(slo.is_met(timeline) for timeline in judged) / len(judged),
+        late_ttft_fraction=late(lambda one: one.ttft_s, slo.ttft_s),
+        late_tpot_fraction=late(lambda one: one.tpot_s, slo.tpot_s),
+        result=result,
+    )
+
+
+def run_length(candidate: Candidate, demand: Demand, rate: float, num_copies: int) -> int:
+    """Long enough to replace those inside several times, with the batch that a slow step of the SLO would gather."""
+    sizes = demand.sizes
+    step_s = candidate.step_cost.step_s
+    alone_s = sizes.mean_answer * step_s(steady_batch(1, sizes))
+    inside = min(rate * 2.0 * alone_s, float(candidate.max_sequences * num_copies))
+    most = MAX_REQUESTS * math.sqrt(num_copies)
+    wanted = round(min(max(TURNOVERS * inside, MIN_REQUESTS * math.sqrt(num_copies)), most))
+    return min(wanted, demand.largest_run or wanted)
+
+
+def find_capacity(loads: Loads, finest: int = COARSE) -> Capacity:
+    """Gallop from what the bound suggests, then bisect down to `finest` grid steps."""
+    if not loads.steady.rate:
+        return Capacity(0.0, None, None, ())
+    start = _on_grid(PER_OCTAVE * math.log2(0.85 * loads.steady.rate))
+    low, high = _bracket(loads, start)
+    while high - low > finest and low >= LOWEST:
+        middle = low + max(finest, (high - low) // 2 // finest * finest)
+        if loads.passes(middle):
+            low = middle
+        else:
+            high = middle
+    at = loads.run(low) if low >= LOWEST else None
+    beyond = loads.run(high)
+    return Capacity(grid_rate(low) if at else 0.0, at, beyond, loads.runs)
+
+
+def _on_grid(index: float) -> int:
+    return max(LOWEST, math.floor(index / COARSE) * COARSE)
+
+
+def _bracket(loads: Loads, start: int) -> tuple[int, int]:
+    """A rate that passes and one that does not; the first is below the grid if nothing passes."""
+    stride = COARSE
+    if loads.passes(start):
+        low = start
+        while loads.passes(low + stride):
+            low, stride = low + stride, 2 * stride
+        return low, low + stride
+    if not loads.passes(LOWEST):
+        return LOWEST - COARSE, LOWEST
+    high = start
+    while high > LOWEST:
+        lower = max(LOWEST, high - stride)
+        if loads.passes(lower):
+            return lower, high
+        high, stride = lower, 3 * stride
+    return LOWEST, LOWEST + COARSE

@@ -1,0 +1,158 @@
+"""What is asked of a deployment: how many requests a second, how long they are, what they share, and when they count as good.
+
+A demand makes the same requests at any rate: only their arrival times are stretched, so that two rates can be compared.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from random import Random
+
+from penstock.errors import ConfigError
+from penstock.metrics.summary import Slo, quantile
+from penstock.workload.arrivals import Gamma, Poisson
+from penstock.workload.lengths import Lengths
+from penstock.workload.trace import Trace
+from penstock.workload.workload import Recipe, SharedPrefix, Workload
+
+SAMPLE = 2000
+"""Requests that stand for all in means and quantiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Lengths times a factor."""
+
+    inner: Lengths
+    factor: float
+
+    def draw(self, random: Random) -> int:
+        return max(1, round(self.inner.draw(random) * self.factor))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A usual way of using a model: lengths as `workload.lengths` reads them."""
+
+    prompts: str
+    answers: str
+    shared_prefix: int = 0
+
+
+KINDS: Mapping[str, Kind] = {
+    "chat": Kind("sharegpt-prompts", "sharegpt-answers"),
+    "rag": Kind("lognormal:2500:0.5:200-12000", "lognormal:180:0.6:8-1024"),
+    "agent": Kind("lognormal:1500:0.9:50-16000", "lognormal:120:0.8:4-1024", shared_prefix=2000),
+    "code": Kind("lognormal:900:0.8:50-6000", "lognormal:30:0.7:2-256"),
+    "summary": Kind("lognormal:6000:0.5:500-30000", "lognormal:250:0.4:50-1024"),
+    "reasoning": Kind("lognormal:150:0.8:10-2048", "lognormal:1500:0.7:50-8192"),
+}
+"""As people describe such services; a trace of one's own is better."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """`rate` is in requests a second over the whole fleet."""
+
+    rate: float
+    prompts: Lengths
+    answers: Lengths
+    shared_prefix: int = 0
+    """Tokens that all prompts begin with, before those of their own."""
+    variation: float = 1.0
+    """Of the gaps between arrivals: 1 as of independent users, more in bursts."""
+    trace: Trace | None = None
+    """Recorded requests to use instead of made-up ones, at their own spacing stretched to the rate."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate) and 0.0 < self.rate <= 1e6):
+            raise ConfigError(f"the load is {self.rate} requests a second; choose a number above 0")
+        if not 0 <= self.shared_prefix <= 1_000_000:
+            raise ConfigError(f"a shared prefix of {self.shared_prefix} tokens: choose 0 to 1,000,000")
+
+    def workload(self, rate: float, num_requests: int, vocab_size: int) -> Workload:
+        """So many requests at a rate."""
+        if self.trace is not None:
+            part = self.trace.first(num_requests)
+            own_rate = len(part) / part.span_s if part.span_s > 0.0 else 1.0
+            return part.faster(rate / own_rate).workload(vocab_size)
+        recipe = Recipe(
+            Poisson(rate) if self.variation == 1.0 else Gamma(rate, self.variation),
+            self.prompts,
+            self.answers,
+            num_requests,
+            SharedPrefix(self.shared_prefix) if self.shared_prefix else None,
+            vocab_size,
+        )
+        return recipe.make(self.seed)
+
+    @cached_property
+    def sizes(self) -> "Sizes":
+        if self.trace is not None:
+            pairs = list(zip(self.trace.prompt_lengths, self.trace.answer_lengths, strict=True))
+        else:
+            prompt_random, answer_random = Random(f"{self.seed} prompts"), Random(f"{self.seed} answers")
+            pairs = [
+                (self.prompts.draw(prompt_random) + self.shared_prefix, self.answers.draw(answer_random))
+                for _ in range(SAMPLE)
+            ]
+        totals = sorted(prompt + answer for prompt, answer in pairs)
+        answers = [answer for _, answer in pairs]
+        return Sizes(
+            mean_prompt=sum(prompt for prompt, _ in pairs) / len(pairs),
+            mean_answer=sum(answers) / len(pairs),
+            mean_progress=sum(answer * answer for answer in answers) / (2 * sum(answers)),
+            p95_total=quantile(totals, 0.95),
+            largest_total=totals[-1],
+        )
+
+    @property
+    def largest_run(self) -> int | None:
+        """Requests there are; None if as many as are wanted."""
+        return None if self.trace is None else len(self.trace)
+
+    def at(self, factor: float) -> "Demand":
+        """The same requests at that many times the rate."""
+        return replace(self, rate=self.rate * factor)
+
+    def longer(self, factor: float) -> "Demand":
+        """Prompts that many times as long."""
+        if self.trace is not None:
+            prompts = type(self.trace.prompt_lengths)("q", (round(n * factor) for n in self.trace.prompt_lengths))
+            return replace(self, trace=replace(self.trace, prompt_lengths=prompts))
+        return replace(self, prompts=Scaled(self.prompts, factor), shared_prefix=round(self.shared_prefix * factor))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Tokens of a request."""
+
+    mean_prompt: float
+    mean_answer: float
+    mean_progress: float
+    """Tokens generated so far, of a request met at a random moment: long answers are met more often than short ones."""
+    p95_total: float
+    largest_total: int
+
+    @property
+    def mean_total(self) -> float:
+        return self.mean_prompt + self.mean_answer
+
+    @property
+    def mean_held(self) -> float:
+        """Tokens that a request inside holds in the cache, at a random moment."""
+        return self.mean_prompt + self.mean_progress
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """When a deployment is good enough: this share of requests meets every time of the SLO."""
+
+    slo: Slo
+    fraction: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.fraction <= 1.0:
+            raise ConfigError(f"{self.fraction} of requests must meet the SLO: choose a share from 0.5 to 1")
