@@ -221,7 +221,7 @@ RULES: tuple[Rule, ...] = (
         symptom="requests wait although the KV cache has room",
         reads=("num_waiting_before", "num_waiting", "num_running", "kv_usage_fraction"),
         condition=lambda signs: (
-            signs.num_waiting_before > 0 and signs.num_waiting > 0 and signs.kv_usage_fraction < 0.7
+            signs.num_waiting_before >= FEW and signs.num_waiting >= FEW and signs.kv_usage_fraction < 0.7
         ),
         evidence=lambda signs: (
             f"{signs.num_waiting:,.0f} wait beside {signs.num_running:,.0f} running; "

@@ -91,8 +91,10 @@ def test_a_server_that_does_well_is_told_nothing() -> None:
 def test_overload_is_told_from_its_beginning_to_its_end() -> None:
     flags = ["--max-sequences", "1", "--max-batch-tokens", "64", "--max-waiting", "4"]
     with serving(*flags, model="oracle:step_ms=60") as server:
-        visit = Visit(server)
-        with asking(server, 5, max_tokens=EVER):
+        with asking(server, 1, max_tokens=EVER), ExitStack() as more:
+            wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
+            visit = Visit(server)
+            more.enter_context(asking(server, 4, max_tokens=EVER))
             wait_until(lambda: server.metric("vllm:num_requests_waiting") == 4)
             assert "queue-grows" in visit.told()
             visit.renew()
@@ -172,8 +174,9 @@ def test_steps_that_take_seconds_are_told() -> None:
 
 
 def test_clients_that_do_not_read_are_told() -> None:
-    with serving(model="scripted:") as server, asking(server, 4, max_tokens=300, n=4, logprobs=5):
-        wait_until(lambda: server.metric("vllm:generation_tokens_total") == 4 * 4 * 300)
+    much = {"prompt": "x" * 1000, "echo": True, "logprobs": 5, "n": 8, "max_tokens": 1}
+    with serving(model="scripted:") as server, asking(server, 4, **much):
+        wait_until(lambda: server.metric("vllm:generation_tokens_total") == 4 * 8)
         visit = Visit(server)
         signs = visit.signs()
         assert "slow-readers" in told(signs)
@@ -194,13 +197,13 @@ def test_a_key_that_is_missing_is_told_to_the_doctor_and_of_the_clients() -> Non
         for _ in range(3):
             server.post("/v1/completions", {"prompt": "hot", "temperature": -1})
         assert "bad-requests" in visit.told()
-        assert "no-metrics" in told(_signs_at(server.url + "/nothing"))
+        assert "no-metrics" in told(_signs_at(server.url + "/nothing", KEY))
         _hold_up(server, visit)
         assert "unreachable" in told(_signs_at("http://127.0.0.1:9"))
 
 
-def _signs_at(url: str) -> Signs:
-    look: Look = Patient(Config(url=url)).look()
+def _signs_at(url: str, key: str = "") -> Signs:
+    look: Look = Patient(Config(url=url, api_key=key)).look()
     return signs_of(look, look, 1.0)
 
 

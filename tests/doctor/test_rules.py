@@ -82,8 +82,8 @@ CASES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     ),
     "preempting": ({"preemptions_per_s": 0.25}, {"preemptions_per_s": 0.26}),
     "sequence-limit": (
-        {"num_waiting_before": 1, "num_waiting": 1, "kv_usage_fraction": 0.7},
-        {"num_waiting_before": 1, "num_waiting": 1, "kv_usage_fraction": 0.69},
+        {"num_waiting_before": 3, "num_waiting": 2},
+        {"num_waiting_before": 3, "num_waiting": 3, "kv_usage_fraction": 0.69},
     ),
     "queue-long": ({"queue_p95_s": 1.0}, {"queue_p95_s": 1.1}),
     "gateway-late": ({"health_s": 0.25}, {"health_s": 0.26}),
