@@ -86,16 +86,16 @@ def _words(vocabulary: Vocabulary, name: str, num_tokens: int) -> str:
     random = Random(f"{vocabulary.nonce} {name}")
     costs = dict(zip(vocabulary.pieces, vocabulary.costs, strict=True))
     words = [piece for piece in vocabulary.pieces if piece.startswith(" ")] or list(vocabulary.pieces)
-    most = max(costs[word] for word in words)
+    least, most = min(costs[word] for word in words), max(costs[word] for word in words)
     left = float(num_tokens)
     drawn: list[str] = []
-    while left >= 2 * most:
-        some = random.choices(words, k=int(left / most))
+    while left >= 3 * most:
+        some = random.choices(words, k=int(left / most) - 1)
         drawn.extend(some)
         left -= sum(costs[word] for word in some)
     while fitting := [word for word in words if costs[word] <= left]:
-        # The last word should fill what is left, if one does.
-        exact = [word for word in fitting if costs[word] == left]
+        # Words are chosen so that others fill what they leave: to the token, if the list allows it.
+        exact = [word for word in fitting if costs[word] == left or costs[word] <= left - least]
         drawn.append(random.choice(exact or fitting))
         left -= costs[drawn[-1]]
     for cost, piece in vocabulary._cheap:
