@@ -173,3 +173,13 @@ def test_where_blocks_are_short_foretelling_costs_little_truth(num_blocks, seed,
     assert foretold.summary.num_output_tokens == stepwise.summary.num_output_tokens
     assert foretold.summary.duration_s == pytest.approx(stepwise.summary.duration_s, rel=0.05)
     assert foretold.summary.e2e.p50 == pytest.approx(stepwise.summary.e2e.p50, rel=0.05)
+
+
+def test_requests_that_come_together_are_taken_in_together():
+    fleet, workload = FLEETS["static"], make_workload(8, num_requests=20, arrivals=AtOnce())
+    recording = Recording()
+    simulate(replace(fleet, cost=recording, foretells=False), workload)
+    batches, _ = serve(fleet, workload)
+    assert len(batches[0].chunks) == 8
+    assert recording.batches == batches
+    assert_foretelling_changes_nothing(FLEETS["continuous"], workload)
