@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,8 @@ from penstock.errors import ConfigError, ModelFileError
 from penstock.metrics.summary import Percentiles, Slo, Summary
 from penstock.models import catalog, registry
 from penstock.models.spec import ModelSpec
-from penstock.sim.simulation import POLICIES, Fleet, ReplicaReport, Result, simulate
+from penstock.router.policy import POLICIES
+from penstock.sim.simulation import Fleet, ReplicaReport, Result, simulate
 from penstock.sizing import GIB, Memory, size_engine
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
@@ -257,7 +259,7 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         sizing=size_engine(engine, spec, memory),
         cost=roofline(spec, device, precision, Overhead(overlaps=machines.overlap), layout),
         num_replicas=machines.replicas,
-        policy=POLICIES[machines.policy],
+        policy=partial(POLICIES[machines.policy], config.load.seed),
         depth=2 if machines.overlap else 1,
     )
 

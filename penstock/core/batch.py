@@ -31,7 +31,8 @@ class Chunk(NamedTuple):
                                            [.. | drafts   ]
 
     The last `len(token_ids)` tokens are new to the runner; those before them it sampled itself or saw earlier. The last
-    `num_drafts` of them are guesses to be verified. Attention reads positions 0 .. start + length through the row's blocks.
+    `num_drafts` of them are guesses to be verified; without tokens for them they are steps that the runner goes on by itself,
+    one token each. Attention reads positions 0 .. start + length through the row's blocks.
     """
 
     row: int

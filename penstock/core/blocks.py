@@ -11,7 +11,7 @@ Knows token ids and hashes, never tensors.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -91,6 +91,11 @@ class BlockPool:
     def num_cached(self) -> int:
         """Published blocks, referenced or not."""
         return len(self._index)
+
+    @property
+    def published(self) -> KeysView[bytes]:
+        """Hashes of the published blocks, as they are at the moment of asking."""
+        return self._index.keys()
 
     @property
     def usage_fraction(self) -> float:

@@ -82,6 +82,14 @@ class Scheduler:
         )
 
     @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._order)
+
+    @property
     def has_work(self) -> bool:
         """Some request has not ended."""
         return bool(self._requests)
@@ -175,6 +183,22 @@ class Scheduler:
         self.pool.pin(match, until_s)
         return len(match.blocks) * self.limits.block_size
 
+    def adopt(self, request: Request) -> int:
+        """Keys and values of a prompt came from elsewhere: offer its full blocks to whoever begins alike.
+
+        Returns how many tokens that is: 0 if the cache has no room or caches no prefixes.
+        """
+        if not self.limits.prefix_caching:
+            return 0
+        sequence = Sequence(request, 0, 0, 0)
+        num_tokens = sequence.num_prompt // self.limits.block_size * self.limits.block_size
+        if not num_tokens or not self.pool.reserve(sequence, num_tokens, self.pool.match(sequence), len(self._running)):
+            return 0
+        sequence.num_computed = num_tokens
+        self.pool.publish(sequence)
+        self.pool.release(sequence)
+        return num_tokens
+
     def schedule(self, now: float) -> Batch | None:
         """The next step's work, or None if there is none to do."""
         self._now = now
@@ -189,8 +213,11 @@ class Scheduler:
         self._flights[self._step] = [(sequence, sequence.stay) for sequence in plan.chunks]
         return Batch(self._step, tuple(plan.chunks.values()), tuple(plan.copies))
 
-    def commit(self, batch: Batch, output: StepOutput, now: float) -> tuple[Delta, ...]:
-        """Take in a step's results: advance its sequences, publish full blocks, tell what is new."""
+    def commit(self, batch: Batch, output: StepOutput, now: float, ahead: tuple[int, ...] = ()) -> tuple[Delta, ...]:
+        """Take in a step's results: advance its sequences, publish full blocks, tell what is new.
+
+        `ahead` says for each chunk how many steps its sequence goes on by itself after its next.
+        """
         self._now = now
         deltas: list[Delta] = []
         failures = dict(output.failures)
@@ -200,12 +227,25 @@ class Scheduler:
             if index in failures:
                 deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, failures[index], Fault.ENGINE)))
                 continue
+            sequence.steps_ahead = ahead[index] if ahead else 0
             delta = self._advance(sequence, batch.chunks[index], output, index)
             if delta is not None:
                 deltas.append(delta)
             if sequence.siblings and sequence.num_computed >= sequence.num_prompt:
                 self._let_siblings_wait(sequence)
         return tuple(deltas)
+
+    def split(self, batch: Batch) -> tuple[Batch, ...]:
+        """A launched batch as batches of one chunk, to be committed each when it is done: sequences go ahead by different
+        numbers of steps. Copies are due before the first."""
+        copies = batch.copies
+        parts = []
+        for chunk, entry in zip(batch.chunks, self._flights.pop(batch.step), strict=True):
+            self._step += 1
+            self._flights[self._step] = [entry]
+            parts.append(Batch(self._step, (chunk,), copies))
+            copies = ()
+        return tuple(parts)
 
     # Planning a step
 
@@ -224,7 +264,9 @@ class Scheduler:
         for index, sequence in enumerate(running):
             row = sequence.row
             if row is None or sequence.num_verifying:
-                continue  # pushed out by one planned before it, or of unknown length until its drafts are judged
+                # pushed out by one planned before it, or of unknown length until its drafts are judged or it is back
+                plan.budget -= sequence.steps_ahead > 0
+                continue
             if not sequence.holds_next:
                 prompts.append(sequence)
                 continue
@@ -232,7 +274,11 @@ class Scheduler:
                 continue  # its last token is on the way
             start = sequence.num_launched
             drafts = sequence.drafts and self._usable_drafts(sequence, plan.budget - (len(running) - index))
-            end = start + 1 + len(drafts)
+            num_drafts = len(drafts)
+            if sequence.steps_ahead:
+                num_drafts = min(sequence.steps_ahead, sequence.limit - len(sequence.tokens) - 1)
+                sequence.num_verifying = num_drafts
+            end = start + 1 + num_drafts
             num_held = len(sequence.blocks)
             new_blocks: tuple[int, ...] = ()
             if end > num_held * capacity:
@@ -241,8 +287,8 @@ class Scheduler:
                 new_blocks = tuple(sequence.blocks[num_held:])
             sequence.num_launched = end
             sequence.num_pending += 1
-            plan.chunks[sequence] = Chunk(row, start, end - start, drafts, new_blocks, True, None, len(drafts))
-            plan.budget -= end - start
+            plan.chunks[sequence] = Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts)
+            plan.budget -= 1 + len(drafts)
         return prompts
 
     def _usable_drafts(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
@@ -394,6 +440,9 @@ class Scheduler:
     def _append(self, sequence: Sequence, drawn: tuple[int, ...]) -> tuple[tuple[int, ...], Finish | None]:
         """Add drawn tokens up to the one that ends the sequence; returns those added and the end if there is one."""
         tokens = sequence.tokens
+        if not sequence.stop_ids and len(tokens) + len(drawn) < sequence.limit:
+            tokens.extend(drawn)
+            return drawn, None
         for count, token in enumerate(drawn, 1):
             tokens.append(token)
             if token in sequence.stop_ids and len(tokens) > sequence.min_length:
@@ -501,4 +550,4 @@ class Plan:
         """Take back what was planned for a sequence that is pushed out."""
         chunk = self.chunks.pop(sequence, None)
         if chunk is not None:
-            self.budget += chunk.length
+            self.budget += chunk.length if chunk.token_ids else 1

@@ -45,6 +45,7 @@ class Sequence:
         "row",
         "siblings",
         "stay",
+        "steps_ahead",
         "stop_ids",
         "tail",
         "tokens",
@@ -86,6 +87,8 @@ class Sequence:
         self.holds_next = False
         """The runner drew the token at `num_launched` itself and holds it in its row."""
         self.drafts: tuple[int, ...] = ()
+        self.steps_ahead = 0
+        """Steps it goes on by itself after the next; while it is away it takes one token of every step's budget."""
 
         # Owned by BlockPool.
         self.blocks: list[int] = []
@@ -130,6 +133,7 @@ class Sequence:
         self.num_pending = self.num_verifying = 0
         self.is_announced = self.holds_next = False
         self.drafts = ()
+        self.steps_ahead = 0
 
     def __repr__(self) -> str:
         return f"<Sequence {self.number}.{self.choice} {len(self.tokens)} tokens, row {self.row}>"

@@ -1,8 +1,9 @@
 """What every model of a step's duration answers. It knows no clock: it says how long, never when."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
-from penstock.core.batch import Batch
+from penstock.core.batch import Batch, Chunk
 
 
 class Cost(Protocol):
@@ -12,6 +13,20 @@ class Cost(Protocol):
 
     def run_s(self, batch: Batch, num_steps: int) -> list[float]:
         """Seconds of each of a run of steps: the batch, then the same with every chunk one position further, and so on."""
+
+
+@runtime_checkable
+class Summing(Protocol):
+    """A cost that need not see every sequence that generates: their number and the sum of their lengths decide."""
+
+    @property
+    def is_summing(self) -> bool: ...
+
+    def sum_s(self, num_sequences: int, num_positions: int, prompts: Sequence[Chunk]) -> float:
+        """Seconds of a step of that many sequences generating, positions up to and with their new ones summed, and prompts."""
+
+    def sums_s(self, num_sequences: int, num_positions: int, num_steps: int) -> list[float]:
+        """Seconds of each of a run of steps of sequences that generate."""
 
 
 def moved(batch: Batch, num_positions: int) -> Batch:

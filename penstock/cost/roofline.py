@@ -14,7 +14,7 @@ Devices of a tensor group share every part evenly. Pipeline stages work on sever
 as many groups as stages none of them idles; with fewer, the rest is the pipeline's bubble.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -182,6 +182,38 @@ class Roofline:
         if self._overlaps:
             return [self._total_s(bare_s, seconds) for seconds in attention_s]
         return [bare_s + seconds + host_s for seconds in attention_s]
+
+    @property
+    def is_summing(self) -> bool:
+        """Every layer sees everything, so that sums of lengths say all."""
+        return all(kind.sight == _Sight(None, True) for kind in self._attention)
+
+    def sum_s(self, num_sequences: int, num_positions: int, prompts: Sequence[Chunk]) -> float:
+        pairs, reach = _seen(prompts, self._attention[0].sight)
+        work = Work(
+            num_sequences + sum([chunk.length for chunk in prompts]),
+            num_sequences + sum([1 + chunk.num_drafts for chunk in prompts if chunk.samples]),
+            (num_positions + pairs,),
+            (num_positions + reach,),
+        )
+        return self.seconds(work, num_sequences + len(prompts))
+
+    def sums_s(self, num_sequences: int, num_positions: int, num_steps: int) -> list[float]:
+        """As `run_s`. A decode's query sees as many keys as positions are read for it, so one number stands for both."""
+        kind = self._attention[0]
+        if num_steps == 1 or self._layout.pipeline > 1 or self._overlaps:
+            ends = range(num_positions, num_positions + num_steps * num_sequences, num_sequences)
+            return [self.sum_s(num_sequences, end, ()) for end in ends]
+        bare_s, host_s = self._bare_s(num_sequences, num_sequences), self._host_s
+        flops, size, peak, bandwidth = kind.flops_per_pair, kind.bytes_per_position, self._flops, self._bandwidth
+        if flops * bandwidth < size * peak:
+            return [
+                bare_s + (num_positions + number * num_sequences) * size / bandwidth + host_s
+                for number in range(num_steps)
+            ]
+        return [
+            bare_s + (num_positions + number * num_sequences) * flops / peak + host_s for number in range(num_steps)
+        ]
 
     def work(self, batch: Batch) -> Work:
         """Add up a batch. Chunk fields are read by position: this runs for every chunk of every simulated step."""

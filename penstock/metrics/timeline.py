@@ -181,17 +181,15 @@ class Timelines:
             if delta.finish is not None and timeline.is_over:
                 self.ended.append(self._open.pop(delta.request_id))
 
-    def observe_run(self, deltas: Sequence[Delta], times: Sequence[float]) -> None:
-        """Take in what a run of steps told at its end: each delta holds one token a step, drawn at these times."""
-        for delta in deltas:
-            timeline = self._open[delta.request_id]
-            gap = timeline.observe_run(delta, times)
-            if gap is not None:
-                self.gaps.add(gap)
-            if delta.finish is not None and timeline.is_over:
-                self.ended.append(self._open.pop(delta.request_id))
-        if deltas:
-            self.gaps.add_gaps(times, len(deltas))
+    def observe_run(self, delta: Delta, times: Sequence[float]) -> None:
+        """Take in a delta that holds one token at each of these times. The gaps between them are the caller's to count: who
+        knows that many sequences ran alike counts them all at once."""
+        timeline = self._open[delta.request_id]
+        gap = timeline.observe_run(delta, times)
+        if gap is not None:
+            self.gaps.add(gap)
+        if delta.finish is not None and timeline.is_over:
+            self.ended.append(self._open.pop(delta.request_id))
 
     def drain(self) -> list[Timeline]:
         """Hand over the ended timelines and forget them: a server that runs for ever calls this now and then."""

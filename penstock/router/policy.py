@@ -46,7 +46,8 @@ class Call(NamedTuple):
 
 
 class Choice(NamedTuple):
-    index: int
+    replica: int
+    """Its place among the views."""
     why: str
     num_blocks: int = 0
     """Blocks of the prompt expected to be there already."""
@@ -217,7 +218,7 @@ class PrefixPredicted:
                 count += 1
             held.append(count)
         choice = _longest(call, views, held, self._max_lead)
-        name = views[choice.index].name
+        name = views[choice.replica].name
         for hash_ in reversed(call.hashes):  # the last first, so that a prefix outlives what was built on it
             sent[(name, hash_)] = None
             sent.move_to_end((name, hash_))
@@ -248,9 +249,9 @@ def _longest(call: Call, views: Views, held: Sequence[int], max_lead: int) -> Ch
     if most:
         holders = [index for index, view in enumerate(views) if view.is_ready and held[index] == most]
         best = min(holders, key=lambda index: views[index].num_pending)
-        if views[best].num_pending <= views[least.index].num_pending + max_lead:
+        if views[best].num_pending <= views[least.replica].num_pending + max_lead:
             return Choice(best, f"holds {most} of {len(call.hashes)} blocks", most)
-        return Choice(least.index, f"{views[best].name} holds {most} blocks but is far busier", held[least.index])
+        return Choice(least.replica, f"{views[best].name} holds {most} blocks but is far busier", held[least.replica])
     return least
 
 

@@ -23,6 +23,14 @@ class EventQueue:
         self.num_events += 1
         heappush(self._events, (at_s, self.num_events, action))
 
+    def run_before(self, at_s: float) -> None:
+        """All events before a time, which it is then: what comes from outside at that time comes first."""
+        events = self._events
+        while events and events[0][0] < at_s:
+            self.now, _, action = heappop(events)
+            action(self.now)
+        self.now = max(self.now, at_s)
+
     def run(self) -> None:
         """Until nothing is left to happen."""
         events = self._events

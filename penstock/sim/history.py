@@ -1,7 +1,8 @@
-"""How busy a replica was over time: exact averages, and a curve of bounded length."""
+"""How busy a replica was over time: exact averages, what the waiting waited for, and a curve of bounded length."""
 
 from typing import NamedTuple
 
+from penstock.core.limits import Limits
 from penstock.core.scheduler import Load
 
 MAX_SAMPLES = 512
@@ -19,25 +20,38 @@ class Sample(NamedTuple):
 class History:
     """Samples no closer than a spacing that doubles whenever there are too many; averages weigh every moment alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.samples: list[Sample] = []
         self.max_waiting = 0
         self.max_kv_usage_fraction = 0.0
+        self.waiting_for_rows_s = 0.0
+        """Somebody waited while as many sequences ran as may."""
+        self.waiting_for_blocks_s = 0.0
+        """Somebody waited while rows were free and the cache was nearly full."""
+        self.waiting_for_turn_s = 0.0
+        """Somebody waited while there were rows and blocks: for a step's budget, or for a batch to end."""
+        self._limits = limits
         self._spacing_s = 0.0
         self._last = Sample(0.0, 0, 0, 0.0)
         self._running_seconds = 0.0
         self._waiting_seconds = 0.0
         self._kv_seconds = 0.0
 
-    def add(self, load: Load, now: float) -> None:
+    def add(self, load: Load, now: float, kv_usage_fraction: float | None = None) -> None:
+        usage = load.kv_usage_fraction if kv_usage_fraction is None else kv_usage_fraction
         last = self._last
         elapsed = now - last.time_s
-        self._running_seconds += elapsed * last.num_running
-        self._waiting_seconds += elapsed * last.num_waiting
-        self._kv_seconds += elapsed * last.kv_usage_fraction
-        self._last = sample = Sample(now, load.num_running, load.num_waiting, load.kv_usage_fraction)
-        self.max_waiting = max(self.max_waiting, load.num_waiting)
-        self.max_kv_usage_fraction = max(self.max_kv_usage_fraction, load.kv_usage_fraction)
+        if elapsed > 0.0:
+            self._running_seconds += elapsed * last.num_running
+            self._waiting_seconds += elapsed * last.num_waiting
+            self._kv_seconds += elapsed * last.kv_usage_fraction
+            if last.num_waiting:
+                self._blame(last, elapsed)
+        self._last = sample = Sample(now, load.num_running, load.num_waiting, usage)
+        if load.num_waiting > self.max_waiting:
+            self.max_waiting = load.num_waiting
+        if usage > self.max_kv_usage_fraction:
+            self.max_kv_usage_fraction = usage
         if not self.samples or now - self.samples[-1].time_s >= self._spacing_s:
             self.samples.append(sample)
             if len(self.samples) > MAX_SAMPLES:
@@ -51,6 +65,19 @@ class History:
 
     def mean_kv_usage_fraction(self, duration_s: float) -> float:
         return self._kv_seconds / duration_s if duration_s > 0.0 else 0.0
+
+    def _blame(self, state: Sample, elapsed: float) -> None:
+        """An admission leaves one block for every running sequence, so a cache is full a little below the top."""
+        limits = self._limits
+        if limits is None:
+            return
+        spare = 2 * state.num_running / limits.num_blocks
+        if state.num_running >= limits.max_sequences:
+            self.waiting_for_rows_s += elapsed
+        elif state.kv_usage_fraction >= min(0.9, 1.0 - spare):
+            self.waiting_for_blocks_s += elapsed
+        else:
+            self.waiting_for_turn_s += elapsed
 
     def _thin(self) -> None:
         self.samples = self.samples[::2]

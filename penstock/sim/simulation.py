@@ -1,52 +1,56 @@
-"""A fleet in virtual time: requests arrive, are routed, served and counted. It reads no clock and draws no random number."""
+"""A fleet in virtual time: requests arrive, are routed, served and counted. It reads no clock; chance follows from seeds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from penstock.config import EngineConfig
 from penstock.core.request import Request
 from penstock.cost.cost import Cost
-from penstock.errors import EngineError
+from penstock.errors import ConfigError, EngineError
 from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
+from penstock.router.policy import LeastPending, Policy
 from penstock.sim.clock import EventQueue
+from penstock.sim.handover import Arrived, Disaggregation, Handover
 from penstock.sim.history import Sample
-from penstock.sim.replica import Replica
+from penstock.sim.pool import Member, Pool
+from penstock.sim.replica import Ledger, Replica
+from penstock.sim.scaling import Scaling
+from penstock.sim.speculation import Guessing, Speculation
+from penstock.sim.swift import SwiftReplica
+from penstock.sim.tracing import Tracer
 from penstock.sizing import Sizing, make_scheduler
 from penstock.workload.workload import Workload
-
-Policy = Callable[[int, Sequence[int]], int]
-"""Which replica gets a request, given how many came before it and how many each replica has pending."""
-
-
-def round_robin(number: int, pending: Sequence[int]) -> int:
-    return number % len(pending)
-
-
-def least_pending(number: int, pending: Sequence[int]) -> int:
-    """Of equals the next in turn, so that an idle fleet does not load its first replica only."""
-    count = len(pending)
-    return min(range(count), key=lambda replica: (pending[replica], (replica - number) % count))
-
-
-POLICIES: dict[str, Policy] = {"least-pending": least_pending, "round-robin": round_robin}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
+    name: str
     num_requests: int
     num_steps: int
     num_computed_tokens: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens that its prefix cache gave, or a prefill replica sent."""
     num_preemptions: int
+    num_drafted: int
+    num_accepted: int
     busy_fraction: float
-    """Share of the run in which it computed."""
+    """Share of its time in which it computed."""
     mean_running: float
     mean_waiting: float
     max_waiting: int
     mean_kv_usage_fraction: float
     max_kv_usage_fraction: float
+    waiting_for_rows_fraction: float
+    """Share of its time in which somebody waited because as many sequences ran as may."""
+    waiting_for_blocks_fraction: float
+    """Likewise for want of KV blocks."""
+    waiting_for_turn_fraction: float
+    """Likewise for a step's token budget, or for a batch to end."""
     num_blocks: int
+    seconds: float
+    """From its start to its stop."""
     history: tuple[Sample, ...]
 
 
@@ -56,6 +60,15 @@ class Result:
     replicas: tuple[ReplicaReport, ...]
     timelines: tuple[Timeline, ...]
     """In order of ending."""
+    num_turned_away: int = 0
+    """Requests that the router refused: every replica had its fill. They are among the refused."""
+    num_starts: int = 0
+    num_stops: int = 0
+    num_transfers: int = 0
+    """Prompts sent from prefill to decode replicas."""
+    num_lost_transfers: int = 0
+    """Of those, the ones that found no room and were computed again."""
+    mean_transfer_s: float = 0.0
 
     @property
     def num_steps(self) -> int:
@@ -64,6 +77,11 @@ class Result:
     @property
     def num_preemptions(self) -> int:
         return sum(replica.num_preemptions for replica in self.replicas)
+
+    @property
+    def replica_seconds(self) -> float:
+        """What is paid for."""
+        return sum(replica.seconds for replica in self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,60 +92,171 @@ class Fleet:
     sizing: Sizing
     cost: Cost
     num_replicas: int = 1
-    policy: Policy = least_pending
+    policy: Callable[[], Policy] = LeastPending
+    """Makes the policy, fresh for every simulation."""
     depth: int = 1
     """Steps launched before the oldest is awaited, as in the engine."""
     foretells: bool = True
     """Skip over steps that only repeat; the result is the same without, later."""
+    guessing: Guessing | None = None
+    """Drafts that every replica verifies; then every step is taken singly."""
+    scaling: Scaling | None = None
+    """How the number of replicas follows the load, from `num_replicas` on where that is more than the least."""
+    split: Disaggregation | None = None
+    """Further replicas that compute prompts for the others."""
+    max_pending: int | None = None
+    """Requests a replica may have before the router sends it no more; with all full, it refuses."""
 
-    def replica(self, events: EventQueue, timelines: Timelines) -> Replica:
+    def __post_init__(self) -> None:
+        if self.scaling is not None and self.split is not None:
+            raise ConfigError("a fleet with prefill replicas does not scale by itself; leave one of the two out")
+        if self.split is not None and not self.config.cache.prefix_caching:
+            raise ConfigError("keys and values are handed over through the prefix cache; leave prefix caching on")
+        if self.max_pending is not None and self.max_pending < 1:
+            raise ConfigError(f"a replica may have {self.max_pending} requests pending; choose 1 or more")
+
+    def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: Tracer | None = None) -> Replica:
+        scheduler = make_scheduler(self.config, self.sizing)
+        if self.foretells and self.depth == 1 and self.guessing is None:
+            settles = self.config.scheduler.order == "fair"
+            return SwiftReplica(name, scheduler, self.cost, events, ledger, settles=settles, tracer=tracer)
+        speculation = Speculation(self.guessing, name) if self.guessing else None
         return Replica(
-            make_scheduler(self.config, self.sizing),
-            self.cost,
-            events,
-            timelines,
-            depth=self.depth,
-            joins=self.config.scheduler.batching == "continuous",
-            foretells=self.foretells,
+            name, scheduler, self.cost, events, ledger, depth=self.depth, speculation=speculation, tracer=tracer
         )
 
 
-def simulate(fleet: Fleet, workload: Workload, slo: Slo | None = None, *, keep_times: bool = False) -> Result:
-    """Serve the workload to its end. The same arguments give the same result."""
-    events = EventQueue()
-    timelines = Timelines(keep_times=keep_times)
-    replicas = [fleet.replica(events, timelines) for _ in range(fleet.num_replicas)]
+def simulate(
+    fleet: Fleet,
+    workload: Workload | Iterable[Request],
+    slo: Slo | None = None,
+    *,
+    keep_times: bool = False,
+    tracer: Tracer | None = None,
+) -> Result:
+    """Serve requests, which come in order of arrival, to the last. The same arguments give the same result.
 
-    def arrive(number: int, request: Request, now: float) -> None:
-        chosen = fleet.policy(number, [replica.num_pending for replica in replicas])
-        replicas[chosen].receive(request, now)
+    Requests are taken one by one, so that a million of them need not lie in memory.
+    """
+    course = Course(fleet, Timelines(keep_times=keep_times), tracer)
+    for request in workload.requests if isinstance(workload, Workload) else workload:
+        course.arrive(request)
+    return course.finish(slo)
 
-    for number, request in enumerate(workload.requests):
-        events.post(request.arrival_s, partial(arrive, number, request))
-    events.run()
-    if timelines.num_open:
-        raise EngineError(
-            f"the simulation came to rest with {timelines.num_open} requests unserved: a scheduler is stuck"
+
+class Course:
+    """One simulation under way."""
+
+    def __init__(self, fleet: Fleet, timelines: Timelines, tracer: Tracer | None) -> None:
+        self._split = fleet.split
+        self._timelines = timelines
+        self._tracer = tracer
+        self._events = EventQueue()
+        self._num_turned_away = 0
+        self._moved: set[int] = set()
+        self._handovers: dict[str, Handover] = {}
+        self._prefill: Pool | None = None
+        ledger: Ledger = timelines
+        split = fleet.split
+        if split is not None:
+            ledger = Arrived(timelines, self._moved.__contains__)
+            self._prefill = Pool(
+                "prefill",
+                lambda name: fleet.replica(name, self._events, self._handover(name, split), tracer),
+                fleet.policy(),
+                self._events,
+                num_replicas=split.num_prefill,
+                max_pending=fleet.max_pending,
+                refuse=self._turn_away,
+                prepare=lambda replica, request: self._handovers[replica.name].shorten(request),
+            )
+        self._pool = Pool(
+            "decode" if fleet.split else "replica",
+            lambda name: fleet.replica(name, self._events, ledger, tracer),
+            fleet.policy(),
+            self._events,
+            num_replicas=fleet.num_replicas,
+            max_pending=fleet.max_pending,
+            scaling=fleet.scaling,
+            refuse=self._turn_away,
         )
-    duration_s = max((timeline.end_s or 0.0 for timeline in timelines.ended), default=0.0)
-    summary = summarize(timelines.ended, duration_s, slo, timelines.gaps)
-    reports = tuple(_report(replica, duration_s) for replica in replicas)
-    return Result(summary, reports, tuple(timelines.ended))
+
+    def arrive(self, request: Request) -> None:
+        """A request comes, after everything that happens before it."""
+        now = request.arrival_s
+        self._events.run_before(now)
+        self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n)
+        if self._split is not None and self._prefill is not None and not self._split.is_local(request):
+            self._prefill.submit(request, now)
+        else:
+            self._pool.submit(request, now)
+
+    def finish(self, slo: Slo | None) -> Result:
+        """No more come: serve those who are here, and count."""
+        self._pool.is_closing = True
+        self._events.run()
+        timelines = self._timelines
+        if timelines.num_open:
+            raise EngineError(
+                f"the simulation came to rest with {timelines.num_open} requests unserved: a scheduler is stuck"
+            )
+        end_s = max((timeline.end_s or 0.0 for timeline in timelines.ended), default=0.0)
+        members = [*(self._prefill.members if self._prefill else ()), *self._pool.members]
+        handovers = self._handovers.values()
+        num_transfers = sum(one.num_transfers for one in handovers)
+        if self._tracer is not None:
+            self._tracer.requests(timelines.ended)
+        return Result(
+            summarize(timelines.ended, end_s, slo, timelines.gaps),
+            tuple(_report(member, end_s) for member in members),
+            tuple(timelines.ended),
+            num_turned_away=self._num_turned_away,
+            num_starts=self._pool.num_starts,
+            num_stops=self._pool.num_stops,
+            num_transfers=num_transfers,
+            num_lost_transfers=sum(member.replica.num_lost_transfers for member in members),
+            mean_transfer_s=sum(one.transfer_s for one in handovers) / num_transfers if num_transfers else 0.0,
+        )
+
+    def _handover(self, name: str, split: Disaggregation) -> Handover:
+        self._handovers[name] = Handover(split, self._timelines, self._events, self._go_on)
+        return self._handovers[name]
+
+    def _go_on(self, request: Request, now: float) -> None:
+        """A prompt's keys and values have come."""
+        self._moved.add(request.request_id)
+        self._pool.submit(request, now, is_moved=True)
+
+    def _turn_away(self, request: Request, now: float) -> None:
+        self._num_turned_away += 1
+        self._timelines.refuse(request.request_id, now)
 
 
-def _report(replica: Replica, duration_s: float) -> ReplicaReport:
-    history = replica.history
+def _report(member: Member, end_s: float) -> ReplicaReport:
+    replica = member.replica
+    history, speculation = replica.history, replica.speculation
+    seconds = max(0.0, member.seconds(end_s))
+    share = 1.0 / seconds if seconds > 0.0 else 0.0
     return ReplicaReport(
+        name=replica.name,
         num_requests=replica.num_requests,
         num_steps=replica.num_steps,
         num_computed_tokens=replica.num_computed_tokens,
+        num_prompt_tokens=replica.num_prompt_tokens,
+        num_cached_tokens=replica.num_cached_tokens,
         num_preemptions=replica.scheduler.num_preemptions,
-        busy_fraction=replica.busy_s / duration_s if duration_s > 0.0 else 0.0,
-        mean_running=history.mean_running(duration_s),
-        mean_waiting=history.mean_waiting(duration_s),
+        num_drafted=speculation.num_drafted if speculation else 0,
+        num_accepted=speculation.num_accepted if speculation else 0,
+        busy_fraction=replica.busy_s * share,
+        mean_running=history.mean_running(seconds),
+        mean_waiting=history.mean_waiting(seconds),
         max_waiting=history.max_waiting,
-        mean_kv_usage_fraction=history.mean_kv_usage_fraction(duration_s),
+        mean_kv_usage_fraction=history.mean_kv_usage_fraction(seconds),
         max_kv_usage_fraction=history.max_kv_usage_fraction,
+        waiting_for_rows_fraction=history.waiting_for_rows_s * share,
+        waiting_for_blocks_fraction=history.waiting_for_blocks_s * share,
+        waiting_for_turn_fraction=history.waiting_for_turn_s * share,
         num_blocks=replica.scheduler.limits.num_blocks,
+        seconds=seconds,
         history=tuple(history.samples),
     )

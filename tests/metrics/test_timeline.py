@@ -129,7 +129,9 @@ def test_a_run_told_at_once_equals_its_steps_told_one_by_one(earlier, gaps, ends
             timelines.arrive(number, 0.0, 5)
         if earlier:
             timelines.observe([Delta(number, 0, (1,)) for number in range(len(ends))], 0.5)
-    whole.observe_run([Delta(n, 0, (1,) * len(times), STOP if end else None) for n, end in enumerate(ends)], times)
+    for n, end in enumerate(ends):
+        whole.observe_run(Delta(n, 0, (1,) * len(times), STOP if end else None), times)
+    whole.gaps.add_gaps(times, len(ends))
     for step, now in enumerate(times):
         is_last = step == len(times) - 1
         stepwise.observe([Delta(n, 0, (1,), STOP if end and is_last else None) for n, end in enumerate(ends)], now)

@@ -56,7 +56,7 @@ def test_only_a_ready_replica_is_chosen_and_always_the_same(name, views, calls):
     for call in calls:
         first, second = (policy.choose(call, views) for policy in policies)
         assert first == second
-        assert views[first.index].is_ready
+        assert views[first.replica].is_ready
         assert first.why
         assert 0 <= first.num_blocks <= len(call.hashes)
 
@@ -64,15 +64,15 @@ def test_only_a_ready_replica_is_chosen_and_always_the_same(name, views, calls):
 def test_round_robin_takes_turns_among_the_ready():
     fleet = idle(3)
     fleet[1] = fleet[1]._replace(is_ready=False)
-    assert [RoundRobin().choose(Call(number), fleet).index for number in range(4)] == [0, 2, 0, 2]
+    assert [RoundRobin().choose(Call(number), fleet).replica for number in range(4)] == [0, 2, 0, 2]
 
 
 @given(views=views, number=st.integers(0, 100))
 def test_least_pending_is_least_and_takes_turns_among_equals(views, number):
     ready = [view.num_pending for view in views if view.is_ready]
     if ready:
-        assert views[LeastPending().choose(Call(number), views).index].num_pending == min(ready)
-    assert [LeastPending().choose(Call(number), idle(3)).index for number in range(4)] == [0, 1, 2, 0]
+        assert views[LeastPending().choose(Call(number), views).replica].num_pending == min(ready)
+    assert [LeastPending().choose(Call(number), idle(3)).replica for number in range(4)] == [0, 1, 2, 0]
 
 
 def test_two_choices_are_far_more_even_than_one():
@@ -80,7 +80,7 @@ def test_two_choices_are_far_more_even_than_one():
     policy, counts = PowerOfTwo(3), [0] * 50
     for number in range(500):
         fleet = [ReplicaView(f"r{index}", count) for index, count in enumerate(counts)]
-        counts[policy.choose(Call(number), fleet).index] += 1
+        counts[policy.choose(Call(number), fleet).replica] += 1
     assert max(counts) <= 13
     assert min(counts) >= 6
 
@@ -91,7 +91,7 @@ def test_keys_stay_when_a_replica_joins_or_leaves(policy):
     small, large = idle(7), idle(8)
 
     def homes(fleet):
-        return [fleet[policy.choose(call, fleet).index].name for call in keys]
+        return [fleet[policy.choose(call, fleet).replica].name for call in keys]
 
     before, after = homes(small), homes(large)
     moved = [new for old, new in zip(before, after) if old != new]
@@ -103,21 +103,21 @@ def test_keys_stay_when_a_replica_joins_or_leaves(policy):
 
 def test_a_session_stays_and_moves_only_when_its_replica_is_not_ready():
     policy, fleet = SessionAffinity(), idle(5)
-    home = policy.choose(Call(0, "ann"), fleet).index
+    home = policy.choose(Call(0, "ann"), fleet).replica
     busy = [view._replace(num_pending=9) if index == home else view for index, view in enumerate(fleet)]
-    assert policy.choose(Call(1, "ann"), busy).index == home
+    assert policy.choose(Call(1, "ann"), busy).replica == home
     away = [view._replace(is_ready=index != home) for index, view in enumerate(fleet)]
-    assert policy.choose(Call(2, "ann"), away).index != home
-    assert policy.choose(Call(3), busy).index != home
+    assert policy.choose(Call(2, "ann"), away).replica != home
+    assert policy.choose(Call(3), busy).replica != home
 
 
 def test_a_hot_key_spills_over_to_the_next_on_the_ring():
     policy, fleet = ConsistentHash(max_lead=1.25), idle(4)
     call = Call(0, hashes=chain(1, 2))
-    home = policy.choose(call, fleet).index
+    home = policy.choose(call, fleet).replica
     full = [view._replace(num_pending=10 if index == home else 1) for index, view in enumerate(fleet)]
     choice = policy.choose(call, full)
-    assert choice.index != home
+    assert choice.replica != home
     assert fleet[home].name in choice.why
 
 
@@ -127,9 +127,9 @@ def test_reported_prefixes_attract_until_their_holder_is_far_busier():
     fleet[1] = fleet[1]._replace(prefixes=frozenset(call.hashes[:2]), num_pending=5)
     fleet[2] = fleet[2]._replace(prefixes=frozenset(call.hashes[2:]))
     choice = PrefixReported(max_lead=8).choose(call, fleet)
-    assert (choice.index, choice.num_blocks) == (1, 2)
+    assert (choice.replica, choice.num_blocks) == (1, 2)
     assert "2 of 3" in choice.why
-    assert PrefixReported(max_lead=4).choose(call, fleet).index != 1
+    assert PrefixReported(max_lead=4).choose(call, fleet).replica != 1
 
 
 def test_predicted_prefixes_follow_their_own_choices_and_forget_the_oldest():
@@ -137,7 +137,7 @@ def test_predicted_prefixes_follow_their_own_choices_and_forget_the_oldest():
     home = policy.choose(Call(2, hashes=chain(1, 2, 3)), fleet)
     assert home.num_blocks == 0
     again = policy.choose(Call(3, hashes=chain(1, 2, 9)), fleet)
-    assert (again.index, again.num_blocks) == (home.index, 2)
+    assert (again.replica, again.num_blocks) == (home.replica, 2)
     for number in range(4):
         policy.choose(Call(number, hashes=chain(100 + number, 200 + number)), fleet)
     assert policy.choose(Call(9, hashes=chain(1, 2, 3)), fleet).num_blocks == 0

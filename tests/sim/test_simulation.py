@@ -1,6 +1,7 @@
 """Laws of fleets: one outcome each, tokens conserved, Little's law, better hardware never slower, batching compared."""
 
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from penstock.cost.roofline import Roofline
 from penstock.metrics.summary import Slo
 from penstock.metrics.timeline import Outcome
-from penstock.sim.simulation import POLICIES, least_pending, round_robin, simulate
+from penstock.router.policy import POLICIES
+from penstock.sim.simulation import simulate
 from penstock.workload.arrivals import AtOnce, Gamma, Poisson
 from penstock.workload.lengths import Fixed, LogNormal, Uniform
 from penstock.workload.workload import SharedPrefix
@@ -30,7 +32,7 @@ fleets = st.builds(
     max_batch_tokens=st.integers(32, 512),
     max_waiting=st.integers(1, 40),
     num_replicas=st.integers(1, 3),
-    policy=st.sampled_from(list(POLICIES.values())),
+    policy=st.sampled_from([partial(make, 0) for make in POLICIES.values()]),
     depth=st.integers(1, 2),
 )
 
@@ -174,17 +176,6 @@ def test_deadlines_end_requests_that_come_too_late():
 def test_an_empty_workload_is_an_empty_result():
     result = simulate(make_fleet(), replace(make_workload(), requests=()))
     assert result.summary.duration_s == result.num_steps == 0
-
-
-@given(pending=st.lists(st.integers(0, 5), min_size=1, max_size=8), number=st.integers(0, 100))
-def test_policies_choose_a_replica_there_is(pending, number):
-    assert round_robin(number, pending) == number % len(pending)
-    chosen = least_pending(number, pending)
-    assert pending[chosen] == min(pending)
-
-
-def test_least_pending_takes_turns_among_equals():
-    assert [least_pending(number, [0, 0, 0]) for number in range(4)] == [0, 1, 2, 0]
 
 
 def test_reports_are_plain_data():

@@ -1,0 +1,155 @@
+"""Equal replicas behind a policy: who gets a request, who waits for a replica to start, how many there are."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.core.prefix import Namespace, block_hash
+from penstock.core.request import Request
+from penstock.router.policy import Call, Policy
+from penstock.sim.clock import EventQueue
+from penstock.sim.replica import Replica
+from penstock.sim.scaling import Scaler, Scaling
+
+MakeReplica = Callable[[str], Replica]
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica's time in a pool."""
+
+    replica: Replica
+    ordered_s: float
+    stopped_s: float | None = None
+    is_started: bool = True
+    """It has come up; whether it takes requests it says itself."""
+
+    def seconds(self, end_s: float) -> float:
+        return (end_s if self.stopped_s is None else self.stopped_s) - self.ordered_s
+
+
+class Pool:
+    def __init__(
+        self,
+        kind: str,
+        make: MakeReplica,
+        policy: Policy,
+        events: EventQueue,
+        *,
+        num_replicas: int,
+        max_pending: int | None = None,
+        scaling: Scaling | None = None,
+        refuse: Callable[[Request, float], None],
+        prepare: Callable[[Replica, Request], Request] | None = None,
+    ) -> None:
+        """`prepare` says what a chosen replica is handed in a request's place."""
+        self.members: list[Member] = []
+        self.num_starts = 0
+        self.num_stops = 0
+        self.is_closing = False
+        """Nobody comes any more."""
+        self._kind = kind
+        self._make = make
+        self._policy = policy
+        self._events = events
+        self._max_pending = max_pending
+        self._refuse = refuse
+        self._prepare = prepare
+        self._queue: deque[tuple[Request, bool]] = deque()
+        """Those who wait for a replica to start."""
+        self._num_calls = 0
+        self._live: list[Replica] = []
+        self._scaling = scaling
+        self._busy_s = 0.0
+        for _ in range(scaling.min_replicas if scaling else num_replicas):
+            self._start(0.0, 0.0)
+        self.num_starts = 0
+        if scaling:
+            self._scaler = Scaler(scaling)
+            events.post(scaling.interval_s, self._review)
+
+    @property
+    def num_pending(self) -> int:
+        return sum(replica.num_pending for replica in self._live) + len(self._queue)
+
+    def submit(self, request: Request, now: float, *, is_moved: bool = False) -> None:
+        """Hand a request to a replica; `is_moved` says that its keys and values come with it."""
+        live = self._live
+        if not any(replica.is_ready for replica in live):
+            self._queue.append((request, is_moved))
+            return
+        views = [replica.view for replica in live]
+        if self._max_pending is not None:
+            views = [view if view.num_pending < self._max_pending else view._replace(is_ready=False) for view in views]
+            if not any(view.is_ready for view in views):
+                self._refuse(request, now)
+                return
+        hashes = self._hashes(request, live[0].scheduler.limits.block_size) if self._policy.reads_hashes else ()
+        choice = self._policy.choose(Call(self._num_calls, request.tenant, hashes), views)
+        self._num_calls += 1
+        chosen = live[choice.replica]
+        if self._prepare is not None:
+            request = self._prepare(chosen, request)
+        if is_moved:
+            chosen.take_over(request, now)
+        else:
+            chosen.receive(request, now)
+
+    def _hashes(self, request: Request, block_size: int) -> tuple[bytes, ...]:
+        parent = Namespace(request.salt, request.adapter).hash
+        hashes = []
+        for start in range(0, len(request.prompt) - block_size, block_size):
+            parent = block_hash(parent, request.prompt[start : start + block_size])
+            hashes.append(parent)
+        return tuple(hashes)
+
+    # How many
+
+    def _start(self, now: float, ready_s: float) -> None:
+        replica = self._make(f"{self._kind} {len(self.members)}")
+        member = Member(replica, now, is_started=ready_s <= now)
+        self.members.append(member)
+        self._live.append(replica)
+        self.num_starts += 1
+        if not member.is_started:
+            replica.set_ready(False)
+            self._events.post(ready_s, lambda at_s: self._come_up(member, at_s))
+
+    def _come_up(self, member: Member, now: float) -> None:
+        member.is_started = True
+        if member.stopped_s is None:
+            member.replica.set_ready(True)
+            queue, self._queue = self._queue, deque()
+            for request, is_moved in queue:
+                self.submit(request, now, is_moved=is_moved)
+
+    def _review(self, now: float) -> None:
+        """Look whether there are too few replicas or too many."""
+        scaling = self._scaling
+        if scaling is None:
+            return
+        self._stop_drained(now)
+        wanted_ones = [
+            one for one in self.members if one.stopped_s is None and (one.replica.is_ready or not one.is_started)
+        ]
+        busy_s = sum(member.replica.busy_s for member in self.members)
+        busy_fraction = (busy_s - self._busy_s) / scaling.interval_s / max(1, len(wanted_ones))
+        self._busy_s = busy_s
+        wanted = self._scaler.wanted(len(wanted_ones), self.num_pending, min(1.0, busy_fraction), now)
+        for _ in range(wanted - len(wanted_ones)):
+            self._start(now, now + scaling.cold_start_s)
+        if wanted < len(wanted_ones):
+            wanted_ones[-1].replica.set_ready(False)
+            wanted_ones[-1].is_started = True
+            self._stop_drained(now)
+        if not self.is_closing or self.num_pending:
+            self._events.post(now + scaling.interval_s, self._review)
+
+    def _stop_drained(self, now: float) -> None:
+        for member in self.members:
+            replica = member.replica
+            if member.stopped_s is None and member.is_started and not replica.is_ready and not replica.num_pending:
+                member.stopped_s = now
+                self.num_stops += 1
+        stopped = {id(member.replica) for member in self.members if member.stopped_s is not None}
+        self._live = [replica for replica in self._live if id(replica) not in stopped]
