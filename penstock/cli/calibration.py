@@ -30,7 +30,8 @@ PAUSES = (2, 8, 24)
 FIRST_ID = 1 << 40
 """Of our requests, out of the way of others."""
 QUIET = 0.93
-"""Of the processors that a step can have: with less it was disturbed."""
+"""Of the processors that this process can have: steps with less were disturbed."""
+WINDOW_S = 0.2
 
 
 class Stage(NamedTuple):
@@ -41,11 +42,12 @@ class Stage(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A step, and how much of the processors this process had meanwhile."""
+    """A step, and when it was heard: by the clock, and by the time all processors spent on this process."""
 
     stage: str
     step: StepTime
-    processors: float
+    at_s: float
+    cpu_s: float
 
 
 class Recorder:
@@ -54,20 +56,27 @@ class Recorder:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.stage = ""
-        self._last = (time.monotonic(), time.process_time())
 
     def hear(self, step: StepTime) -> None:
-        last_s, last_cpu_s = self._last
-        now_s, cpu_s = self._last = (time.monotonic(), time.process_time())
-        self.samples.append(Sample(self.stage, step, (cpu_s - last_cpu_s) / max(now_s - last_s, 1e-9)))
+        self.samples.append(Sample(self.stage, step, time.monotonic(), time.process_time()))
 
-    def quiet(self) -> list[Sample]:
-        """Of each stage, the steps that had as much of the processors as such steps can have."""
+    def quiet(self) -> list[StepTime]:
+        """Of each stage, the steps around which this process had as much of the processors as in its best moments."""
         shares: dict[str, list[float]] = {}
-        for sample in self.samples:
-            shares.setdefault(sample.stage, []).append(sample.processors)
+        own = [self._processors(index) for index in range(len(self.samples))]
+        for sample, share in zip(self.samples, own):
+            shares.setdefault(sample.stage, []).append(share)
         enough = {stage: QUIET * sorted(each)[len(each) * 9 // 10] for stage, each in shares.items()}
-        return [sample for sample in self.samples if sample.processors >= enough[sample.stage]]
+        return [sample.step for sample, share in zip(self.samples, own) if share >= enough[sample.stage]]
+
+    def _processors(self, index: int) -> float:
+        """Had on average in a while around a step: the system counts too coarsely to tell of a single one."""
+        samples = self.samples
+        low, high = max(index - 1, 0), index
+        while samples[high].at_s - samples[low].at_s < WINDOW_S and (low > 0 or high < len(samples) - 1):
+            low, high = max(low - 1, 0), min(high + 1, len(samples) - 1)
+        first, last = samples[low], samples[high]
+        return (last.cpu_s - first.cpu_s) / max(last.at_s - first.at_s, 1e-9)
 
 
 @dataclass
@@ -98,7 +107,7 @@ class Calibration:
             now = time.monotonic()
             if now - begin_s + (now - round_s) > seconds:
                 self.disturbed_fraction = disturbance.fraction
-                return [sample.step for sample in self.recorder.quiet()]
+                return self.recorder.quiet()
 
     def _serve(self, stage: Stage) -> None:
         engine = self.engine
