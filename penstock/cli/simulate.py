@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from penstock.cli.show import print_json, print_table, printable
+from penstock.cli import simulate_report as report
+from penstock.cli.show import print_json
+from penstock.cli.techniques import Techniques
 from penstock.cli.this_machine import find_hardware
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.cost.layout import Layout
@@ -20,17 +22,27 @@ from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.cost.roofline import Overhead, roofline
 from penstock.errors import ConfigError, ModelFileError
-from penstock.metrics.summary import Percentiles, Slo, Summary
+from penstock.metrics.summary import Slo
 from penstock.models import catalog, registry
 from penstock.models.spec import ModelSpec
 from penstock.router.policy import POLICIES
-from penstock.sim.simulation import Fleet, ReplicaReport, Result, simulate
+from penstock.sim.simulation import Fleet, Result, simulate
+from penstock.sim.tracing import Tracer
 from penstock.sizing import GIB, Memory, size_engine
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
 from penstock.workload.workload import Recipe, SharedPrefix, Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
+PolicyName = Literal[
+    "least-pending",
+    "round-robin",
+    "power-of-two",
+    "session",
+    "consistent-hash",
+    "prefix-predicted",
+    "prefix-reported",
+]
 CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 MAX_CONFIG_BYTES = 16 * 2**20
 
@@ -55,8 +67,10 @@ class Machines:
     """How weights are held"""
     overlap: bool = False
     """The host schedules the next step while the device computes"""
-    policy: Literal["least-pending", "round-robin"] = "least-pending"
+    policy: PolicyName = "least-pending"
     """Which replica gets a request"""
+    max_pending: int | None = None
+    """Requests a replica may have before it gets no more; with all full, requests are refused"""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 10_000:
@@ -82,9 +96,34 @@ class Load:
     answers: str = "sharegpt-answers"
     """Answer lengths in tokens, written likewise, or sharegpt-answers"""
     shared_prefix: int = 0
-    """Tokens that all prompts begin with, before those of their own"""
+    """Tokens that prompts begin with, before those of their own"""
+    num_prefixes: int = 1
+    """How many such beginnings there are"""
+    shared_fraction: float = 1.0
+    """Share of the prompts that begin so"""
+    trace: Path | None = None
+    """Recorded arrivals to replay instead: Mooncake, Azure, BurstGPT or our own recording"""
+    trace_speed: float = 1.0
+    """How many times faster than recorded"""
+    deadline_s: float | None = None
+    """Seconds after its arrival at which an answer is no longer wanted"""
     seed: int = 0
     """The same seed gives the same load"""
+
+    def workload(self, vocab_size: int) -> Workload:
+        workload = self._traced(self.trace, vocab_size) if self.trace else self.recipe(vocab_size).make(self.seed)
+        if self.deadline_s is None:
+            return workload
+        if not 0.0 < self.deadline_s < 1e9:
+            raise ConfigError(f"--deadline-s is {self.deadline_s}; choose a number of seconds above 0")
+        late = self.deadline_s
+        return Workload([replace(one, deadline_s=one.arrival_s + late) for one in workload.requests])
+
+    def _traced(self, path: Path, vocab_size: int) -> Workload:
+        from penstock.workload import trace_files  # numpy: not needed to say what the flags are
+
+        trace = trace_files.read(path).faster(self.trace_speed)
+        return trace.first(self.num_requests).workload(vocab_size)
 
     def recipe(self, vocab_size: int) -> Recipe:
         return Recipe(
@@ -92,9 +131,14 @@ class Load:
             prompts=lengths.parse(self.prompts),
             answers=lengths.parse(self.answers),
             num_requests=self.num_requests,
-            prefix=SharedPrefix(self.shared_prefix) if self.shared_prefix else None,
+            prefix=self._prefix(),
             vocab_size=vocab_size,
         )
+
+    def _prefix(self) -> SharedPrefix | None:
+        if not self.shared_prefix:
+            return None
+        return SharedPrefix(self.shared_prefix, self.num_prefixes, self.shared_fraction)
 
     def _arrivals(self) -> Arrivals:
         if self.rate == 0.0:
@@ -120,7 +164,10 @@ class Config:
     """Run static, dynamic and continuous batching on the same load, side by side"""
     json: bool = False
     """Print JSON for machines"""
+    chrome_trace: Path | None = None
+    """File to write a trace to, for chrome://tracing or Perfetto"""
     machines: Machines = field(default_factory=Machines)
+    techniques: Techniques = field(default_factory=Techniques)
     load: Load = field(default_factory=Load)
     slo: Slo = field(default_factory=Slo)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -149,26 +196,38 @@ class Basis(NamedTuple):
 def run(config: Config) -> int:
     path = config.machines.profile
     basis = roofline_basis(config) if path is None else profile_basis(config, path)
-    workload = config.load.recipe(basis.vocab_size).make(config.load.seed)
+    workload = config.load.workload(basis.vocab_size)
+    if config.compare and config.chrome_trace:
+        raise ConfigError("a trace shows one run; leave out --compare or --chrome-trace")
     chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
     fleets = {
         strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
         for strategy in chosen
     }
+    tracer = Tracer() if config.chrome_trace else None
     results: dict[str, Result] = {}
     for strategy, fleet in fleets.items():
         with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
-            results[strategy] = simulate(fleet, workload, config.target)
+            results[strategy] = simulate(fleet, workload, config.target, tracer=tracer)
     fleet = next(iter(fleets.values()))
     if config.json:
-        print_json(as_data(config, basis, fleet, workload, results))
+        print_json(report.as_data(asdict(config), basis.data, fleet, workload, results))
     else:
-        _print_heading(config, basis, fleet, workload)
+        report.print_heading(basis.rows(fleet), fleet, workload, config.target)
         if config.compare:
-            _print_comparison(results)
+            report.print_comparison(results)
         else:
-            _print_result(next(iter(results.values())))
+            report.print_result(next(iter(results.values())))
+    if config.chrome_trace and tracer:
+        _write(config.chrome_trace, tracer.text())
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --chrome-trace") from error
 
 
 def roofline_basis(config: Config) -> Basis:
@@ -183,7 +242,7 @@ def roofline_basis(config: Config) -> Basis:
         gib = fleet.sizing.weight_bytes / GIB
         return [
             ("model", f"{config.model}, {machines.weights} weights of {gib:.1f} GiB"),
-            ("fleet", f"{machines.replicas} x {device.name} of {device.memory_bytes / GIB:.0f} GiB, {machines.policy}"),
+            ("fleet", f"{_fleet(config)} x {device.name} of {device.memory_bytes / GIB:.0f} GiB, {machines.policy}"),
             ("step times", f"roofline at {reach} {rate:,.0f} GB/s; not calibrated on a live engine"),
         ]
 
@@ -200,7 +259,8 @@ def profile_basis(config: Config, path: Path) -> Basis:
 
     def make(asked: Config) -> Fleet:
         engine = EngineConfig(ModelConfig(profile.model, max_context=asked.max_context), asked.cache, asked.scheduler)
-        return fleet_of(profile, engine, num_replicas=machines.replicas, policy=POLICIES[machines.policy])
+        fleet = fleet_of(profile, engine, num_replicas=machines.replicas, **_ways(asked))
+        return replace(fleet, split=asked.techniques.split(fleet.sizing, None))
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:
         error = profile.fitted.errors["all"]
@@ -208,7 +268,7 @@ def profile_basis(config: Config, path: Path) -> Basis:
         processor = profile.machine.get("processor")
         found = [
             ("model", profile.model),
-            ("fleet", f"{machines.replicas} x {processor}, {machines.policy}"),
+            ("fleet", f"{_fleet(config)} x {processor}, {machines.policy}"),
             ("step times", told),
         ]
         cost = fleet.cost
@@ -254,42 +314,36 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         ),
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
+    sizing = size_engine(engine, spec, memory)
     return Fleet(
         config=engine,
-        sizing=size_engine(engine, spec, memory),
+        sizing=sizing,
         cost=roofline(spec, device, precision, Overhead(overlaps=machines.overlap), layout),
         num_replicas=machines.replicas,
-        policy=partial(POLICIES[machines.policy], config.load.seed),
         depth=2 if machines.overlap else 1,
+        split=config.techniques.split(sizing, device.network),
+        **_ways(config),
     )
 
 
-def as_data(
-    config: Config, basis: Basis, fleet: Fleet, workload: Workload, results: Mapping[str, Result]
-) -> dict[str, Any]:
-    """Everything that was asked and found, as JSON holds it."""
-    asked = asdict(config)
-    path = config.machines.profile
-    asked["machines"]["profile"] = None if path is None else str(path)
+def _ways(config: Config) -> dict[str, Any]:
+    """How a fleet works, whatever it computes on."""
+    machines, techniques, seed = config.machines, config.techniques, config.load.seed
     return {
-        "asked": asked,
-        "sizing": asdict(fleet.sizing),
-        "step_times": basis.data,
-        "workload": {
-            "num_requests": len(workload),
-            "num_prompt_tokens": workload.num_prompt_tokens,
-            "num_output_tokens": workload.num_output_tokens,
-            "span_s": workload.span_s,
-        },
-        "results": {
-            name: {"summary": asdict(result.summary), "replicas": [_replica_data(one) for one in result.replicas]}
-            for name, result in results.items()
-        },
+        "policy": partial(POLICIES[machines.policy], seed),
+        "max_pending": machines.max_pending,
+        "guessing": techniques.guessing(seed),
+        "scaling": techniques.scaling(machines.replicas),
     }
 
 
-def _replica_data(replica: ReplicaReport) -> dict[str, Any]:
-    return {**asdict(replica), "history": [sample._asdict() for sample in replica.history]}
+def _fleet(config: Config) -> str:
+    machines, techniques = config.machines, config.techniques
+    layout = replace(machines.layout, data=max(1, machines.layout.num_sharing))
+    parts = f"{machines.replicas}" + (f" to {techniques.scale_to}" if techniques.scale_to else "")
+    if techniques.prefill_replicas:
+        parts = f"{techniques.prefill_replicas} prefill + {parts} decode"
+    return parts if layout.devices_per_copy == 1 else f"{parts} x {layout}"
 
 
 def _status(text: str) -> Any:
@@ -299,97 +353,3 @@ def _status(text: str) -> Any:
     from rich.console import Console
 
     return Console(stderr=True).status(text)
-
-
-def _print_heading(config: Config, basis: Basis, fleet: Fleet, workload: Workload) -> None:
-    sizing = fleet.sizing
-    rows = [
-        *basis.rows(fleet),
-        (
-            "KV cache",
-            f"{sizing.num_cached_tokens:,} tokens a replica in {sizing.num_blocks:,} blocks of {sizing.block_size}, "
-            f"{sizing.kv_bytes / GIB:.1f} GiB in {config.kv_format}",
-        ),
-        (
-            "load",
-            f"{len(workload):,} requests in {workload.span_s:,.1f} s, {workload.num_prompt_tokens:,} prompt tokens, "
-            f"{workload.num_output_tokens:,} to generate",
-        ),
-        ("goodput", f"of requests with {_targets(config.target)}"),
-    ]
-    for name, text in rows:
-        print(f"{name:12}{printable(text)}")
-    print()
-
-
-def _targets(slo: Slo) -> str:
-    asked = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
-    return ", ".join(f"{name} up to {1e3 * value:,.0f} ms" for name, value in asked.items() if value is not None)
-
-
-def _print_result(result: Result) -> None:
-    summary = result.summary
-    latencies = [(name, *_milliseconds(values)) for name, values in _latencies(summary).items()]
-    print_table(("ms", "mean", "p50", "p90", "p95", "p99", "max"), latencies)
-    print()
-    print_table(("outcome", ""), list(_outcome_rows(result).items()))
-    print()
-    columns = ("replica", "requests", "steps", "busy %", "running", "waiting", "KV %", "KV max %", "preemptions")
-    print_table(columns, [(number, *_replica_row(one)) for number, one in enumerate(result.replicas)])
-
-
-def _print_comparison(results: Mapping[str, Result]) -> None:
-    """One column a strategy, one row a figure."""
-    columns = []
-    for result in results.values():
-        column: dict[str, object] = {}
-        for name, values in _latencies(result.summary).items():
-            if name != "ITL":
-                column[f"{name} p50, ms"] = values.p50 * 1e3
-                column[f"{name} p99, ms"] = values.p99 * 1e3
-        columns.append(column | _outcome_rows(result))
-    names = dict.fromkeys(name for column in columns for name in column)
-    rows = [(name, *(column.get(name, 0) for column in columns)) for name in names]
-    print_table(("batching", *results), rows)
-
-
-def _latencies(summary: Summary) -> dict[str, Percentiles]:
-    return {"TTFT": summary.ttft, "TPOT": summary.tpot, "ITL": summary.itl, "E2E": summary.e2e}
-
-
-def _milliseconds(values: Percentiles) -> list[float]:
-    return [1e3 * value for value in (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)]
-
-
-def _outcome_rows(result: Result) -> dict[str, object]:
-    summary = result.summary
-    cached = summary.num_cached_tokens / summary.num_prompt_tokens if summary.num_prompt_tokens else 0.0
-    rows: dict[str, object] = {
-        "duration, s": summary.duration_s,
-        "requests/s": summary.requests_per_s,
-        "output tokens/s": summary.output_tokens_per_s,
-    }
-    rows["goodput, requests/s"] = summary.good_requests_per_s
-    rows["goodput, %"] = 100.0 * summary.good_fraction
-    others = {name: count for name, count in summary.outcomes.items() if count and name not in ("stop", "length")}
-    return rows | {
-        "complete": summary.num_successes,
-        **others,
-        "prompt tokens cached, %": 100.0 * cached,
-        "KV used at most, %": 100.0 * max(one.max_kv_usage_fraction for one in result.replicas),
-        "preemptions": result.num_preemptions,
-        "steps": result.num_steps,
-    }
-
-
-def _replica_row(replica: ReplicaReport) -> tuple[object, ...]:
-    return (
-        replica.num_requests,
-        replica.num_steps,
-        100.0 * replica.busy_fraction,
-        replica.mean_running,
-        replica.mean_waiting,
-        100.0 * replica.mean_kv_usage_fraction,
-        100.0 * replica.max_kv_usage_fraction,
-        replica.num_preemptions,
-    )

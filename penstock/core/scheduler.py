@@ -440,9 +440,13 @@ class Scheduler:
     def _append(self, sequence: Sequence, drawn: tuple[int, ...]) -> tuple[tuple[int, ...], Finish | None]:
         """Add drawn tokens up to the one that ends the sequence; returns those added and the end if there is one."""
         tokens = sequence.tokens
-        if not sequence.stop_ids and len(tokens) + len(drawn) < sequence.limit:
+        if not sequence.stop_ids:
+            drawn = drawn[: sequence.limit - len(tokens)]
             tokens.extend(drawn)
-            return drawn, None
+            if len(tokens) < sequence.limit:
+                return drawn, None
+            sequence.num_computed = min(sequence.num_computed, len(tokens) - 1)
+            return drawn, Finish(FinishReason.LENGTH)
         for count, token in enumerate(drawn, 1):
             tokens.append(token)
             if token in sequence.stop_ids and len(tokens) > sequence.min_length:

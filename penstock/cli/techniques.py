@@ -1,0 +1,64 @@
+"""Flags of what simulated replicas do beside plain serving: speculation, prefill apart from decode, scaling with the load."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.cost.hardware import Link
+from penstock.errors import ConfigError
+from penstock.sim.handover import Disaggregation
+from penstock.sim.scaling import Scaling
+from penstock.sim.speculation import Guessing
+from penstock.sizing import Sizing
+
+
+@dataclass(frozen=True, slots=True)
+class Techniques:
+    """What they do beside plain serving."""
+
+    speculate: int = 0
+    """Drafts that each sequence verifies in a step; 0 for none"""
+    acceptance: float = 0.7
+    """Chance that a draft is accepted, given that all before it were"""
+    draft_cost: float = 0.05
+    """Time of one draft step as a share of the model's own"""
+    speculate_up_to: int | None = None
+    """Sequences in a step above which nobody drafts"""
+    prefill_replicas: int = 0
+    """Further replicas that compute prompts for the others"""
+    local_below: int = 0
+    """Prompts of fewer tokens are computed where they are answered"""
+    transfer_gb_s: float | None = None
+    """Gigabytes a second at which a prefill device sends keys and values (default: the device's network)"""
+    scale_to: int | None = None
+    """Most replicas there may be: then their number follows the load, from --replicas on"""
+    scale_by: Literal["pending", "utilisation"] = "pending"
+    """What decides how many there should be"""
+    scale_target: float | None = None
+    """Pending requests a replica (default 16), or share of its time computing (default 0.7)"""
+    cold_start_s: float = 60.0
+    """Seconds until a started replica serves"""
+    down_delay_s: float = 300.0
+    """Seconds for which fewer must suffice before one is stopped"""
+
+    def guessing(self, seed: int) -> Guessing | None:
+        if not self.speculate:
+            return None
+        return Guessing(self.speculate, self.acceptance, self.draft_cost, self.speculate_up_to, seed)
+
+    def scaling(self, num_replicas: int) -> Scaling | None:
+        if self.scale_to is None:
+            return None
+        target = self.scale_target if self.scale_target is not None else {"pending": 16.0}.get(self.scale_by, 0.7)
+        return Scaling(num_replicas, self.scale_to, target, self.scale_by, self.cold_start_s, self.down_delay_s)
+
+    def split(self, sizing: Sizing, network: Link | None) -> Disaggregation | None:
+        """Each device of a replica sends its own share of the keys and values."""
+        if not self.prefill_replicas:
+            return None
+        if self.transfer_gb_s is not None:
+            if not 1e-6 <= self.transfer_gb_s <= 1e6:
+                raise ConfigError(f"--transfer-gb-s is {self.transfer_gb_s}; choose a number above 0")
+            network = Link("network", self.transfer_gb_s * 1e9, network.latency_s if network else 15e-6)
+        if network is None:
+            raise ConfigError("a profile does not say how fast keys and values travel; say so with --transfer-gb-s")
+        return Disaggregation(self.prefill_replicas, network, sizing.block_bytes / sizing.block_size, self.local_below)
