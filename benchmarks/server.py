@@ -1,25 +1,35 @@
 """How many tokens a second the front carries: many streams at once from a model that costs nothing.
 
-    python benchmarks/server.py [--streams 256] [--tokens 400] [--step-ms 12]
+    python benchmarks/server.py [--streams 256] [--tokens 400] [--step-ms 8]
+    python benchmarks/server.py --tokens 8 --calls 400        # a hundred thousand calls: does memory grow?
 
 Starts `penstock serve` over the scripted runner and reads the streams with a client that does as little as it can: it counts
-events and looks at the last of each stream. Prints one JSON object.
+events and looks at the last of each stream. Meanwhile /livez is asked fifty times a second, on a connection of its own, and
+memory is looked at twice a second. Everything runs on the same cores, so the client's cost is told too. Prints one JSON
+object; `--json FILE` appends it to the runs recorded there.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import platform
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import time
+from itertools import combinations
 from pathlib import Path
 
 import uvloop
 
 ROOT = Path(__file__).parent.parent
+PROBE_S = 0.02
+LOOK_S = 0.5
+WARM_UP = 0.2
+"""Share of a run in which memory may still grow."""
 
 
 class Reader(asyncio.Protocol):
@@ -30,8 +40,8 @@ class Reader(asyncio.Protocol):
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n" % len(body)
         ) + body
-        self._num_left = num_calls
-        self._done = done
+        self.num_left = num_calls
+        self.done = done
         self._tail = b""
         self._start_s = 0.0
         self.num_events = 0
@@ -55,40 +65,86 @@ class Reader(asyncio.Protocol):
         self.num_events += data.count(b'"content":"')
         self._tail = (self._tail + data)[-16:]
         if self._tail.endswith(b"0\r\n\r\n"):
-            self._num_left -= 1
+            self.num_left -= 1
             self._tail = b""
-            if self._num_left:
+            if self.num_left:
                 self._ask()
             else:
                 self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
+        if not self.done.done():
+            self.done.set_result(None)
 
 
-async def read_all(host: str, port: int, num_streams: int, num_tokens: int, num_calls: int) -> dict[str, float]:
+async def probe(host: str, port: int, times: list[float]) -> None:
+    """Ask /livez for ever."""
+    reader, writer = await asyncio.open_connection(host, port)
+    while True:
+        start_s = time.monotonic()
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await reader.readuntil(b'"}')
+        times.append(time.monotonic() - start_s)
+        await asyncio.sleep(PROBE_S)
+
+
+async def look(readers: list[Reader], pids: list[int], seen: list[tuple[float, int, int, float]]) -> None:
+    """Note the time, the events so far, the calls so far and the MiB that the processes hold, for ever."""
+    num_calls = sum(reader.num_left for reader in readers)
+    while True:
+        num_ended = num_calls - sum(reader.num_left for reader in readers)
+        seen.append((time.monotonic(), sum(reader.num_events for reader in readers), num_ended, resident_mib(pids)))
+        await asyncio.sleep(LOOK_S)
+
+
+async def read_all(host: str, port: int, pids: list[int], arguments: argparse.Namespace) -> dict[str, float]:
     loop = asyncio.get_running_loop()
+    num_streams, num_tokens, num_calls = arguments.streams, arguments.tokens, arguments.calls
     body = json.dumps(
         {"messages": [{"role": "user", "content": "go"}], "max_tokens": num_tokens, "stream": True}
     ).encode()
     readers = [Reader(body, num_calls, loop.create_future()) for _ in range(num_streams)]
+    lives: list[float] = []
+    seen: list[tuple[float, int, int, float]] = []
+    watchers = [asyncio.create_task(probe(host, port, lives)), asyncio.create_task(look(readers, pids, seen))]
     start_s = time.monotonic()
     for reader in readers:
         await loop.create_connection(lambda reader=reader: reader, host, port)
-    await asyncio.gather(*(reader._done for reader in readers))
+    await asyncio.gather(*(reader.done for reader in readers))
     seconds = time.monotonic() - start_s
+    for watcher in watchers:
+        watcher.cancel()
     # Each stream's first event has an empty content and carries no token.
-    num_tokens_read = sum(reader.num_events - num_calls for reader in readers)
-    firsts = sorted(first for reader in readers for first in reader.first_s)
-    return {
-        "events": num_tokens_read,
-        "seconds": round(seconds, 3),
+    num_events = sum(reader.num_events - num_calls for reader in readers)
+    firsts = [first for reader in readers for first in reader.first_s]
+    figures = {
         "tokens_per_s": round(num_streams * num_tokens * num_calls / seconds),
+        "events_per_token": round(num_events / (num_streams * num_tokens * num_calls), 4),
+        "seconds": round(seconds, 3),
         "failed": sum(reader.num_failed for reader in readers),
-        "ttft_p50_s": round(firsts[len(firsts) // 2], 4),
-        "ttft_p99_s": round(firsts[int(len(firsts) * 0.99)], 4),
+        "ttft_p50_ms": milliseconds(firsts, 0.5),
+        "ttft_p99_ms": milliseconds(firsts, 0.99),
+        "livez_p50_ms": milliseconds(lives, 0.5),
+        "livez_p99_ms": milliseconds(lives, 0.99),
+        "livez_max_ms": milliseconds(lives, 1.0),
+        "memory_mib": round(seen[-1][3]),
     }
+    if num_calls >= 50:
+        figures["mib_per_100k_calls"] = round(
+            slope([look for look in seen if look[0] - start_s > WARM_UP * seconds]), 3
+        )
+    return figures
+
+
+def slope(seen: list[tuple[float, int, int, float]]) -> float:
+    """The median growth between any two looks (Theil and Sen's), for a hundred thousand calls."""
+    pairs = combinations(seen[:: max(len(seen) // 200, 1)], 2)
+    return 1e5 * statistics.median((b[3] - a[3]) / (b[2] - a[2]) for a, b in pairs if b[2] > a[2])
+
+
+def milliseconds(times: list[float], fraction: float) -> float:
+    ordered = sorted(times)
+    return round(1000 * ordered[min(int(len(ordered) * fraction), len(ordered) - 1)], 2)
 
 
 def cpu_s(pid: int) -> float:
@@ -96,37 +152,56 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--calls", type=int, default=2, help="streams one after another on each connection")
-    parser.add_argument("--step-ms", type=float, default=0.0)
-    arguments = parser.parse_args()
+def resident_mib(pids: list[int]) -> float:
+    num_pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    return num_pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, float]:
     command = [sys.executable, "-m", "penstock", "serve", f"scripted:step_ms={arguments.step_ms}", "--port", "0"]
     with subprocess.Popen([*command, "--num-blocks", "16384"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
         banner = ""
-        for line in server.stdout:
+        for line in server.stdout or ():
             banner += line
             if "docs:" in line:
                 break
         found = re.search(r"http://([^:]+):(\d+)", banner)
-        assert found, banner
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        before = cpu_s(server.pid), cpu_s(int(children[0]))
-        figures = uvloop.run(read_all(found[1], int(found[2]), arguments.streams, arguments.tokens, arguments.calls))
-        after = cpu_s(server.pid), cpu_s(int(children[0]))
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        figures |= {
-            "streams": arguments.streams,
-            "server_cpu_s": round(after[0] - before[0], 2),
-            "engine_cpu_s": round(after[1] - before[1], 2),
-            "client_cpu_s": round(own.ru_utime + own.ru_stime, 2),
-            "cores": os.cpu_count() or 0,
-        }
-        print(json.dumps(figures))
+        if found is None:
+            raise SystemExit(f"the server did not start: {banner}")
+        engine = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()[0])
+        pids = [server.pid, engine]
+        before = [cpu_s(pid) for pid in pids]
+        own_s = time.process_time()
+        figures = uvloop.run(read_all(found[1], int(found[2]), pids, arguments))
+        spent = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
+        spent.append(time.process_time() - own_s)
+        num_tokens = arguments.streams * arguments.tokens * arguments.calls
+        for name, seconds in zip(("server", "engine", "client"), spent, strict=True):
+            figures[f"{name}_us_per_token"] = round(1e6 * seconds / num_tokens, 2)
         server.terminate()
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--calls", type=int, default=1, help="streams one after another on each connection")
+    parser.add_argument("--step-ms", type=float, default=8.0, help="time a step of the model takes at least")
+    parser.add_argument("--json", type=Path, help="append the figures to the runs in this file")
+    arguments = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    figures = {name: getattr(arguments, name) for name in ("streams", "tokens", "calls", "step_ms")} | measure(
+        arguments
+    )
+    print(json.dumps(figures))
+    if arguments.json:
+        record = (
+            json.loads(arguments.json.read_text()) if arguments.json.exists() else {"benchmark": "server", "runs": []}
+        )
+        record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        record["runs"].append(figures)
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -121,6 +121,8 @@ class ServerConfig:
     """Web page origin that may call us from a browser"""
     max_body_mib: int = 16
     """Largest request body, in MiB"""
+    strict: bool = False
+    """Refuse requests with fields that nothing here reads, instead of naming those in a header of the answer"""
     drain_s: float = 30.0
     """How long a shutdown waits for answers in progress"""
     hang_s: float = 10.0

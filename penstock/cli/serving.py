@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import resource
 import signal
 import socket
@@ -103,6 +104,8 @@ class Serving:
                 if awaited.done():
                     awaited.result()
             self._front.text = words.result()
+            gc.collect()
+            gc.freeze()  # what is here now stays: later collections need not look at it
             if self._client.facts is not None:
                 seconds = time.monotonic() - self._start_s
                 print(banner(self._client.facts, self._config, port, self._phases, seconds), flush=True)

@@ -8,6 +8,7 @@ Sockets lie in a folder only this user may enter.
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -62,6 +63,8 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path) -> int:
     post.start()
     try:
         machine = make(_phase_reporter(reports))
+        gc.collect()
+        gc.freeze()  # a model's many objects stay: later collections need not look at them in the middle of a step
         post.engine = machine.engine
         reports.send(encode(Ready(machine.facts)))
         _turn(machine, post, reports)

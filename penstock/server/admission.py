@@ -8,8 +8,8 @@ import math
 import time
 from collections import Counter, deque
 
-from penstock.engine.client import DeltaStream, EngineClient
-from penstock.server.faults import busy
+from penstock.engine.client import DeltaStream, EngineClient, Facts
+from penstock.server.faults import Headers, busy
 
 WINDOW_S = 10.0
 MOST_S = 120
@@ -76,16 +76,52 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
-        capacity = facts.max_waiting + facts.max_sequences
-        if self.num_open >= capacity or self._client.load.num_waiting >= facts.max_waiting:
+        if self.num_open >= _capacity(facts) or self._client.load.num_waiting >= facts.max_waiting:
             self.num_refused += 1
-            raise busy(f"{self.num_open:,} requests are being served or wait; try later", self.retry_after_s())
-        if self._num_tenants > 1 and self._open[tenant] >= max(capacity // 2, 1):
+            message = f"{self.num_open:,} requests are being served or wait; try later"
+            raise busy(message, self.retry_after_s(), headers=self.limits(tenant))
+        if self._open[tenant] >= self._share(facts):
             self.num_refused += 1
-            raise busy("this key has as many requests as it may; try later", self.retry_after_s(), is_tenant=True)
+            message = "this key has as many requests as it may; try later"
+            raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
         self._open[tenant] += 1
 
     def leave(self, tenant: str) -> None:
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
+
+    def limits(self, tenant: str) -> Headers:
+        """What this key may still send now, and when all that waits will have begun, in the headers clients look for."""
+        facts = self._client.facts
+        if facts is None:
+            return ()
+        share, load = self._share(facts), self._client.load
+        room = min(share - self._open[tenant], _capacity(facts) - self.num_open)
+        reset = _duration(self.eta_s(load.num_waiting) or 0.0)
+        told = {
+            "limit-requests": share,
+            "remaining-requests": max(room, 0),
+            "reset-requests": reset,
+            "limit-tokens": facts.max_waiting_tokens,
+            "remaining-tokens": max(facts.max_waiting_tokens - load.num_waiting_tokens, 0),
+            "reset-tokens": reset,
+        }
+        return tuple((f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in told.items())
+
+    def _share(self, facts: Facts) -> int:
+        """Calls that one key may have open."""
+        capacity = _capacity(facts)
+        return max(capacity // 2, 1) if self._num_tenants > 1 else capacity
+
+
+def _capacity(facts: Facts) -> int:
+    return facts.max_waiting + facts.max_sequences
+
+
+def _duration(seconds: float) -> str:
+    """As clients parse it: 120ms, 1.5s, 6m0s."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f}ms"
+    minutes, rest = divmod(round(seconds, 1), 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:g}s"

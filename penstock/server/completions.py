@@ -13,7 +13,7 @@ from penstock.server.front import Counted, Front
 from penstock.server.logprobs import CompletionLogprobs
 from penstock.server.protocol import CompletionBody
 from penstock.server.usage import usage_value
-from penstock.server.wishes import prompts_of, wishes_of
+from penstock.server.wishes import prompts_of, truncated, wishes_of
 from penstock.server.writer import Piece
 
 DEFAULT_TOKENS = 16
@@ -35,6 +35,7 @@ async def complete_text(request: Request) -> Counted:
         raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
     body.max_tokens = body.max_tokens or 1
     prompts = await prompts_of(front, body.prompt, "prompt", special=body.add_special_tokens is not False)
+    prompts = [truncated(prompt, body.truncate_prompt_tokens) for prompt in prompts]
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
     wants_prompt = body.prompt_logprobs

@@ -51,9 +51,11 @@ def unsupported(param: str, way_out: str) -> ApiError:
     return invalid(f"{param} is not supported; {way_out}", param, "unsupported_parameter")
 
 
-def busy(message: str, retry_after_s: int, *, is_tenant: bool = False, code: str = "overloaded") -> ApiError:
+def busy(
+    message: str, retry_after_s: int, *, is_tenant: bool = False, code: str = "overloaded", headers: Headers = ()
+) -> ApiError:
     """There is no room now: for this key (429), or for anyone (503)."""
-    headers = ((b"retry-after", str(retry_after_s).encode()),)
+    headers = ((b"retry-after", str(retry_after_s).encode()), *headers)
     if is_tenant:
         return ApiError(429, message, type="requests", code="rate_limit_exceeded", headers=headers)
     return ApiError(503, message, type="server_error", code=code, headers=headers)

@@ -18,7 +18,7 @@ from penstock.server.answer import Answer
 from penstock.server.body import parse, read_body
 from penstock.server.call import Call, Wishes, greedy_canary
 from penstock.server.calls import Calls
-from penstock.server.faults import ApiError, busy, invalid
+from penstock.server.faults import ApiError, busy, invalid, unsupported
 from penstock.server.meters import Meters
 from penstock.server.protocol import Sampling
 from penstock.server.text import Text
@@ -104,6 +104,8 @@ class Front:
     async def body(self, request: Request, type_: type[B]) -> tuple[B, tuple[str, ...]]:
         body, ignored = parse(await read_body(request, self.config.max_body_mib << 20), type_)
         self.check_model(getattr(body, "model", None))
+        if ignored and self.config.strict:
+            raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
         return body, ignored
 
     def check_open(self) -> None:
@@ -133,7 +135,9 @@ class Front:
         return call
 
     def answer(self, call: Call, voice: Voice, body: Sampling, ignored: Sequence[str]) -> "Counted":
-        headers = [(b"x-penstock-ignored", ", ".join(ignored)[:1000].encode("ascii", "replace"))] if ignored else []
+        headers = list(self.admission.limits(call.wishes.tenant))
+        if ignored:
+            headers.append((b"x-penstock-ignored", ", ".join(ignored)[:1000].encode("ascii", "replace")))
         call.tells_progress = bool(body.stream_options and body.stream_options.include_progress)
         answer = Answer(
             call,

@@ -49,7 +49,7 @@ async def prompt_of_messages(front: Front, body: ChatBody | TokenizeBody) -> Pro
     else:
         text = await asyncio.to_thread(template.render, messages, **options)
     token_ids = await encode(front.tokenizer, text, special=False)
-    return Prompt(text, _truncated(token_ids, body))
+    return Prompt(text, truncated(token_ids, body.truncate_prompt_tokens) if isinstance(body, ChatBody) else token_ids)
 
 
 async def prompts_of(
@@ -168,8 +168,7 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
     return options
 
 
-def _truncated(token_ids: tuple[int, ...], body: ChatBody | TokenizeBody) -> tuple[int, ...]:
-    kept = body.truncate_prompt_tokens if isinstance(body, ChatBody) else None
+def truncated(token_ids: tuple[int, ...], kept: int | None) -> tuple[int, ...]:
     return token_ids if kept is None else token_ids[-kept:]
 
 

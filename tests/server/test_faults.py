@@ -189,6 +189,56 @@ def test_more_than_fits_is_refused_at_once_and_told_when_to_return() -> None:
         assert late.complete == 8, "it recovers"
 
 
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(120.0, marks=pytest.mark.slow)])
+def test_ten_times_too_much_is_served_as_well_as_just_enough(seconds: float) -> None:
+    """Steps stay full, nothing is computed in vain, and whoever does not fit hears so at once."""
+    flags = ["--max-sequences", "8", "--max-waiting", "8", "--max-batch-tokens", "256"]
+    tokens, step_s = 16, 0.1
+    num_calls = round(10 * 8 / (tokens * step_s) * seconds)
+    with serving(*flags, model=f"oracle:step_ms={step_s * 1000}") as running:
+        asyncio.run(mixed_load(running, Ledger(), 8, in_flight=8, seed=1, tokens=2))
+        before = resources(running)
+        first_tokens = generated(running)[0]
+        flood = Ledger()
+        begun, ended = asyncio.run(arrivals(running, flood, num_calls, seconds, tokens))
+        assert (flood.failed, flood.wrong, flood.lost) == (0, [], [])
+        assert flood.complete + len(flood.refused) == num_calls
+        assert len(flood.refused) > num_calls / 2
+        assert (ended[0] - begun[0]) / (ended[1] - begun[1]) >= 0.9 * 8, "tokens a step"
+        assert generated(running)[0] - first_tokens == flood.complete * tokens
+        assert all(1 <= int(response.headers["retry-after"]) <= 120 for response in flood.refused)
+        refusals_ms = sorted(int(response.headers["openai-processing-ms"]) for response in flood.refused)
+        assert refusals_ms[int(0.95 * len(refusals_ms))] <= 20
+        late = Ledger()
+        asyncio.run(mixed_load(running, late, 4, in_flight=4, seed=5, tokens=2))
+        assert late.complete == 4
+        assert resources(running)[1] - before[1] < 64 << 20
+
+
+def generated(server: Server) -> tuple[float, float]:
+    """Tokens and steps so far."""
+    return server.metric("vllm:generation_tokens_total"), server.metric("penstock_engine_steps_total")
+
+
+async def arrivals(
+    server: Server, ledger: Ledger, count: int, seconds: float, tokens: int
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Calls at even distances, whether the earlier ones have ended or not.
+
+    Returns what had been generated after the first fifth of them and after the last: between the two the server is full.
+    """
+    begun = (0.0, 0.0)
+    async with http_of(server, 2000) as http, asyncio.TaskGroup() as calls:
+        start_s = time.monotonic()
+        for number in range(count):
+            await asyncio.sleep(start_s + number * seconds / count - time.monotonic())
+            calls.create_task(ledger.ask(http, f"flood {number}", stream=number % 2 == 0, tokens=tokens))
+            if number == count // 5:
+                begun = await asyncio.to_thread(generated, server)
+        ended = await asyncio.to_thread(generated, server)
+    return begun, ended
+
+
 def test_a_termination_lets_answers_end() -> None:
     async def law(running: Server) -> None:
         ledger = Ledger()
