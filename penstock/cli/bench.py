@@ -6,25 +6,20 @@ Puts the parts of `penstock.bench` together; they are imported when the command 
 import math
 import os
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
-from penstock.workload import lengths
-from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, Ramp
-from penstock.workload.workload import Recipe, SharedPrefix
 
 if TYPE_CHECKING:
-    from penstock.bench.plan import Plan
-    from penstock.bench.session import PlanMaker, Run, Session
-    from penstock.workload.trace import Trace
+    from penstock.bench.http import Client
+    from penstock.bench.load import Shape
+    from penstock.bench.session import Run
+    from penstock.cli.bench_progress import LiveProgress
 
-DEFAULT_REQUESTS = 100
 DEFAULT_USERS = 8
-KNEE_TRIAL_S = 30.0
-KNEE_LEAST_REQUESTS = 50
 FAULT_STATUS = 1
 TARGETS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 UNITS = {"ms": 1e-3, "s": 1.0}
@@ -217,47 +212,49 @@ def run(config: Config) -> int:
     return _tell(config, runs, report)
 
 
-async def _bench(config: Config, progress: Any) -> tuple[list["Run"], dict[str, Any]]:
-    import secrets
+async def _bench(config: Config, progress: "LiveProgress") -> tuple[list["Run"], dict[str, Any]]:
+    import asyncio
 
     from penstock.bench.http import Client, address_of
-    from penstock.bench.load import Shape
+
+    key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
+    client = Client(address_of(config.url), key, verify=config.verify_tls)
+    try:
+        return await _measure(config, client, progress)
+    finally:
+        client.close()
+        await asyncio.sleep(0)  # the loop closes them on its next turn
+
+
+async def _measure(config: Config, client: "Client", progress: "LiveProgress") -> tuple[list["Run"], dict[str, Any]]:
+    import secrets
+
     from penstock.bench.machine import describe
     from penstock.bench.report import report_of
     from penstock.bench.session import Goal, Session
     from penstock.bench.target import find_target
+    from penstock.cli.bench_plan import open_trace, plan_maker, warm_up_plan, workload_of
 
-    trace = _trace(config)
-    address = address_of(config.url)
-    key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
-    client = Client(address, key, verify=config.verify_tls)
-    progress.say("asking the server what it is")
-    nonce = config.words.nonce or secrets.token_hex(8)
-    target = await find_target(client, config.model, config.endpoint, nonce)
     load = config.load
-    shape = Shape(
-        users=config.num_users,
-        duration_s=load.duration_s,
-        variation={"poisson": 1.0, "constant": 0.0, "gamma": load.burstiness or 2.0}[load.arrivals],
-        timeout_s=load.timeout_s,
-        stops=load.stop_saturated,
-    )
+    trace = open_trace(config)
+    nonce = config.words.nonce or secrets.token_hex(8)
+    progress.say("asking the server what it is")
+    target = await find_target(client, config.model, config.endpoint, nonce)
     goal = Goal(parse_slo(config.target.slo), config.target.attainment)
-    session = Session(client, target, shape, goal, _plan_maker(config, trace), progress.show)
-    knee = None
+    session = Session(client, target, _shape(config), goal, plan_maker(config, trace), progress.show)
     if load.warm_up:
-        await session.warm_up(_warm_up_plan(config, session))
+        await session.warm_up(warm_up_plan(config, session))
+    knee = None
     if config.target.find_knee:
         knee, runs = await session.find_knee(load.rate or 1.0)
     else:
         runs = [await session.measure(f"run {number}", load.rate) for number in range(1, load.repeats + 1)]
-    client.close()
     report = report_of(
         runs,
         target=target,
-        url=address.url,
+        url=client.address.url,
         asked=_asked(config, nonce),
-        workload=_workload(config, trace),
+        workload=workload_of(config, trace),
         client=describe(),
         knee=knee,
         with_rows=config.rows,
@@ -265,74 +262,17 @@ async def _bench(config: Config, progress: Any) -> tuple[list["Run"], dict[str, 
     return runs, report
 
 
-def _trace(config: Config) -> "Trace | None":
-    recording = config.recording
-    if recording.trace is None:
-        return None
-    from penstock.workload.trace_files import read
+def _shape(config: Config) -> "Shape":
+    from penstock.bench.load import Shape
 
-    trace = read(recording.trace)
-    end_s = math.inf if recording.trace_to_s is None else recording.trace_to_s
-    if recording.trace_from_s or end_s < math.inf:
-        trace = trace.window(recording.trace_from_s, end_s)
-    if config.load.num_requests is not None:
-        trace = trace.first(config.load.num_requests)
-    return trace.faster(recording.trace_speed)
-
-
-def _plan_maker(config: Config, trace: "Trace | None") -> "PlanMaker":
-    def make(name: str, rate: float | None) -> "Plan":
-        from penstock.bench.plan import plan_of_recipe, plan_of_trace
-
-        if trace is not None:
-            return plan_of_trace(trace, f"{name} ")
-        words = config.words
-        return plan_of_recipe(recipe_of(config, rate), words.seed, words.turns, words.think_s, f"{name} ")
-
-    return make
-
-
-def recipe_of(config: Config, rate: float | None) -> Recipe:
-    words = config.words
-    return Recipe(
-        arrivals=_arrivals(config.load, rate),
-        prompts=lengths.parse(words.prompts),
-        answers=lengths.parse(words.answers),
-        num_requests=_num_requests(config, rate),
-        prefix=SharedPrefix(words.shared_prefix, words.num_prefixes) if words.shared_prefix else None,
-    )
-
-
-def _arrivals(load: Load, rate: float | None) -> Arrivals:
-    if rate is None:
-        return AtOnce()
-    if load.ramp_to is not None:
-        return Ramp(rate, load.ramp_to)
-    if load.arrivals == "gamma":
-        return Gamma(rate, load.burstiness or 2.0)
-    return Constant(rate) if load.arrivals == "constant" else Poisson(rate)
-
-
-def _num_requests(config: Config, rate: float | None) -> int:
-    """As many as were asked for, or as come within the time asked for, and a few more for chance."""
     load = config.load
-    if load.num_requests is not None:
-        return load.num_requests
-    if config.target.find_knee and rate is not None:
-        return max(math.ceil(rate * (load.duration_s or KNEE_TRIAL_S)), KNEE_LEAST_REQUESTS)
-    if load.duration_s is not None and rate is not None:
-        expected = max(rate, load.ramp_to or 0.0) * load.duration_s
-        return math.ceil(expected + 4.0 * math.sqrt(expected) * max(load.burstiness or 1.0, 1.0) + 1.0)
-    return max(DEFAULT_REQUESTS, 4 * (config.num_users or 0))
-
-
-def _warm_up_plan(config: Config, session: "Session") -> "Plan":
-    """The first requests of a run, with other words."""
-    from penstock.bench.plan import Plan
-
-    plan = session.make_plan("warm up", config.load.rate)
-    asks = [replace(ask, arrival_s=0.0) for ask in plan.asks[: config.load.warm_up]]
-    return Plan(tuple(asks))
+    return Shape(
+        users=config.num_users,
+        duration_s=load.duration_s,
+        variation={"poisson": 1.0, "constant": 0.0, "gamma": load.burstiness or 2.0}[load.arrivals],
+        timeout_s=load.timeout_s,
+        stops=load.stop_saturated,
+    )
 
 
 def _asked(config: Config, nonce: str) -> dict[str, Any]:
@@ -345,23 +285,6 @@ def _asked(config: Config, nonce: str) -> dict[str, Any]:
             if isinstance(value, Path):
                 table[name] = str(value)
     return asked
-
-
-def _workload(config: Config, trace: "Trace | None") -> dict[str, Any]:
-    """What two benchmarks must have in common to be compared."""
-    load, words = asdict(config.load), asdict(config.words)
-    for name in ("repeats", "warm_up", "timeout_s"):
-        load.pop(name)
-    load["concurrency"] = config.num_users
-    if config.target.find_knee:
-        load.pop("rate")
-    words.pop("nonce")
-    common = {"endpoint": config.endpoint, "slo": config.target.slo, "find_knee": config.target.find_knee, "load": load}
-    if trace is None:
-        return common | {"words": words}
-    from penstock.bench.machine import trace_digest
-
-    return common | {"trace": trace_digest(trace)}
 
 
 def _tell(config: Config, runs: list["Run"], report: dict[str, Any]) -> int:

@@ -1,0 +1,163 @@
+"""`penstock bench` as a user meets it: against the real server over a model of arithmetic, and at its flags."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.bench import Config, Load, Recording, Target, Words, parse_slo
+from penstock.cli.main import main
+from penstock.errors import ConfigError
+from penstock.metrics.summary import Slo
+from tests.server.serving import KEY, Server, serving
+
+DOUBTS = {"failures", "over-saturated", "warm-cache", "prompt-lengths", "short-answers", "no-usage", "not-alone"}
+TRACE = """{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}
+{"timestamp": 100, "input_length": 900, "output_length": 6, "hash_ids": [1, 3]}
+{"timestamp": 250, "input_length": 40, "output_length": 7, "hash_ids": [4]}
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--api-key", KEY, model="oracle:", key=KEY) as running:
+        yield running
+
+
+def bench(server: Server, folder: Path, *words: str) -> dict:
+    """The report; whether this machine was quiet enough to call it valid must not decide a test."""
+    path = folder / "report.json"
+    status = main(["bench", server.url, "--api-key", KEY, "--warm-up", "2", "--json", str(path), *words])
+    report = json.loads(path.read_text())
+    assert status == (report["verdict"] != "valid")
+    assert not {flag["name"] for flag in report["flags"]} & DOUBTS
+    return report
+
+
+def test_users_of_a_real_server(server, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    words = ("--concurrency", "3", "--num-requests", "12", "--prompts", "50-90", "--answers", "4-9", "--repeats", "2")
+    report = bench(server, tmp_path, *words, "--html", str(page), "--rows")
+    assert [run["num_requests"] for run in report["runs"]] == [12, 12]
+    for run in report["runs"]:
+        assert run["lengths"]["prompt_error_max"] <= 1
+        assert run["lengths"]["answer_mean"] == run["lengths"]["answer_asked"]
+        assert (
+            run["cache"]
+            == {"hit_fraction": run["cache"]["hit_fraction"], "source": "the server's metrics"} | run["cache"]
+        )
+        assert all(row["ttft_s"] > 0.0 and row["error"] is None for row in run["rows"])
+    assert report["headlines"]["ttft_p50_ms"]["half_width"] is not None
+    assert report["asked"]["api_key"] == "given"
+    assert KEY not in json.dumps(report)
+    assert "<!doctype html>" in page.read_text()
+    printed = capsys.readouterr().out
+    assert "closed loop" in printed
+    assert "TPOT" in printed or "client-bound" in printed
+
+
+def test_a_rate_on_completions_with_numbers_as_prompts(server, tmp_path):
+    words = ("--endpoint", "completions", "--rate", "60", "--arrivals", "gamma", "--burstiness", "2")
+    report = bench(server, tmp_path, *words, "--num-requests", "30", "--prompts", "64", "--answers", "5")
+    assert report["target"]["prompts"] == "token ids"
+    assert report["runs"][0]["lengths"]["prompt_error_max"] == 0
+    assert report["runs"][0]["rate"] == 60.0
+
+
+def test_a_trace_is_replayed_and_its_blocks_meet_the_cache(server, tmp_path):
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    words = ("--endpoint", "completions", "--trace", str(tmp_path / "trace.jsonl"), "--trace-speed", "0.5", "--rows")
+    report = bench(server, tmp_path, *words)
+    run = report["runs"][0]
+    assert [row["scheduled_s"] for row in run["rows"]] == [0.0, 0.2, 0.5]
+    assert [row["prompt"] for row in run["rows"]] == [700, 900, 40]
+    assert run["cache"]["hit_fraction"] == pytest.approx(512 / 1640, abs=0.02)
+
+
+def test_conversations_and_shared_beginnings_meet_the_cache(server, tmp_path):
+    words = ("--turns", "3", "--shared-prefix", "128", "--prompts", "40", "--answers", "6")
+    report = bench(server, tmp_path, *words, "--num-requests", "4", "--concurrency", "2", "--rows")
+    run = report["runs"][0]
+    assert run["num_requests"] == 12
+    assert {row["turn"] for row in run["rows"]} == {0, 1, 2}
+    assert run["cache"]["hit_fraction"] > 0.3
+
+
+def test_two_reports_are_compared_and_different_loads_refused(server, tmp_path, capsys):
+    words = ("--concurrency", "2", "--num-requests", "4", "--prompts", "40", "--repeats", "2")
+    paths = []
+    for name, answers in (("a", "3"), ("b", "3"), ("c", "4")):
+        folder = tmp_path / name
+        folder.mkdir()
+        bench(server, folder, *words, "--answers", answers)
+        paths.append(str(folder / "report.json"))
+    capsys.readouterr()
+    assert main(["bench", "compare", paths[0], paths[2]]) == 1
+    captured = capsys.readouterr()
+    assert "words.answers 3 and 4" in captured.out
+    assert "not comparable" in captured.err
+    page = tmp_path / "both.html"
+    assert main(["bench", "compare", paths[0], paths[1], "--force", "--html", str(page)]) == 0
+    assert "TTFT p50" in capsys.readouterr().out
+    assert "first and second" in page.read_text()
+    assert main(["bench", "compare", paths[0], paths[1], "--json"]) in (0, 1)
+    assert {"is_sound", "faults", "rows"} == set(json.loads(capsys.readouterr().out))
+
+
+def test_a_wrong_key_is_one_line_with_a_way_out(server, capsys):
+    assert main(["bench", server.url, "--api-key", "wrong-key-of-some-length"]) == 2
+    assert "give --api-key" in capsys.readouterr().err
+
+
+def test_targets_are_read():
+    assert parse_slo("ttft<500ms, TPOT<0.05s") == Slo(ttft_s=0.5, tpot_s=0.05)
+    assert parse_slo("e2e<10s") == Slo(e2e_s=10.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft<5", "ttft<xms", "ttft<-1s", "ttft<nans", "p99<5ms", "ttft<1s,ttft<2s", "ttft>5ms"]
+)
+def test_other_targets_are_refused(text):
+    with pytest.raises(ConfigError, match="--slo"):
+        parse_slo(text)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Load(concurrency=0),
+        lambda: Load(repeats=0),
+        lambda: Load(warm_up=-1),
+        lambda: Load(duration_s=float("nan")),
+        lambda: Load(timeout_s=0.0),
+        lambda: Load(burstiness=2.0),
+        lambda: Load(ramp_to=2.0),
+        lambda: Load(concurrency=1, rate=1.0),
+        lambda: Words(turns=0),
+        lambda: Words(think_s=float("nan")),
+        lambda: Target(attainment=float("nan")),
+        lambda: Config(load=Load(rate=1.0), recording=Recording(trace=Path("x"))),
+        lambda: Config(words=Words(turns=2), recording=Recording(trace=Path("x"))),
+        lambda: Config(words=Words(turns=2), endpoint="completions"),
+        lambda: Config(target=Target(find_knee=True), load=Load(concurrency=3)),
+        lambda: Config(target=Target(find_knee=True), load=Load(repeats=3)),
+    ],
+)
+def test_what_excludes_itself_is_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("config", "users"),
+    [
+        (Config(), 8),
+        (Config(load=Load(concurrency=3)), 3),
+        (Config(load=Load(rate=2.0)), None),
+        (Config(recording=Recording(trace=Path("x"))), None),
+        (Config(target=Target(find_knee=True)), None),
+    ],
+)
+def test_users_ask_where_nothing_else_says_when(config, users):
+    assert config.num_users == users
