@@ -42,7 +42,7 @@ class Load:
     num_requests: int | None = None
     """How many to send (default: 100, or all of a trace); with --turns, how many conversations"""
     duration_s: float | None = None
-    """Send nothing after this many seconds"""
+    """Send nothing after this many seconds; of a search for the knee, how long a trial takes (30)"""
     warm_up: int = 8
     """Requests sent before, and not counted"""
     repeats: int = 1
@@ -268,7 +268,7 @@ def _shape(config: Config) -> "Shape":
     load = config.load
     return Shape(
         users=config.num_users,
-        duration_s=load.duration_s,
+        duration_s=None if config.target.find_knee else load.duration_s,  # a trial has as many requests as come in it
         variation={"poisson": 1.0, "constant": 0.0, "gamma": load.burstiness or 2.0}[load.arrivals],
         timeout_s=load.timeout_s,
         stops=load.stop_saturated,

@@ -108,8 +108,13 @@ def _print_knee(report: Mapping[str, Any]) -> None:
     print()
     slo = report["asked"]["target"]["slo"]
     if knee["rate"] is None:
-        print(f"No rate that was tried meets {slo}.")
+        print(
+            "This client was at its end before the server."
+            if knee["is_bounded_by_client"]
+            else f"No rate tried meets {slo}."
+        )
     elif knee["beyond"] is None:
-        print(f"{knee['rate']:.4g} requests/s meet {slo}; the limit lies higher than could be tried.")
+        why = "where this client was at its end" if knee["is_bounded_by_client"] else "and more could not be tried"
+        print(f"At least {knee['rate']:.4g} requests/s meet {slo}, {why}.")
     else:
         print(f"Knee: {knee['rate']:.4g} requests/s meet {slo}; {knee['beyond']:.4g} do not.")
