@@ -5,6 +5,8 @@
 // differently.
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16,prefer-vector-width=512")
+#define PENSTOCK_AVX512
+#define PENSTOCK_AVX512_BF16
 #include "softmax.inl"
 #include "vnni.inl"
 
@@ -173,67 +175,126 @@ void shape_bf16() {
 }
 
 // A block as bf16 [16 input pairs][16 outputs][2].
+//
+// The two numbers of a pair become neighbours before anything else: each output's four bytes are doubled, and even and odd
+// lanes turn another one of them to the top of a float's fraction. Beneath the right exponent that is 16 + q (of 4 bits) or
+// 256 + 128 + q (of 8), with no conversion; the offset is taken off with the minimum.
 template <int kBits, bool kHasMinimum>
 PENSTOCK_INLINE void widen(const uint8_t* block, uint16_t* to) {
+  constexpr int kAt = kBits == 4 ? 19 : 15;
   const uint16_t* halves = (const uint16_t*)(block + (kBits == 4 ? 256 : 512));
   const __m512 scale = load_halves(halves), least = kHasMinimum ? load_halves(halves + kTile) : _mm512_setzero_ps();
-  const __m512i byte = _mm512_set1_epi32(255), low = _mm512_set1_epi8(15);
-  // Numbers 0-15 and 16-31 become neighbours.
-  const __m512i pairs = _mm512_add_epi16(_mm512_set1_epi32(16 << 16), _mm512_mullo_epi32(
-      _mm512_set1_epi32(0x10001), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)));
+  const __m512 offset = _mm512_fnmadd_ps(scale, _mm512_set1_ps(kBits == 4 ? 16.0f : 384.0f), least);
+  const __m512i twice[2] = {_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
+                            _mm512_set_epi32(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8)};
+  const __m512 scales[2] = {_mm512_permutexvar_ps(twice[0], scale), _mm512_permutexvar_ps(twice[1], scale)};
+  const __m512 offsets[2] = {_mm512_permutexvar_ps(twice[0], offset), _mm512_permutexvar_ps(twice[1], offset)};
+  const __m512i fraction = _mm512_set1_epi32(kBits == 4 ? 0x00780000 : 0x007f8000);
+  const __m512i exponent = _mm512_set1_epi32(kBits == 4 ? 0x41800000 : 0x43800000);
+  const __m512i odd = _mm512_set1_epi64((int64_t)8 << 32);
 #pragma GCC unroll 8
-  for (int line = 0; line < 8; ++line) {
-    __m512i four = _mm512_loadu_si512(block + (kBits == 4 ? line % 4 : line) * 64);
-    __m512i q[4];
-    if (kBits == 4) {
-      four = _mm512_and_si512(line < 4 ? four : _mm512_srli_epi16(four, 4), low);
-      q[0] = _mm512_and_si512(four, byte);
-      q[1] = _mm512_and_si512(_mm512_srli_epi32(four, 8), byte);
-      q[2] = _mm512_and_si512(_mm512_srli_epi32(four, 16), byte);
-      q[3] = _mm512_srli_epi32(four, 24);
-    } else {
-      q[0] = _mm512_srai_epi32(_mm512_slli_epi32(four, 24), 24);
-      q[1] = _mm512_srai_epi32(_mm512_slli_epi32(four, 16), 24);
-      q[2] = _mm512_srai_epi32(_mm512_slli_epi32(four, 8), 24);
-      q[3] = _mm512_srai_epi32(four, 24);
+  for (int line = 0; line < (kBits == 4 ? 4 : 8); ++line) {
+    __m512i bytes = _mm512_loadu_si512(block + line * 64);
+    if (kBits == 8) bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
+    const __m512i doubled[2] = {_mm512_permutexvar_epi32(twice[0], bytes), _mm512_permutexvar_epi32(twice[1], bytes)};
+#pragma GCC unroll 4
+    for (int turn = 0; turn < (kBits == 4 ? 4 : 2); ++turn) {
+      const int upper = turn / 2, pair = turn % 2;
+      const __m512i distance = _mm512_add_epi32(odd, _mm512_set1_epi32((16 * pair + 4 * upper - kAt) & 31));
+      __m512 w[2];
+      for (int i = 0; i < 2; ++i) {
+        const __m512i turned = _mm512_rorv_epi32(doubled[i], distance);
+        const __m512i number = _mm512_ternarylogic_epi32(turned, fraction, exponent, 0xea);  // (a & b) | c
+        w[i] = _mm512_fmadd_ps(_mm512_castsi512_ps(number), scales[i], offsets[i]);
+      }
+      _mm512_store_si512(to + ((line + 4 * upper) * 2 + pair) * 32, (__m512i)_mm512_cvtne2ps_pbh(w[1], w[0]));
     }
-    __m512 w[4];
-    for (int i = 0; i < 4; ++i) {
-      const __m512 value = _mm512_cvtepi32_ps(q[i]);
-      w[i] = kHasMinimum ? _mm512_fmadd_ps(value, scale, least) : _mm512_mul_ps(value, scale);
-    }
-    _mm512_store_si512(to + line * 64, _mm512_permutexvar_epi16(pairs, (__m512i)_mm512_cvtne2ps_pbh(w[1], w[0])));
-    _mm512_store_si512(to + line * 64 + 32, _mm512_permutexvar_epi16(pairs, (__m512i)_mm512_cvtne2ps_pbh(w[3], w[2])));
   }
 }
 
-// Two tiles of rows by two of outputs; a missing one of either kind repeats the other and its sums are dropped.
-PENSTOCK_INLINE void multiply_square(const uint16_t* first, const uint16_t* second, const uint16_t* left,
-                                     const uint16_t* right, int num_groups, float* out, float* next) {
+// One group of two tiles of rows by two of outputs; a missing one of either kind repeats the other. Weights that only pass by
+// should not push the rows out of the nearest cache.
+template <bool kPassing>
+PENSTOCK_INLINE void add_square(const uint16_t* first, const uint16_t* second, const uint16_t* left,
+                                const uint16_t* right) {
+  _tile_loadd(4, first, 64);
+  if (kPassing)
+    _tile_stream_loadd(6, left, 64);
+  else
+    _tile_loadd(6, left, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  if (kPassing)
+    _tile_stream_loadd(7, right, 64);
+  else
+    _tile_loadd(7, right, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, second, 64);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+PENSTOCK_INLINE void start_square() {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int g = 0; g < num_groups; ++g) {
-    _tile_loadd(4, first + g * 512, 64);
-    _tile_loadd(6, left + g * 512, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, right + g * 512, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, second + g * 512, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
+}
+
+PENSTOCK_INLINE void store_square(float* out, float* next) {
   _tile_stored(0, out, kBlockStride * 4);
   _tile_stored(1, out + kTile, kBlockStride * 4);
   _tile_stored(2, next, kBlockStride * 4);
   _tile_stored(3, next + kTile, kBlockStride * 4);
 }
 
+PENSTOCK_INLINE bool is_slice_done(int tile, int num_tiles) {
+  return tile + 2 >= num_tiles || (tile + 2) % kMaxTiles == 0;
+}
+
+// The slice of output tiles that ends with the pair at `tile`.
+PENSTOCK_INLINE void hand_on(const Rows& x, int row_tile, int num_row_tiles, int first_tile, int tile, int num_tiles,
+                             float (*values)[kTile * kBlockStride], Sink sink) {
+  const int from = tile / kMaxTiles * kMaxTiles, width = num_tiles - from < kMaxTiles ? num_tiles - from : kMaxTiles;
+  for (int i = 0; i < num_row_tiles; ++i) {
+    const int rows = x.count - (row_tile + i) * kTile;
+    sink.take(sink.context, Block{row_tile + i, rows < kTile ? rows : kTile, first_tile + from, width, values[i]});
+  }
+}
+
+// Up to two tiles of rows: weights are widened while the group before is multiplied, and never needed again.
 template <int kBits, bool kHasMinimum>
-void multiply_bf16(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
+void multiply_few(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
   alignas(64) float values[2][kTile * kBlockStride];
-  shape_bf16();
+  const int num_groups = x.num_groups, bytes = block_bytes(m);
+  const uint16_t* first = (const uint16_t*)x.values;
+  const uint16_t* second = first + (x.num_tiles() - 1) * (size_t)num_groups * 512;
+  uint16_t* weights = (uint16_t*)scratch;  // [2][left, right][512]
+  for (int tile = 0; tile < num_tiles; tile += 2) {
+    const uint8_t* left = m.data + (size_t)(first_tile + tile) * num_groups * bytes;
+    const uint8_t* right = tile + 1 < num_tiles ? left + (size_t)num_groups * bytes : left;
+    start_square();
+    widen<kBits, kHasMinimum>(left, weights);
+    widen<kBits, kHasMinimum>(right, weights + 512);
+    for (int g = 0; g < num_groups; ++g) {
+      const uint16_t* now = weights + (g & 1) * 1024;
+      if (g + 1 < num_groups) {
+        uint16_t* next = weights + (~g & 1) * 1024;
+        prefetch(left + (g + 8) * bytes, bytes);
+        prefetch(right + (g + 8) * bytes, bytes);
+        widen<kBits, kHasMinimum>(left + (g + 1) * bytes, next);
+        widen<kBits, kHasMinimum>(right + (g + 1) * bytes, next + 512);
+      }
+      add_square<false>(first + g * 512, second + g * 512, now, now + 512);
+    }
+    store_square(values[0] + tile % kMaxTiles * kTile, values[1] + tile % kMaxTiles * kTile);
+    if (is_slice_done(tile, num_tiles)) hand_on(x, 0, x.num_tiles(), first_tile, tile, num_tiles, values, sink);
+  }
+}
+
+// More rows: the weights of a piece are widened once, and pass by while two tiles of rows stay near.
+template <int kBits, bool kHasMinimum>
+void multiply_many(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
+  alignas(64) float values[2][kTile * kBlockStride];
   const int num_groups = x.num_groups, bytes = block_bytes(m);
   uint16_t* weights = (uint16_t*)scratch;
   for (int i = 0; i < num_tiles * num_groups; ++i)
@@ -242,17 +303,24 @@ void multiply_bf16(const Rows& x, const Matrix& m, int first_tile, int num_tiles
   for (int row_tile = 0; row_tile < x.num_tiles(); row_tile += 2) {
     const int num_row_tiles = x.num_tiles() - row_tile < 2 ? 1 : 2;
     const uint16_t* first = (const uint16_t*)x.values + row_tile * step;
+    const uint16_t* second = first + (num_row_tiles - 1) * step;
     for (int tile = 0; tile < num_tiles; tile += 2) {
       const uint16_t* left = weights + tile * step;
-      const int right = num_tiles - tile < 2 ? 0 : 1;
-      multiply_square(first, first + (num_row_tiles - 1) * step, left, left + right * step, num_groups,
-                      values[0] + tile * kTile, values[1] + tile * kTile);
-    }
-    for (int i = 0; i < num_row_tiles; ++i) {
-      const int rows = x.count - (row_tile + i) * kTile;
-      sink.take(sink.context, Block{row_tile + i, rows < kTile ? rows : kTile, first_tile, num_tiles, values[i]});
+      const uint16_t* right = tile + 1 < num_tiles ? left + step : left;
+      start_square();
+      for (int g = 0; g < num_groups; ++g)
+        add_square<true>(first + g * 512, second + g * 512, left + g * 512, right + g * 512);
+      store_square(values[0] + tile % kMaxTiles * kTile, values[1] + tile % kMaxTiles * kTile);
+      if (is_slice_done(tile, num_tiles)) hand_on(x, row_tile, num_row_tiles, first_tile, tile, num_tiles, values, sink);
     }
   }
+}
+
+template <int kBits, bool kHasMinimum>
+void multiply_bf16(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
+  shape_bf16();
+  const auto run = x.num_tiles() <= 2 ? multiply_few<kBits, kHasMinimum> : multiply_many<kBits, kHasMinimum>;
+  run(x, m, first_tile, num_tiles, scratch, sink);
 }
 
 void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
@@ -288,25 +356,57 @@ struct Scratch {
   uint16_t* clean;    // one unit of values
 };
 
-// Tiles wait for memory, which finds scattered units too late by itself: where few rows read them, keys are fetched two units
-// ahead, and the values that will be read next are brought near.
+// Tiles wait for memory, which finds scattered units too late by itself: where few rows read them, keys are fetched some
+// units ahead, and the values that will be read next are brought near.
+constexpr int kUnitsAhead = 4;
+constexpr int kUnitsAtOnce = 4;  // whose products are under way together
+
+PENSTOCK_INLINE void fetch_ahead(const Attend& t, int first, int i, int num_keys) {
+  const int unit_bytes = kTile * t.head_dim * 2;
+  if (i + kUnitsAhead * kTile < num_keys)
+    prefetch((const uint8_t*)(t.keys + unit_offset(t, first + i + kUnitsAhead * kTile)), unit_bytes);
+  prefetch((const uint8_t*)(t.values + unit_offset(t, first + i)), unit_bytes);
+}
+
+template <int kUnits>
+PENSTOCK_INLINE void score_units(const Attend& t, const Scratch& s, int first, int i) {
+  const int dim = t.head_dim;
+  const uint16_t* units[kUnitsAtOnce];
+  for (int u = 0; u < kUnits; ++u) units[u] = t.keys + unit_offset(t, first + i + u * kTile);
+  _tile_zero(0);
+  if (kUnits > 1) _tile_zero(1);
+  if (kUnits > 2) _tile_zero(2);
+  if (kUnits > 3) _tile_zero(3);
+  for (int d = 0; d < dim; d += 32) {
+    _tile_loadd(4, s.queries + d, dim * 2);
+#define PENSTOCK_SCORE(unit)                          \
+  if (kUnits > unit) {                                \
+    _tile_loadd(5, units[unit] + d * kTile, 64);      \
+    _tile_dpbf16ps(unit, 4, 5);                       \
+  }
+    PENSTOCK_SCORE(0)
+    PENSTOCK_SCORE(1)
+    PENSTOCK_SCORE(2)
+    PENSTOCK_SCORE(3)
+#undef PENSTOCK_SCORE
+  }
+  _tile_stored(0, s.scores + i, kKeysAtOnce * 4);
+  if (kUnits > 1) _tile_stored(1, s.scores + i + kTile, kKeysAtOnce * 4);
+  if (kUnits > 2) _tile_stored(2, s.scores + i + 2 * kTile, kKeysAtOnce * 4);
+  if (kUnits > 3) _tile_stored(3, s.scores + i + 3 * kTile, kKeysAtOnce * 4);
+}
+
 void score_keys(const Attend& t, const Scratch& s, int first, int num_keys) {
-  const int dim = t.head_dim, unit_bytes = kTile * dim * 2;
-  for (int i = 0; i < num_keys; i += kTile) {
-    const size_t offset = unit_offset(t, first + i);
-    const uint16_t* unit = t.keys + offset;
-    if (t.num_rows < kTile) {
-      if (i + 2 * kTile < num_keys)
-        prefetch((const uint8_t*)(t.keys + unit_offset(t, first + i + 2 * kTile)), unit_bytes);
-      prefetch((const uint8_t*)(t.values + offset), unit_bytes);
-    }
-    _tile_zero(0);
-    for (int d = 0; d < dim; d += 32) {
-      _tile_loadd(4, s.queries + d, dim * 2);
-      _tile_loadd(5, unit + d * kTile, 64);
-      _tile_dpbf16ps(0, 4, 5);
-    }
-    _tile_stored(0, s.scores + i, kKeysAtOnce * 4);
+  const bool fetches = t.num_rows < kTile;
+  int i = 0;
+  for (; i + kUnitsAtOnce * kTile <= num_keys; i += kUnitsAtOnce * kTile) {
+    if (fetches)
+      for (int u = 0; u < kUnitsAtOnce; ++u) fetch_ahead(t, first, i + u * kTile, num_keys);
+    score_units<kUnitsAtOnce>(t, s, first, i);
+  }
+  for (; i < num_keys; i += kTile) {
+    if (fetches) fetch_ahead(t, first, i, num_keys);
+    score_units<1>(t, s, first, i);
   }
 }
 

@@ -68,7 +68,8 @@ struct Context {
 
   void reserve_scratch(int most_columns) {
     const size_t product = (size_t)(most_columns / kGroup) * kScratchGroupBytes;
-    const size_t bytes = product > kAttendScratchBytes ? product : kAttendScratchBytes;
+    size_t bytes = product > kAttendScratchBytes ? product : kAttendScratchBytes;
+    if (bytes < kMostWidenedBytes) bytes = kMostWidenedBytes;
     for (int i = 0; i < pool.num_threads(); ++i) scratch[i].reserve<uint8_t>(bytes);
   }
 };

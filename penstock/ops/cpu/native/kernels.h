@@ -109,6 +109,8 @@ struct Kernels {
   void (*finish)();  // a thread is done with a step
 };
 
+constexpr int kWidestPiece = 8;               // output tiles that one call multiplies
+constexpr int kMostWidenedBytes = 320 << 10;  // of their weights as bf16, which should stay near
 constexpr int kScratchGroupBytes = kMaxTiles * (1024 + 128);
 constexpr int kAttendScratchBytes =
     kTile * kKeysAtOnce * 6 + kTile * kMaxHeadDim * 6 + kTile * kMaxHeadDim * 2 + 4096;

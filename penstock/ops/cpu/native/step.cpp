@@ -62,7 +62,23 @@ void put_gated(void* context, const Block& block) {
   }
 }
 
-void multiply(const Member& member, Context& c, const Rows& rows, const Matrix& matrix, int tiles_at_once, Sink sink) {
+// Output tiles that a thread multiplies at a time. With many rows wide pieces read the rows less often, but the threads
+// should end together; with few, every weight is met once and small pieces even out.
+int piece_size(const Context& c, const Rows& rows, const Matrix& matrix, int unit) {
+  if (rows.number != Number::kBf16 || rows.num_tiles() <= 2) return unit;
+  const int tiles = num_tiles(matrix), threads = c.pool.num_threads();
+  int most = kMostWidenedBytes / (rows.num_groups * 1024);
+  most = most < unit ? unit : most < kWidestPiece ? most / unit * unit : kWidestPiece;
+  int best = unit, least = tiles;
+  for (int size = most; size >= unit; size -= unit) {
+    const int busiest = pieces(pieces(tiles, size), threads) * size;
+    if (busiest < least) best = size, least = busiest;
+  }
+  return best;
+}
+
+void multiply(const Member& member, Context& c, const Rows& rows, const Matrix& matrix, int unit, Sink sink) {
+  const int tiles_at_once = piece_size(c, rows, matrix, unit);
   const int tiles = num_tiles(matrix), count = pieces(tiles, tiles_at_once);
   uint8_t* scratch = c.scratch[member.index].reserve<uint8_t>(0);
   for (int i = member.take(count); i < count; i = member.take(count)) {

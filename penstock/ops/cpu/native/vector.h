@@ -8,7 +8,8 @@
 
 #include "kernels.h"
 
-#if defined(__AVX512BF16__)
+// A file says itself which instructions it may use: compilers do not tell what a target pragma brought.
+#if defined(PENSTOCK_AVX512) || defined(PENSTOCK_AVX512_BF16)
 #include <immintrin.h>
 #endif
 
@@ -34,8 +35,12 @@ PENSTOCK_INLINE Floats select(Ints condition, Floats yes, Floats no) {
   return (Floats)(((Ints)yes & condition) | ((Ints)no & ~condition));
 }
 
+// Where one is not a number, the second.
+#if defined(PENSTOCK_AVX512)
+PENSTOCK_INLINE Floats maximum(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
 PENSTOCK_INLINE Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
-PENSTOCK_INLINE Floats minimum(Floats a, Floats b) { return select(a < b, a, b); }
+#endif
 PENSTOCK_INLINE Floats magnitude(Floats a) { return (Floats)((Ints)a & 0x7fffffff); }
 
 // Lanes 8-15 brought to 0-7, then 4-7, then 2-3, then 1: sums and maxima have one order on every instruction set.
@@ -74,7 +79,11 @@ constexpr float kLog2E = 1.44269504088896341f;
 
 // 2^v for v up to 127, within two units in the last place; at least 2^-126, and not-a-number stays.
 PENSTOCK_INLINE Floats power_of_two(Floats v) {
+#if defined(PENSTOCK_AVX512)
+  const Floats clipped = (Floats)_mm512_max_ps((__m512)fill(-126.0f), (__m512)v);
+#else
   const Floats clipped = select(v < -126.0f, fill(-126.0f), v);
+#endif
   const Floats whole = nearest(clipped), rest = clipped - whole;
   Floats result = fill(1.54035304e-4f);
   result = result * rest + 1.33335581e-3f;
@@ -83,7 +92,11 @@ PENSTOCK_INLINE Floats power_of_two(Floats v) {
   result = result * rest + 2.40226507e-1f;
   result = result * rest + 6.93147181e-1f;
   result = result * rest + 1.0f;
+#if defined(PENSTOCK_AVX512)
+  return (Floats)_mm512_scalef_ps((__m512)result, (__m512)whole);
+#else
   return (Floats)((Ints)result + (to_ints(whole) << 23));
+#endif
 }
 
 PENSTOCK_INLINE Floats exponential(Floats v) {
@@ -99,7 +112,7 @@ PENSTOCK_INLINE Floats tangent_hyperbolic(Floats v) {
 
 // Sixteen numbers as bf16, rounded to nearest even.
 PENSTOCK_INLINE void store_bf16(uint16_t* to, Floats v) {
-#if defined(__AVX512BF16__)
+#if defined(PENSTOCK_AVX512_BF16)
   const __m256bh halves = _mm512_cvtneps_pbh((__m512)v);
 #else
   const Ints bits = (Ints)v, rounded = bits + 0x7fff + ((bits >> 16) & 1);
