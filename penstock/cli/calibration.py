@@ -25,6 +25,7 @@ STEPS_EACH = 5
 CACHED_REST = (8, 48, 160)
 """Tokens after a cached beginning."""
 NUM_RANDOM = 16
+MAX_ANSWER = 48
 PAUSES = (2, 8, 24)
 """Most steps between two arrivals at random: a crowd, a few, mostly one at a time."""
 FIRST_ID = 1 << 40
@@ -122,10 +123,12 @@ class Calibration:
 
     def _round(self) -> Iterator[Stage]:
         limits = self.engine.scheduler.limits
-        longest = min(limits.max_batch_tokens, limits.max_context - 2)
+        room = min(limits.max_context, limits.num_blocks * limits.block_size) - MAX_ANSWER
+        longest = min(limits.max_batch_tokens, room)
         for name, lengths in (("short prompts", SHORT_PROMPTS), ("long prompts", LONG_PROMPTS)):
             yield Stage(name, [self._request(length, 1) for length in lengths if length <= longest], None)
-        yield Stage("cached prompts", list(self._cached(min(1536, longest - max(CACHED_REST)))), None)
+        if room > 2 * max(CACHED_REST):
+            yield Stage("cached prompts", list(self._cached(min(1536, room - max(CACHED_REST)))), None)
         for context, most in CONTEXTS:
             most = min(most, limits.max_sequences)
             num_steps = STEPS_EACH * len([size for size in BATCHES if size <= most])
@@ -155,7 +158,7 @@ class Calibration:
         return requests
 
     def _at_random(self, longest: int) -> list[Request]:
-        lengths = [(self.random.randint(2, longest), self.random.randint(2, 48)) for _ in range(NUM_RANDOM)]
+        lengths = [(self.random.randint(2, longest), self.random.randint(2, MAX_ANSWER)) for _ in range(NUM_RANDOM)]
         return [self._request(*each) for each in lengths]
 
     def _request(self, num_tokens: int, num_answer: int, beginning: tuple[int, ...] = ()) -> Request:

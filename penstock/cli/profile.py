@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.cli.this_machine import cache_folder, measure, write_text
+from penstock.cli.this_machine import NAME as THIS_MACHINE
+from penstock.cli.this_machine import cache_folder, find_hardware, write_text
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.errors import ConfigError
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 MAX_LOG_BYTES = 1 << 30
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
 """What a step log's header tells a profile."""
-BACK_TEST_S = 8.0
+BACK_TEST_SHARE = 0.2
+"""Of the time that measuring takes."""
 BACK_TEST_LOAD = 0.6
 """Of what the engine could do at most: far below it nothing waits, near it everything does."""
 NUM_BACK_TEST = 24
@@ -109,7 +111,7 @@ def _measured(config: Config) -> "Profile":
     with ProgressBar() as progress:
         loaded = load(config.engine, progress=progress)
     sizing = size(config.engine, loaded)
-    measure(model_bytes=loaded.weight_bytes)
+    find_hardware(THIS_MACHINE, loaded.weight_bytes)
     recorder = Recorder()
     engine = make_engine(config.engine, loaded, sizing, recorder.hear)
     begin_s = time.monotonic()
@@ -128,10 +130,10 @@ def _measured(config: Config) -> "Profile":
         fitted=fit_steps(kept, overlaps=engine.depth > 1),
         measuring=measuring,
     )
-    return replace(profile, back_test=back_test(profile, config.engine, engine, config.seed).as_data())
+    return replace(profile, back_test=back_test(profile, config, engine).as_data())
 
 
-def back_test(profile: "Profile", config: EngineConfig, engine: "Engine", seed: int) -> "Comparison":
+def back_test(profile: "Profile", config: Config, engine: "Engine") -> "Comparison":
     """Some seconds of chats that come at random, simulated and served."""
     from penstock.cli.accuracy import compare
     from penstock.cli.profiles import fleet_of
@@ -142,12 +144,12 @@ def back_test(profile: "Profile", config: EngineConfig, engine: "Engine", seed: 
 
     limits = engine.scheduler.limits
     longest = min(limits.max_context // 2, 300)
-    fleet = fleet_of(profile, config)
+    fleet = fleet_of(profile, config.engine)
     recipe = Recipe(AtOnce(), Uniform(8, longest), Uniform(4, 64), NUM_BACK_TEST, vocab_size=profile.vocab_size)
-    most = simulate(fleet, recipe.make(seed)).summary.requests_per_s
-    count = min(max(round(BACK_TEST_LOAD * most * BACK_TEST_S), 5), 400)
+    most = simulate(fleet, recipe.make(config.seed)).summary.requests_per_s
+    count = min(max(round(BACK_TEST_LOAD * most * BACK_TEST_SHARE * config.seconds), 5), 400)
     recipe = replace(recipe, arrivals=Poisson(BACK_TEST_LOAD * most), num_requests=count)
-    return compare(fleet, engine, recipe.make(seed + 1))
+    return compare(fleet, engine, recipe.make(config.seed + 1))
 
 
 def _print(profile: "Profile", path: Path) -> None:

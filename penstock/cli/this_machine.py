@@ -44,7 +44,7 @@ def fingerprint(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def find_hardware(name: str) -> Hardware:
+def find_hardware(name: str, model_bytes: int = TYPICAL_BYTES) -> Hardware:
     """A device of the table, or `this-machine`, measured if it has not been."""
     if name.strip().lower() != NAME:
         return devices.find(name)
@@ -53,20 +53,19 @@ def find_hardware(name: str) -> Hardware:
     if known is not None:
         return known
     print("penstock: measuring this machine, once; a few seconds", file=sys.stderr)
-    return measure(facts)
+    return _measure(facts, model_bytes)
 
 
-def measure(facts: dict[str, Any] | None = None, model_bytes: int = TYPICAL_BYTES) -> Hardware:
+def _measure(facts: dict[str, Any], model_bytes: int) -> Hardware:
     """Measure this machine and keep what was found."""
     from penstock.runtime.ceilings import measure_ceilings  # torch: slow to import, and only needed here
     from penstock.runtime.device import open_device
 
-    facts = facts or machine_facts()
     device = open_device("auto")
     reached = measure_ceilings(device.torch_device, model_bytes, facts["num_processors"])
     ceilings = Ceilings(reached.large_bytes_per_s, Flops(**reached.flops))
     source = (
-        f"measured here through torch, {facts['num_processors']} threads: reads of 512 MiB, products of 512 rows; "
+        f"measured here through torch, {facts['num_processors']} threads: reads of 256 MiB, products of 512 rows; "
         f"a buffer of the model's size was read at {reached.model_bytes_per_s / 1e9:.1f} GB/s"
     )
     kind = "gpu" if device.torch_device.type == "cuda" else "cpu"

@@ -121,6 +121,11 @@ class StepFile:
     def close(self) -> None:
         self._file.close()
 
+    def __del__(self) -> None:
+        """An engine is dropped, not closed: what was not flushed yet goes out with it."""
+        if hasattr(self, "_file"):
+            self._file.close()
+
     def _begin(self) -> TextIO:
         """A file with a header. What has the name already is set aside."""
         if self._path.exists():

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-RUN_S = 0.15
-NUM_RUNS = 5
+RUN_S = 0.05
+NUM_RUNS = 4
 MIB = 2**20
-LARGE_BYTES = 512 * MIB
+LARGE_BYTES = 256 * MIB
 """Beyond every cache of a processor."""
 NUM_ROWS = 512
 WIDTH = 2048

@@ -1,0 +1,46 @@
+"""A workload through a live engine: everybody is served, at the time they came and not before."""
+
+import time
+
+from penstock.cli.live import Disturbance, serve_live
+from penstock.config import configure
+from penstock.engine.engine import Engine
+from penstock.engine.scripted import ScriptedRunner
+from penstock.sizing import make_scheduler
+from penstock.workload.arrivals import Constant
+from penstock.workload.lengths import Fixed, Uniform
+from penstock.workload.workload import Recipe
+from tests.sim.fleets import make_fleet
+
+WORKLOAD = Recipe(Constant(200.0), Uniform(4, 40), Fixed(6), 40, vocab_size=50).make(3)
+
+
+def make_engine(**settings):
+    fleet = make_fleet()
+    config = configure(fleet.config, **settings)
+    return Engine(make_scheduler(config, fleet.sizing), ScriptedRunner(), time.monotonic)
+
+
+def test_everybody_is_served_at_their_time():
+    served = serve_live(make_engine(), WORKLOAD)
+    assert [timeline.num_tokens for timeline in served.timelines.ended] == [6] * 40
+    assert not served.timelines.num_open
+    assert all(timeline.ttft_s > 0.0 for timeline in served.timelines.ended)
+    assert served.duration_s >= WORKLOAD.requests[-1].arrival_s
+    assert set(served.taken_s) == {request.request_id for request in WORKLOAD.requests}
+    first_s = WORKLOAD.requests[0].arrival_s
+    for request in WORKLOAD.requests:
+        assert served.taken_s[request.request_id] >= request.arrival_s - first_s - 0.05
+
+
+def test_a_batch_that_gathers_is_waited_for():
+    served = serve_live(make_engine(batching="dynamic", max_sequences=64, gather_s=0.02), WORKLOAD)
+    assert len(served.timelines.ended) == 40
+
+
+def test_disturbance_is_a_share_of_the_machine():
+    disturbance = Disturbance()
+    total = 0
+    while disturbance.fraction is None:
+        total += sum(range(1000))
+    assert 0.0 <= disturbance.fraction <= 1.0
