@@ -1,6 +1,7 @@
 """What `penstock simulate` tells: tables for people, data for machines, and in words what bound the run."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -56,7 +57,7 @@ def bound(result: Result) -> str:
         return "nothing was served"
 
     def share(name: str) -> float:
-        return sum(getattr(one, name) * one.seconds for one in result.replicas) / seconds
+        return math.fsum(getattr(one, name) * one.seconds for one in result.replicas) / seconds
 
     reasons = {
         "KV memory: requests waited for blocks": share("waiting_for_blocks_fraction"),

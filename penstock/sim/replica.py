@@ -117,7 +117,8 @@ class Replica:
 
     def take_over(self, request: Request, now: float) -> None:
         """Hand over a request whose prompt was computed elsewhere and whose keys and values have come."""
-        if not self.scheduler.adopt(request):
+        has_blocks = len(request.prompt) >= self.scheduler.limits.block_size
+        if not self.scheduler.adopt(request) and has_blocks:
             self.num_lost_transfers += 1
         self.receive(request, now)
 

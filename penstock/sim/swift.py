@@ -28,6 +28,8 @@ from penstock.sim.tracing import Tracer
 MAX_STRETCH = 64
 """Steps computed at once: an arrival wastes those after it."""
 _MIN_ENDS = 4096
+_MANY_BLOCKS = 32
+"""For every sequence that may run: with fewer, no block is taken before its time."""
 _DRAWN = tuple((TOKEN,) * count for count in range(1024))
 
 
@@ -58,6 +60,9 @@ class SwiftReplica(Replica):
         super().__init__(name, scheduler, cost, events, ledger, tracer=tracer)
         self._settles = settles
         self._summing = cost if isinstance(cost, Summing) and cost.is_summing else None
+        limits = scheduler.limits
+        self._abounds = limits.num_blocks >= _MANY_BLOCKS * limits.max_sequences
+        """Blocks taken up to an answer's length before their time are hardly ever missed."""
         self._runs: dict[int, Run] = {}
         """By row."""
         self._due: list[Run] = []
@@ -235,7 +240,8 @@ class SwiftReplica(Replica):
             runs = sorted(self._runs.values(), key=_by_order)
             far = near = 0
         else:
-            far, near = num_available - limits.num_blocks // 2, limits.block_size
+            far = num_available - limits.num_blocks // 2 if self._abounds else 0
+            near = limits.block_size
         for run in runs:
             far -= self._commit_run(run, far, near, now)
         for part in prompts:
