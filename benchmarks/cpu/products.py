@@ -46,7 +46,7 @@ def native_run(matrices: list[Grouped], rows: int, threads: int, number: int) ->
     inputs = {columns: torch.randn(rows, columns) for _, columns in SHAPES}
     outputs = {size: torch.empty(rows, size) for size, _ in SHAPES}
     products = [
-        native.Product(inputs[m.num_columns].data_ptr(), outputs[m.num_rows].data_ptr(), rows, number, 0, 0.0)
+        native.Product(inputs[m.num_columns].data_ptr(), outputs[m.num_rows].data_ptr(), None, rows, number, 0, 0.0)
         for m in described
     ]
 

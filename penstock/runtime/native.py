@@ -119,6 +119,14 @@ class NativeDecoder:
             hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap, out=scores
         )
 
+    def likeliest(self, hidden: Tensor) -> list[int]:
+        """The likeliest token after each hidden state, -1 where scores are not finite. No scores are laid down.
+
+        A soft cap is left out: it leaves the order as it is, or makes large scores equal.
+        """
+        places = self._library.likeliest(hidden, self._model.output, is_invariant=self._is_invariant)
+        return [int(place) for place in places.tolist()]
+
     def _bind(self, caches: Sequence[AnyCache]) -> None:
         for layer, cache in zip(self._layers, caches, strict=True):
             if cache.block_size % TILE or cache.keys.dtype != self.cache_dtype or not cache.keys.is_contiguous():

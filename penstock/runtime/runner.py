@@ -109,9 +109,15 @@ class ModelRunner:
         most = max(1, LOGITS_AT_ONCE // self._vocab_size)
         for low in range(0, len(draws), most):
             states = hidden.index_select(0, torch.tensor(places[low : low + most], device=hidden.device))
-            drawn += draw_tokens(self._model.logits(states), draws[low : low + most], self._rows.tokens)
+            drawn += self._draw_at(states, draws[low : low + most])
         results = iter(drawn)
         return [[next(results) for _ in range((1 + chunk.num_drafts) * chunk.samples)] for chunk in chunks]
+
+    def _draw_at(self, states: Tensor, draws: list[Draw]) -> list[Drawn]:
+        if isinstance(self._model, NativeDecoder) and all(entry.wish.is_likeliest for entry in draws):
+            tokens = self._model.likeliest(states)
+            return [Drawn(token) if token >= 0 else Drawn(0, failure=NOT_FINITE) for token in tokens]
+        return draw_tokens(self._model.logits(states), draws, self._rows.tokens)
 
     def _score_prompts(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> list[tuple[Logprob, ...]]:
         told: list[tuple[Logprob, ...]] = []

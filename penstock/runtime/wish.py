@@ -37,6 +37,11 @@ class Wish:
     """Not to be drawn before `min_tokens`."""
 
     @property
+    def is_likeliest(self) -> bool:
+        """Nothing is asked for but the token with the highest score."""
+        return self.is_plain and self.is_greedy and self.params.logprobs is None
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """The first choice reports them for all choices."""
         return self.params.prompt_logprobs is not None and self.choice == 0

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.ops.packed import Packed
 
-ABI = 1
+ABI = 2
 KERNELS = ("portable", "avx2", "avx512", "amx")
 
 
@@ -84,6 +84,7 @@ class Product(Structure):
     _fields_ = (
         ("x", c_void_p),
         ("out", c_void_p),
+        ("likeliest", c_void_p),
         ("num_rows", c_int32),
         ("number", c_int32),
         ("invariant", c_int32),
@@ -118,10 +119,19 @@ class Library:
         """x [rows, columns] in float32 times a packed matrix; `number` asks for rows of bytes (8) or of bf16 (16)."""
         x = x.contiguous()
         out = torch.empty((len(x), matrix.num_rows)) if out is None else out
-        product = Product(x.data_ptr(), out.data_ptr(), len(x), number, is_invariant, softcap)
-        if len(x):
-            self._check(self._handle.penstock_product(self._context, ctypes.byref(matrix), ctypes.byref(product)))
+        self._multiply(matrix, Product(x.data_ptr(), out.data_ptr(), None, len(x), number, is_invariant, softcap))
         return out
+
+    def likeliest(self, x: Tensor, matrix: Matrix, *, is_invariant: bool = False) -> Tensor:
+        """Of each row of the product the place of its largest number, the first of equals; -1 if it is not finite."""
+        x = x.contiguous()
+        places = torch.empty(len(x), dtype=torch.int64)
+        self._multiply(matrix, Product(x.data_ptr(), None, places.data_ptr(), len(x), 0, is_invariant, 0.0))
+        return places
+
+    def _multiply(self, matrix: Matrix, product: Product) -> None:
+        if product.num_rows:
+            self._check(self._handle.penstock_product(self._context, ctypes.byref(matrix), ctypes.byref(product)))
 
     def attend(self, model: Model, step: Step, qkv: Tensor) -> Tensor:
         """Attention of the model's first layer; qkv [tokens, q then k then v] is normed and rotated in place."""

@@ -103,3 +103,34 @@ def test_a_softcap_bends_the_scores() -> None:
 def test_unknown_kernels_are_not_opened() -> None:
     assert open_library(1, "abacus") is None
     assert open_library(0) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_likeliest_is_the_first_of_the_largest(kernels: str, kind: str) -> None:
+    library = opened(kernels)
+    for num_rows, num_columns in ((5, 32), (70, 96), (600, 64)):
+        once = random_matrix(kind, num_rows, num_columns)
+        twice = once.take(torch.cat((torch.arange(num_rows), torch.arange(num_rows))))  # every number has an equal
+        matrix = matrix_of(packed := pack(twice))
+        for count in (1, 2, 8, 17, 24, 40):
+            x = rows(count, num_columns)
+            places = library.likeliest(x, matrix)
+            assert torch.equal(places, library.multiply(x, matrix).argmax(1)), (num_rows, count)
+            assert (places < num_rows).all()
+        del packed
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_has_no_likeliest_and_spoils_no_other(kernels: str, fault: float) -> None:
+    library = opened(kernels)
+    packed = pack(random_matrix("8 bits", 70, 96))
+    for count in (1, 5, 30):
+        x = rows(count, 96)
+        well = library.likeliest(x, matrix_of(packed))
+        x[count // 2, 7] = fault
+        places = library.likeliest(x, matrix_of(packed))
+        assert places[count // 2] == -1
+        others = torch.arange(count) != count // 2
+        assert torch.equal(places[others], well[others])

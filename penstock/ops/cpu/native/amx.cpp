@@ -486,6 +486,6 @@ void finish() { _tile_release(); }
 
 namespace penstock {
 const Kernels kAmx = {"amx", 24,      embed,    norm,  add,    encode, encode_group,
-                      gate,  softcap, multiply, place, attend, finish};
+                      gate,  softcap, peak, multiply, place, attend, finish};
 }
 #endif

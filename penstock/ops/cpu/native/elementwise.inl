@@ -108,6 +108,24 @@ void softcap(float* x, int count, float cap) {
   }
 }
 
+void peak(const float* x, int count, int place, Peak& peak) {
+  int i = 0;
+  Floats most = fill(peak.most), spoiled = {};
+  for (; i + 16 <= count; i += 16) {
+    const Floats v = load(x + i);
+    most = maximum(v, most);
+    spoiled += v * 0.0f;
+  }
+  peak.spoiled += sum(spoiled);
+  const float raised = largest(most);
+  for (int j = 0; raised > peak.most && j < i; ++j)
+    if (x[j] == raised) peak.most = raised, peak.place = place + j;
+  for (; i < count; ++i) {
+    peak.spoiled += x[i] * 0.0f;
+    if (x[i] > peak.most) peak.most = x[i], peak.place = place + i;
+  }
+}
+
 void rotate(float* head, const float* cosine, const float* sine, int rotary_dim) {
   const int half = rotary_dim / 2;
   for (int d = 0; d < half; ++d) {

@@ -70,6 +70,12 @@ struct Attend {
   float softcap;
 };
 
+struct Peak {
+  float most;
+  int32_t place;
+  float spoiled;
+};
+
 constexpr int kKeysAtOnce = 256;  // keys between two updates of the running softmax, counted from position 0
 constexpr int kMaxHeadDim = 256;
 
@@ -103,6 +109,8 @@ struct Kernels {
   void (*encode_group)(const float* x, Rows& rows, int row, int group);
   void (*gate)(float* gate, const float* up, int count, int activation);
   void (*softcap)(float* x, int count, float cap);
+  // A row's largest number so far and its place; `spoiled` becomes not-a-number with the first number that is not finite.
+  void (*peak)(const float* x, int count, int place, Peak& peak);
   void (*multiply)(const Rows& rows, const Matrix& matrix, int first_tile, int num_tiles, uint8_t* scratch, Sink sink);
   void (*place)(const Place& place);
   void (*attend)(const Attend& task, uint8_t* scratch);

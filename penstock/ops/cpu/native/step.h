@@ -3,10 +3,12 @@
 
 namespace penstock {
 
-// out [num_rows, matrix rows] = x [num_rows, matrix columns] times the matrix, transposed.
+// out [num_rows, matrix rows] = x [num_rows, matrix columns] times the matrix, transposed; or, of each row, only the place of
+// its largest number, the first of equals, and -1 if a number of it is not finite.
 struct Product {
   const float* x;
-  float* out;
+  float* out;          // null if places are asked for
+  int64_t* likeliest;  // [num_rows], or null
   int32_t num_rows;
   int32_t number;  // 8 or 16 bits for the rows, 0 for whichever is faster
   int32_t invariant;
