@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench throughput": Command("penstock.cli.bench_throughput", "Tell how many tokens a second the engine makes"),
     "bench latency": Command("penstock.cli.bench_latency", "Tell how long a batch takes, over and over"),
     "plan": Command("penstock.cli.plan", "Tell what to buy for a model and a load, and how to launch it"),
+    "plan verify": Command("penstock.cli.plan_verify", "Prove a plan on a live server: predicted beside measured"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
 }
 

@@ -63,7 +63,7 @@ def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
     candidate, at = option.candidate, option.capacity.at
     sizes = plan.demand.sizes
     tokens = option.replica_rate * sizes.mean_answer
-    running = at.result.replicas[0].mean_running * candidate.num_copies if at else 0.0
+    users = option.replica_rate * at.summary.e2e.mean if at else 0.0  # as many as come in the time each stays
     weights = option.fit.total_weight_bytes
     return {
         "name": candidate.name,
@@ -81,10 +81,10 @@ def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
         "capacity": {
             "requests_per_s": option.replica_rate,
             "good_requests_per_s": option.replica_rate * at.good_fraction if at else 0.0,
-            "users": running,
+            "users": users,
             "tokens_per_s": tokens,
             "tokens_per_s_per_device": tokens / candidate.num_devices,
-            "tokens_per_s_per_user": 1.0 / at.result.summary.tpot.p50 if at and at.result.summary.tpot.p50 else None,
+            "tokens_per_s_per_user": 1.0 / at.summary.tpot.p50 if at and at.summary.tpot.p50 else None,
             "run": None if at is None else run_data(at, candidate),
         },
         "num_replicas": option.num_replicas,
@@ -97,8 +97,9 @@ def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
 
 
 def run_data(run: Run, candidate: Candidate) -> dict[str, Any]:
-    summary, replicas = run.result.summary, run.result.replicas
-    waiting = sum(replica.mean_waiting for replica in replicas)
+    summary, replicas = run.summary, run.result.replicas
+    samples = [sample for replica in replicas for sample in replica.history if sample.time_s >= run.start_s]
+    waiting = sum(sample.num_waiting for sample in samples) / max(len(samples), 1) * len(replicas)
     waited = moments(run, candidate)
     return {
         "rate": run.rate,
@@ -109,15 +110,12 @@ def run_data(run: Run, candidate: Candidate) -> dict[str, Any]:
         "late_tpot_fraction": run.late_tpot_fraction,
         "ttft": _percentiles(summary.ttft),
         "tpot": _percentiles(summary.tpot),
-        "itl": _percentiles(summary.itl),
         "e2e": _percentiles(summary.e2e),
         "mean_queue_s": waiting / run.rate,
         "busy_fraction": sum(replica.busy_fraction for replica in replicas) / len(replicas),
-        "mean_running": sum(replica.mean_running for replica in replicas),
         "max_kv_usage_fraction": max(replica.max_kv_usage_fraction for replica in replicas),
         "preemptions_per_request": run.result.num_preemptions / max(summary.num_requests, 1),
         "cached_prompt_fraction": summary.num_cached_tokens / max(summary.num_prompt_tokens, 1),
-        "output_tokens_per_s": summary.output_tokens_per_s,
         "waited_for_blocks_fraction": waited.blocks,
         "waited_for_rows_fraction": waited.rows,
     }

@@ -87,7 +87,7 @@ def config_text(option: Option, model: str, source: str, path: str) -> str:
         values["kv"] = f'"{candidate.kv}"'
     if candidate.max_context is not None:
         values["max-context"] = str(candidate.max_context)
-    lines = [f"# {model} on {candidate.name}, {option.num_replicas} replicas"]
+    lines = [f"# {model} on {candidate.name}: {option.num_replicas} of these"]
     if option.gaps:
         lines += [f"# The engine cannot run this layout yet: {gap}" for gap in option.gaps]
     else:

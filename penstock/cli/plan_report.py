@@ -99,7 +99,7 @@ def _print_capacity(chosen: Data) -> None:
 
 
 def _print_latency(run: Data, chosen: Data) -> None:
-    devices = f"{chosen['num_replicas']} replicas, {chosen['num_devices']} devices"
+    devices = f"{_counted(chosen['num_replicas'], 'replica')}, {_counted(chosen['num_devices'], 'device')}"
     _title(f"Latency at {run['rate']:g} requests/s on {devices}")
     names = ("p50", "p90", "p99")
     rows = [(name.upper(), *(1e3 * run[name][share] for share in names)) for name in ("ttft", "tpot", "e2e")]
@@ -153,7 +153,8 @@ def _print_ranking(data: Data) -> None:
 
 
 def _print_rejected(data: Data) -> None:
-    shown = data["rejected"][:MOST_REJECTED]
+    latest = {tuple(one["name"].split(", ")[1:]): one for one in data["rejected"]}  # the largest layout of each kind
+    shown = list(latest.values())[:MOST_REJECTED]
     for one in shown:
         print(printable(f"left out    {one['name']}: {one['reason']}"))
     if len(data["rejected"]) > len(shown):
@@ -260,6 +261,10 @@ def _print_launch(data: Data) -> None:
     path = data["asked"]["emit"]
     if path is not None:
         print(printable(f"Written: {path}. Prove it: penstock plan verify http://127.0.0.1:8000 --plan {path}"))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _title(text: str) -> None:

@@ -1,17 +1,19 @@
 """The highest rate at which enough requests still meet the SLO, found by bisection over the simulator.
 
 Rates lie on a grid of fractions of an octave, so that two candidates, two SLOs or two runs meet the very same loads and their
-answers can be compared. The first part of a run's arrivals fills the engine and is not judged.
+answers can be compared. A run starts warm, and the first part of its arrivals is not judged.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Timeline
 from penstock.planner.candidate import Candidate
 from penstock.planner.demand import Demand, Target
-from penstock.planner.steady import Steady, bound, steady_batch
+from penstock.planner.steady import Steady, bound, num_inside
+from penstock.planner.warm import warm_start
 from penstock.sim.simulation import Result, simulate
 
 PER_OCTAVE = 32
@@ -22,9 +24,11 @@ LOWEST = -10 * PER_OCTAVE
 """A request in a quarter of an hour; what cannot be met there is called impossible."""
 BOUND_SLACK = 1.02
 """Rates above the steady bound by more than this are not tried: a short run could not tell that its queue never ends."""
-WARM_UP_FRACTION = 0.3
-MIN_REQUESTS, MAX_REQUESTS = 240, 1500
-TURNOVERS = 4.0
+FIRST_TRY = 0.97
+"""Of the bound."""
+WARM_UP_FRACTION = 0.2
+MIN_REQUESTS, MAX_REQUESTS = 240, 1000
+TURNOVERS = 2.0
 """How many times the requests inside are replaced in a run."""
 
 
@@ -38,7 +42,12 @@ class Run:
     """Of the requests that are judged."""
     late_ttft_fraction: float
     late_tpot_fraction: float
+    summary: Summary
+    """Of the requests that are judged."""
     result: Result
+    """Of all that happened, warm-up included."""
+    start_s: float
+    """When judging began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Capacity:
     at: Run | None
     """The run at that rate."""
     beyond: Run | None
-    """The run just above, which misses the target; None if the search never saw one."""
+    """The run just above, which misses the target; None if the bound ended the search."""
     runs: tuple[Run, ...]
     """All that were simulated, by rate."""
 
@@ -80,43 +89,47 @@ class Loads:
             self._on_run()
         return self._runs[index]
 
+    def is_thinkable(self, index: int) -> bool:
+        return grid_rate(index) <= BOUND_SLACK * self.steady.rate
+
     def passes(self, index: int) -> bool:
-        is_thinkable = grid_rate(index) <= BOUND_SLACK * self.steady.rate
-        return is_thinkable and self.run(index).good_fraction >= self._target.fraction
+        return self.is_thinkable(index) and self.run(index).good_fraction >= self._target.fraction
 
 
 def serve(candidate: Candidate, demand: Demand, target: Target, rate: float, num_copies: int) -> Run:
     """Simulate so many copies under a rate."""
     num_requests = run_length(candidate, demand, rate, num_copies)
-    workload = demand.workload(rate, num_requests, candidate.spec.vocab_size)
-    result = simulate(candidate.fleet(num_copies), workload, target.slo)
-    start_s = WARM_UP_FRACTION * workload.span_s
-    judged = [timeline for timeline in result.timelines if timeline.arrival_s >= start_s]
+    plain = demand.workload(rate, num_requests, candidate.spec.vocab_size)
+    warm = warm_start(candidate, demand, plain, rate, num_copies)
     slo = target.slo
+    result = simulate(candidate.fleet(num_copies), warm.workload, slo)
+    start_s = warm.start_s + WARM_UP_FRACTION * plain.span_s
+    judged = [timeline for timeline in result.timelines if timeline.arrival_s >= start_s]
+    duration_s = max(timeline.end_s or 0.0 for timeline in judged) - start_s
 
     def late(time: Callable[[Timeline], float | None], allowed: float | None) -> float:
         if allowed is None:
             return 0.0
         return sum((time(one) or 0.0) > allowed for one in judged) / len(judged)
 
+    summary = summarize(judged, duration_s, slo)
     return Run(
         rate=rate,
         num_copies=num_copies,
-        good_fraction=sum(slo.is_met(timeline) for timeline in judged) / len(judged),
+        good_fraction=summary.good_fraction,
         late_ttft_fraction=late(lambda one: one.ttft_s, slo.ttft_s),
         late_tpot_fraction=late(lambda one: one.tpot_s, slo.tpot_s),
+        summary=summary,
         result=result,
+        start_s=start_s,
     )
 
 
 def run_length(candidate: Candidate, demand: Demand, rate: float, num_copies: int) -> int:
-    """Long enough to replace those inside several times, with the batch that a slow step of the SLO would gather."""
-    sizes = demand.sizes
-    step_s = candidate.step_cost.step_s
-    alone_s = sizes.mean_answer * step_s(steady_batch(1, sizes))
-    inside = min(rate * 2.0 * alone_s, float(candidate.max_sequences * num_copies))
-    most = MAX_REQUESTS * math.sqrt(num_copies)
-    wanted = round(min(max(TURNOVERS * inside, MIN_REQUESTS * math.sqrt(num_copies)), most))
+    """Long enough to replace those inside."""
+    inside = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.shared_prefix)
+    least, most = (count * math.sqrt(num_copies) for count in (MIN_REQUESTS, MAX_REQUESTS))
+    wanted = round(min(max(TURNOVERS * inside, least), most))
     return min(wanted, demand.largest_run or wanted)
 
 
@@ -124,7 +137,7 @@ def find_capacity(loads: Loads, finest: int = COARSE) -> Capacity:
     """Gallop from what the bound suggests, then bisect down to `finest` grid steps."""
     if not loads.steady.rate:
         return Capacity(0.0, None, None, ())
-    start = _on_grid(PER_OCTAVE * math.log2(0.85 * loads.steady.rate))
+    start = _on_grid(PER_OCTAVE * math.log2(FIRST_TRY * loads.steady.rate))
     low, high = _bracket(loads, start)
     while high - low > finest and low >= LOWEST:
         middle = low + max(finest, (high - low) // 2 // finest * finest)
@@ -133,7 +146,7 @@ def find_capacity(loads: Loads, finest: int = COARSE) -> Capacity:
         else:
             high = middle
     at = loads.run(low) if low >= LOWEST else None
-    beyond = loads.run(high)
+    beyond = loads.run(high) if loads.is_thinkable(high) else None
     return Capacity(grid_rate(low) if at else 0.0, at, beyond, loads.runs)
 
 

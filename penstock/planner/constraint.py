@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.core.batch import Batch, Chunk
 from penstock.cost.measured import Measured
 from penstock.errors import ConfigError
 from penstock.planner.candidate import Candidate
-from penstock.planner.capacity import WARM_UP_FRACTION, Capacity, Run
+from penstock.planner.capacity import Capacity, Run
 from penstock.planner.demand import Sizes, Target
 from penstock.planner.space import with_kv
 from penstock.planner.steady import Steady, steady_batch
@@ -39,8 +40,7 @@ class Moments:
 
 def moments(run: Run, candidate: Candidate) -> Moments:
     samples = [sample for replica in run.result.replicas for sample in replica.history]
-    start_s = WARM_UP_FRACTION * max((sample.time_s for sample in samples), default=0.0)
-    judged = [sample for sample in samples if sample.time_s >= start_s]
+    judged = [sample for sample in samples if sample.time_s >= run.start_s]
     if not judged:
         return Moments(0.0, 0.0)
     waiting = [sample for sample in judged if sample.num_waiting]
@@ -92,7 +92,7 @@ def _latency(run: Run | None, target: Target) -> Constraint:
         return Constraint(
             "latency", "Latency: not even one request at a time is fast enough from token to token", None, ""
         )
-    summary = run.result.summary
+    summary = run.summary
     late = f"{100 * (1.0 - run.good_fraction):.1f} % of requests miss the SLO with nobody else there"
     times = f"p95 of TTFT is {1e3 * summary.ttft.p95:,.0f} ms, of TPOT {1e3 * summary.tpot.p95:,.1f} ms"
     words = f"Latency: {late} ({times}); more of these devices do not help, faster ones or a larger tensor group do"
@@ -114,8 +114,9 @@ def _sequences(candidate: Candidate, evidence: str) -> Constraint:
 
 
 def _prompts(candidate: Candidate, evidence: str, sizes: Sizes) -> Constraint:
-    step_s = candidate.step_cost.step_s(steady_batch(1, sizes))
-    words = f"Computing prompts: {evidence}; a step with one prompt of mean length takes {1e3 * step_s:.0f} ms"
+    length = max(1, round(sizes.mean_prompt))
+    alone_s = candidate.step_cost.step_s(Batch(0, (Chunk(0, 0, length, (), (), True, None),)))
+    words = f"Computing prompts: {evidence}; one of mean length takes {1e3 * alone_s:.0f} ms by itself"
     budget = min(4 * candidate.max_batch_tokens, MOST_BUDGET)
     wider = _with(candidate, candidate.max_sequences, budget)
     return Constraint("prompts", words, wider, f"--max-batch-tokens {budget}" if wider else "")

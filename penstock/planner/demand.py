@@ -89,15 +89,19 @@ class Demand:
         return recipe.make(self.seed)
 
     @cached_property
-    def sizes(self) -> "Sizes":
+    def sample(self) -> list[tuple[int, int]]:
+        """Lengths of prompts and answers: a trace's own, or drawn."""
         if self.trace is not None:
-            pairs = list(zip(self.trace.prompt_lengths, self.trace.answer_lengths, strict=True))
-        else:
-            prompt_random, answer_random = Random(f"{self.seed} prompts"), Random(f"{self.seed} answers")
-            pairs = [
-                (self.prompts.draw(prompt_random) + self.shared_prefix, self.answers.draw(answer_random))
-                for _ in range(SAMPLE)
-            ]
+            return list(zip(self.trace.prompt_lengths, self.trace.answer_lengths, strict=True))
+        prompt_random, answer_random = Random(f"{self.seed} prompts"), Random(f"{self.seed} answers")
+        return [
+            (self.prompts.draw(prompt_random) + self.shared_prefix, self.answers.draw(answer_random))
+            for _ in range(SAMPLE)
+        ]
+
+    @cached_property
+    def sizes(self) -> "Sizes":
+        pairs = self.sample
         totals = sorted(prompt + answer for prompt, answer in pairs)
         answers = [answer for _, answer in pairs]
         return Sizes(

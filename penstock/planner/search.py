@@ -5,7 +5,7 @@ It is told nothing of clocks, commands or files; what can be launched today, it 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.errors import ConfigError
 from penstock.planner.candidate import Candidate
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search is told besides model and demand. Prices are dollars an hour of a device, by its name."""
+    """What a search is told besides model and demand, of which it sees one. Prices are dollars an hour, by device."""
 
     target: Target
     wishes: Wishes
@@ -101,6 +101,8 @@ class Search:
     assumed: Assumptions
     gaps_of: Callable[[Candidate], tuple[str, ...]]
     on_run: Callable[[str], None] = lambda words: None
+    _loads: dict[tuple[object, ...], Loads] = field(default_factory=dict)
+    """Runs so far, by candidate: what was simulated once is not simulated again."""
 
     def plan(self, found: Sequence[Found], rejected: Sequence[Rejected], demand: Demand) -> Plan:
         """`found` are candidates that fit."""
@@ -127,14 +129,16 @@ class Search:
         return kept
 
     def evaluate(self, candidate: Candidate, steady: Steady, demand: Demand, *, finely: bool = False) -> Option:
-        loads = Loads(candidate, demand, self.target, lambda: self.on_run(candidate.name))
+        if candidate.key not in self._loads:
+            self._loads[candidate.key] = Loads(candidate, demand, self.target, lambda: self.on_run(candidate.name))
+        loads = self._loads[candidate.key]
         capacity = find_capacity(loads, 1) if finely else find_capacity(loads)
         replica_rate = capacity.rate * candidate.num_copies
         each = self.prices.get(candidate.hardware.name)
         hourly = None if each is None else each * candidate.num_devices
         price = None
         if hourly is not None and capacity.at is not None:
-            running = capacity.at.result.replicas[0].mean_running
+            running = capacity.rate * capacity.at.summary.e2e.mean
             share = prompt_time_share(candidate.step_cost, demand.sizes, running, candidate.max_batch_tokens)
             price = token_price(hourly, replica_rate, demand.sizes, share)
         return Option(
@@ -181,7 +185,13 @@ class Search:
             return WhatIf(words, run, run.good_fraction >= self.target.fraction, consequence)
 
         needed = math.ceil(2 * demand.rate / option.replica_rate)
-        found = [judged("twice the traffic", self._serve(option, demand.at(2.0)), f"needs {needed} replicas")]
+        found = [
+            judged(
+                "twice the traffic",
+                self._serve(option, demand.at(2.0)),
+                "" if needed <= option.num_replicas else f"needs {needed} replicas",
+            )
+        ]
         group = option.candidate.num_devices
         if option.num_replicas == 1:
             found.append(WhatIf("one device less", None, False, "nothing is left to serve"))
@@ -211,11 +221,12 @@ class Search:
             return self.prices[candidate.hardware.name]
         return 1.0
 
-    def _rank(self, option: Option) -> tuple[float, float]:
-        """Cheapest fleet first; among equals the one with the most room."""
+    def _rank(self, option: Option) -> tuple[float, int, float]:
+        """Cheapest fleet first; among equals what runs today, then the one with the most room."""
         if not option.num_replicas:
-            return math.inf, 0.0
-        return self._device_cost(option.candidate) * option.num_devices, -option.replica_rate * option.num_replicas
+            return math.inf, 0, 0.0
+        cost = self._device_cost(option.candidate) * option.num_devices
+        return cost, len(option.gaps), -option.replica_rate * option.num_replicas
 
 
 def _pareto(options: Sequence[Option], demand: Demand) -> tuple[Point, ...]:
@@ -223,8 +234,8 @@ def _pareto(options: Sequence[Option], demand: Demand) -> tuple[Point, ...]:
     points = []
     for option in options:
         for run in option.capacity.runs:
-            tpot_s = run.result.summary.tpot.p50
-            if run.rate <= option.capacity.rate and tpot_s > 0.0:
+            tpot_s = run.summary.tpot.p50
+            if option.capacity.rate / 16 <= run.rate <= option.capacity.rate and tpot_s > 0.0:
                 per_device = run.rate * option.candidate.num_copies * demand.sizes.mean_answer
                 points.append(
                     Point(option.candidate.name, run.rate, per_device / option.candidate.num_devices, 1.0 / tpot_s)

@@ -18,7 +18,7 @@ TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4)
 SEQUENCES = (64, 256, 1024)
 BUDGETS = (2048, 8192)
-NEARLY = 0.97
+NEARLY = 0.9
 """Smaller limits are kept if they carry this share of what larger ones do."""
 
 
@@ -52,10 +52,15 @@ def explore(spec: ModelSpec, wishes: Wishes, demand: Demand, slo: Slo) -> tuple[
     """All that fit, each with the limits that its bound likes best; and why the others do not."""
     found: list[Found] = []
     rejected: dict[str, Rejected] = {}
+    fitting: set[tuple[object, ...]] = set()
     for plain in candidates(spec, wishes, rejected):
+        kind = plain.hardware.name, plain.weights, plain.kv
+        if plain.layout.pipeline > 1 and kind in fitting:
+            continue  # stages are for what a tensor group does not hold
         try:
             _check_room(plain, demand)
             found.append(_with_best_limits(plain, demand, slo))
+            fitting.add(kind)
         except ConfigError as error:
             rejected[plain.name] = Rejected(plain.name, str(error))
     return found, list(rejected.values())

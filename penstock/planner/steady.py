@@ -63,6 +63,18 @@ def bound(candidate: Candidate, sizes: Sizes, slo: Slo, cached_prompt: float = 0
     return best
 
 
+def num_inside(candidate: Candidate, sizes: Sizes, rate: float, cached_prompt: float = 0.0) -> int:
+    """Sequences that generate at once when one copy carries this rate; at most as many as there is room for."""
+    low, high = 1, max(1, min(candidate.max_sequences, int(candidate.sizing.num_cached_tokens / sizes.mean_held)))
+    while low < high:
+        count = (low + high) // 2
+        if _at(candidate, sizes, count, cached_prompt).rate >= rate:
+            high = count
+        else:
+            low = count + 1
+    return low
+
+
 def _prompts_alone(candidate: Candidate, sizes: Sizes, cached_prompt: float) -> Steady:
     """Where a prompt takes many times as many tokens as its answer, full steps of prompts are all there is time for."""
     budget = candidate.max_batch_tokens
