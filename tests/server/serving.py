@@ -16,7 +16,9 @@ from typing import Any
 import httpx
 import openai
 
+from penstock.config import EngineConfig
 from penstock.core.request import SamplingParams
+from penstock.engine.client import EngineClient, Facts
 from penstock.engine.oracle import expected_tokens
 from penstock.text.byte_level import byte_tokenizer
 
@@ -120,6 +122,22 @@ def _read_banner(process: "subprocess.Popen[str]", errors: Path) -> str:
             break
     timer.cancel()
     return "".join(lines)
+
+
+def idle_client(*, max_waiting: int, max_sequences: int) -> EngineClient:
+    """A client whose engine was never started: what is decided before an engine is asked needs its facts alone."""
+    client = EngineClient([], EngineConfig())
+    client.facts = Facts(
+        model=MODEL,
+        max_context=512,
+        vocab_size=256,
+        num_blocks=64,
+        block_size=16,
+        max_sequences=max_sequences,
+        max_waiting=max_waiting,
+        max_waiting_tokens=1000,
+    )
+    return client
 
 
 def render(messages: Sequence[Mapping[str, str]]) -> str:

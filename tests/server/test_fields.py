@@ -13,16 +13,14 @@ from starlette.requests import Request
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
-from penstock.config import EngineConfig, ServerConfig
-from penstock.engine.client import EngineClient
-from penstock.engine.machine import Facts
+from penstock.config import ServerConfig
 from penstock.server.front import Front
 from penstock.server.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
 from penstock.server.text import Text
 from penstock.server.wishes import wishes_of
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import SpecialTokens
-from tests.server.serving import Server, serving, user
+from tests.server.serving import Server, idle_client, serving, user
 
 DRAWN: dict[str, Any] = {
     "temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "presence_penalty": 1.0, "frequency_penalty": 1.0,
@@ -116,12 +114,7 @@ def test_openai_s_own_client_can_send_nothing_unknown(body: type, types: tuple[t
 
 
 def front() -> Front:
-    client = EngineClient([], EngineConfig())
-    client.facts = Facts(
-        model="m", max_context=512, vocab_size=256, num_blocks=64, block_size=16, max_sequences=4, max_waiting=4,
-        max_waiting_tokens=1000,
-    )  # fmt: skip
-    front = Front(client, ServerConfig(), "0")
+    front = Front(idle_client(max_waiting=4, max_sequences=4), ServerConfig(), "0")
     words = WordLevel({"end": 0}, unk_token="end")
     front.text = Text(Tokenizer(Backend(words), SpecialTokens(None, frozenset({0}), {})))
     return front

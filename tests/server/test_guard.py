@@ -8,20 +8,18 @@ import os
 import re
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
 from penstock.config import ServerConfig
-from penstock.engine.client import IDLE
 from penstock.server.admission import Admission
 from penstock.server.app import ROUTES, Route
 from penstock.server.faults import ApiError
 from penstock.server.guard import PUBLIC_PATHS, Keys
 from tests.server.bad_input import GOOD_BODIES, check_told, path_of, raw
-from tests.server.serving import KEY, Server, serving, user
+from tests.server.serving import KEY, Server, idle_client, serving, user
 
 # Keys
 
@@ -81,13 +79,15 @@ def test_keys_are_compared_whole() -> None:
 
 
 def test_a_tenant_may_not_fill_the_queue() -> None:
-    client = SimpleNamespace(streams=(), load=IDLE, facts=SimpleNamespace(max_waiting=6, max_sequences=4))
-    admission = Admission(client, num_tenants=2)  # type: ignore[arg-type]
+    admission = Admission(idle_client(max_waiting=6, max_sequences=4), num_tenants=2)
     for _ in range(5):
         admission.enter("greedy")
     with pytest.raises(ApiError) as caught:
         admission.enter("greedy")
     assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
+    headers = dict(caught.value.headers)
+    assert (headers[b"x-ratelimit-limit-requests"], headers[b"x-ratelimit-remaining-requests"]) == (b"5", b"0")
+    assert dict(admission.limits("modest"))[b"x-ratelimit-remaining-requests"] == b"5"
     for _ in range(5):
         admission.enter("modest")
     with pytest.raises(ApiError) as caught:
