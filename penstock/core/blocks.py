@@ -205,11 +205,15 @@ class BlockPool:
         num_full = sequence.num_computed // self.block_size
         if not self._caching or num_full <= sequence.num_published:
             return
-        self._extend_hashes(sequence, num_full)
+        hashes = sequence.hashes
+        if len(hashes) < sequence.num_published:
+            self._extend_hashes(sequence, sequence.num_published)
         for number in range(sequence.num_published, num_full):
-            hash_ = sequence.hashes[number]
-            parent = sequence.tail or sequence.namespace
             token_ids = self._tokens_of(sequence, number)
+            if number == len(hashes):
+                hashes.append(block_hash(hashes[-1] if hashes else sequence.namespace.hash, token_ids))
+            hash_ = hashes[number]
+            parent = sequence.tail or sequence.namespace
             present = self._index.get(hash_)
             content = None if present is None else self._contents[present]
             if present is not None and content is not None:

@@ -20,24 +20,29 @@ class Sample(NamedTuple):
 class History:
     """Samples no closer than a spacing that doubles whenever there are too many; averages weigh every moment alike."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, *, joins: bool = True) -> None:
         self.samples: list[Sample] = []
         self.max_waiting = 0
         self.max_kv_usage_fraction = 0.0
         self.waiting_for_rows_s = 0.0
         """Somebody waited while as many sequences ran as may."""
         self.waiting_for_blocks_s = 0.0
-        """Somebody waited while rows were free and the cache was nearly full."""
+        """Somebody waited while rows were free and the step had budget left."""
         self.waiting_for_turn_s = 0.0
-        """Somebody waited while there were rows and blocks: for a step's budget, or for a batch to end."""
+        """Somebody waited for a step's budget, or for a batch to end."""
         self._limits = limits
+        self._joins = joins
+        self._is_step_full = False
         self._spacing_s = 0.0
         self._last = Sample(0.0, 0, 0, 0.0)
         self._running_seconds = 0.0
         self._waiting_seconds = 0.0
         self._kv_seconds = 0.0
 
-    def add(self, load: Load, now: float, kv_usage_fraction: float | None = None) -> None:
+    def add(
+        self, load: Load, now: float, kv_usage_fraction: float | None = None, *, is_step_full: bool = False
+    ) -> None:
+        """From now on it is so; `is_step_full` says that the step under way has spent its budget."""
         usage = load.kv_usage_fraction if kv_usage_fraction is None else kv_usage_fraction
         last = self._last
         elapsed = now - last.time_s
@@ -47,6 +52,7 @@ class History:
             self._kv_seconds += elapsed * last.kv_usage_fraction
             if last.num_waiting:
                 self._blame(last, elapsed)
+        self._is_step_full = is_step_full
         self._last = sample = Sample(now, load.num_running, load.num_waiting, usage)
         if load.num_waiting > self.max_waiting:
             self.max_waiting = load.num_waiting
@@ -67,17 +73,13 @@ class History:
         return self._kv_seconds / duration_s if duration_s > 0.0 else 0.0
 
     def _blame(self, state: Sample, elapsed: float) -> None:
-        """An admission leaves one block for every running sequence, so a cache is full a little below the top."""
-        limits = self._limits
-        if limits is None:
-            return
-        spare = 2 * state.num_running / limits.num_blocks
-        if state.num_running >= limits.max_sequences:
+        is_whole = not self._joins
+        if not is_whole and self._limits is not None and state.num_running >= self._limits.max_sequences:
             self.waiting_for_rows_s += elapsed
-        elif state.kv_usage_fraction >= min(0.9, 1.0 - spare):
-            self.waiting_for_blocks_s += elapsed
-        else:
+        elif is_whole or self._is_step_full:
             self.waiting_for_turn_s += elapsed
+        else:
+            self.waiting_for_blocks_s += elapsed
 
     def _thin(self) -> None:
         self.samples = self.samples[::2]

@@ -78,7 +78,7 @@ class Pool:
         if not any(replica.is_ready for replica in live):
             self._queue.append((request, is_moved))
             return
-        views = [replica.view for replica in live]
+        views = [replica.last_view or replica.view for replica in live]
         if self._max_pending is not None:
             views = [view if view.num_pending < self._max_pending else view._replace(is_ready=False) for view in views]
             if not any(view.is_ready for view in views):

@@ -46,7 +46,7 @@ class Flight(NamedTuple):
 
 
 class Replica:
-    """`depth` is the engine's: steps launched before the oldest is awaited."""
+    """`depth` is the engine's: steps launched before the oldest is awaited. `joins` says that batches take in newcomers."""
 
     def __init__(
         self,
@@ -57,12 +57,13 @@ class Replica:
         ledger: Ledger,
         *,
         depth: int = 1,
+        joins: bool = True,
         speculation: Speculation | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
-        self.history = History(scheduler.limits)
+        self.history = History(scheduler.limits, joins=joins)
         self.num_requests = 0
         self.num_steps = 0
         self.num_computed_tokens = 0
@@ -82,7 +83,10 @@ class Replica:
         self._tracer = tracer
         self._inbox: list[Request] = []
         self._flights: deque[Flight] = deque()
-        self._view: ReplicaView | None = None
+        self.last_view: ReplicaView | None = None
+        """What `view` gave last, while it is still true."""
+        self._num_step_tokens = 0
+        """Of the step launched last."""
         self._alarm_s: float | None = None
         """When the loop will look again though nothing happens."""
 
@@ -95,23 +99,23 @@ class Replica:
     @property
     def view(self) -> ReplicaView:
         """What a router sees of it; made anew only after something happened."""
-        if self._view is None:
+        if self.last_view is None:
             load = self.scheduler.load
             waiting = load.num_waiting_tokens + sum([len(request.prompt) for request in self._inbox])
             usage = self._usage(load.kv_usage_fraction)
             published = self.scheduler.pool.published
-            self._view = ReplicaView(self.name, self.num_pending, waiting, usage, self.is_ready, published)
-        return self._view
+            self.last_view = ReplicaView(self.name, self.num_pending, waiting, usage, self.is_ready, published)
+        return self.last_view
 
     def set_ready(self, is_ready: bool) -> None:
         """Whether it takes requests: it has started and is not being drained."""
         self.is_ready = is_ready
-        self._view = None
+        self.last_view = None
 
     def receive(self, request: Request, now: float) -> None:
         """Hand over a request. A loop that waits for a step takes it in afterwards."""
         self.num_requests += 1
-        self._view = None
+        self.last_view = None
         self._inbox.append(request)
         self._look(now)
 
@@ -134,7 +138,7 @@ class Replica:
 
     def _loop(self, now: float) -> None:
         """Up to where the engine waits."""
-        self._view = None
+        self.last_view = None
         self._take_in(now)
         scheduler = self.scheduler
         expired = scheduler.expire(now)
@@ -164,6 +168,7 @@ class Replica:
             if chunk.arrival is not None:
                 self.num_prompt_tokens += chunk.arrival.prompt_length
                 self.num_cached_tokens += min(chunk.start, chunk.arrival.prompt_length)
+        self._num_step_tokens = batch.num_tokens
         duration_s = self.cost.step_s(batch)
         if self.speculation is not None:
             duration_s += self.speculation.draft_s(batch, self.cost)
@@ -189,7 +194,8 @@ class Replica:
         """Write down how busy it is, and wake for a deadline that will pass, or a batch that will open."""
         scheduler = self.scheduler
         load = scheduler.load
-        self.history.add(load, now, self._usage(load.kv_usage_fraction))
+        is_step_full = self._num_step_tokens >= scheduler.limits.max_batch_tokens
+        self.history.add(load, now, self._usage(load.kv_usage_fraction), is_step_full=is_step_full)
         if self._tracer is not None:
             self._tracer.load(self.name, now, load)
         wake_s = scheduler.wake_s

@@ -117,12 +117,21 @@ class Fleet:
 
     def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: Tracer | None = None) -> Replica:
         scheduler = make_scheduler(self.config, self.sizing)
+        joins = self.config.scheduler.batching == "continuous"
         if self.foretells and self.depth == 1 and self.guessing is None:
             settles = self.config.scheduler.order == "fair"
-            return SwiftReplica(name, scheduler, self.cost, events, ledger, settles=settles, tracer=tracer)
+            return SwiftReplica(name, scheduler, self.cost, events, ledger, joins=joins, settles=settles, tracer=tracer)
         speculation = Speculation(self.guessing, name) if self.guessing else None
         return Replica(
-            name, scheduler, self.cost, events, ledger, depth=self.depth, speculation=speculation, tracer=tracer
+            name,
+            scheduler,
+            self.cost,
+            events,
+            ledger,
+            depth=self.depth,
+            joins=joins,
+            speculation=speculation,
+            tracer=tracer,
         )
 
 

@@ -54,10 +54,11 @@ class SwiftReplica(Replica):
         events: EventQueue,
         ledger: Ledger,
         *,
+        joins: bool = True,
         settles: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
-        super().__init__(name, scheduler, cost, events, ledger, tracer=tracer)
+        super().__init__(name, scheduler, cost, events, ledger, joins=joins, tracer=tracer)
         self._settles = settles
         self._summing = cost if isinstance(cost, Summing) and cost.is_summing else None
         limits = scheduler.limits
@@ -104,7 +105,7 @@ class SwiftReplica(Replica):
 
     def _loop(self, now: float) -> None:
         scheduler = self.scheduler
-        self._view = None
+        self.last_view = None
         if self._runs and self._must_settle(now):
             self._settle(now)
         if self._inbox:
@@ -152,6 +153,7 @@ class SwiftReplica(Replica):
     def _compute(self, now: float) -> None:
         """As many steps as pass before a run is due or, with prompts, one."""
         num_steps = 1
+        self._num_step_tokens = len(self._runs) + sum([part.chunks[0].length for part in self._prompts])
         if not self._prompts:
             due = self._due
             while self._runs.get(due[0].batch.chunks[0].row) is not due[0]:

@@ -80,6 +80,19 @@ def test_the_same_seed_gives_the_same_answer(capsys):
         ("--model", "qwen3-30b-a3b", "--policy", "round-robin"),
         ("--model", "gemma-3-4b", "--hardware", "rtx-4090"),
         ("--model", "smollm2-135m", "--hardware", "cloud-2core"),
+        ("--model", "llama-3.1-70b", "--tensor", "4"),
+        ("--model", "llama-3.1-70b", "--tensor", "2", "--pipeline", "2", "--weights", "fp8"),
+        ("--model", "qwen3-30b-a3b", "--replicas", "4", "--expert", "4"),
+        ("--speculate", "4", "--acceptance", "0.9", "--draft-cost", "0.1", "--speculate-up-to", "64"),
+        ("--prefill-replicas", "1", "--local-below", "100", "--transfer-gb-s", "10"),
+        ("--scale-to", "3", "--scale-target", "4", "--cold-start-s", "1", "--down-delay-s", "2"),
+        ("--scale-to", "3", "--scale-by", "utilisation", "--cold-start-s", "0.5"),
+        ("--shared-prefix", "64", "--num-prefixes", "3", "--shared-fraction", "0.5", "--policy", "prefix-reported"),
+        ("--replicas", "3", "--policy", "power-of-two"),
+        ("--replicas", "3", "--policy", "session"),
+        ("--replicas", "3", "--policy", "consistent-hash"),
+        ("--replicas", "3", "--policy", "prefix-predicted"),
+        ("--deadline-s", "1000"),
     ],
 )
 def test_every_knob_turns(capsys, words):
@@ -105,6 +118,20 @@ def test_every_knob_turns(capsys, words):
         (("--ttft-s", "0"), "SLO"),
         (("--shared-prefix", "-1"), "shared prefixes"),
         (("--max-context", "10000000"), "made for"),
+        (("--tensor", "3"), "choose 2 or 4"),
+        (("--pipeline", "0"), "pipeline parallelism is 0"),
+        (("--expert", "2", "--replicas", "2"), "has no experts"),
+        (("--expert", "8"), "multiple of 8 copies"),
+        (("--speculate", "99"), "99 drafts"),
+        (("--speculate", "2", "--acceptance", "1.5"), "accepted is 1.5"),
+        (("--prefill-replicas", "1", "--no-prefix-caching"), "leave prefix caching on"),
+        (("--prefill-replicas", "1", "--transfer-gb-s", "0"), "--transfer-gb-s is 0"),
+        (("--prefill-replicas", "1", "--scale-to", "4"), "leave one of the two out"),
+        (("--scale-to", "0"), "scaling from 1 to 0"),
+        (("--max-pending", "0"), "choose 1 or more"),
+        (("--deadline-s", "0"), "--deadline-s is 0.0"),
+        (("--trace", "missing.jsonl"), "missing.jsonl"),
+        (("--compare", "--chrome-trace", "x.json"), "a trace shows one run"),
     ],
 )
 def test_bad_wishes_are_refused_with_a_way_out(capsys, words, hint):
@@ -146,3 +173,48 @@ def test_a_broken_config_file_is_refused(capsys, tmp_path, content):
 
 def test_defaults_are_a_config():
     assert build(command.Config, {}) == command.Config()
+
+
+def test_a_chrome_trace_is_written(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    status, _ = simulate(capsys, "--replicas", "2", "--chrome-trace", str(path))
+    assert status == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {"X", "C", "b", "e", "M"} == {event["ph"] for event in events}
+    status, printed = simulate(capsys, "--chrome-trace", str(tmp_path / "no" / "trace.json"))
+    assert status == 2
+    assert "cannot write" in printed.err
+
+
+def test_a_recorded_trace_is_replayed(capsys, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 100 * number, "input_length": 700, "output_length": 5, "hash_ids": [1, 100 + number]}
+        for number in range(20)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, printed = simulate(capsys, "--json", "--trace", str(path), "--trace-speed", "2", "--num-requests", "15")
+    assert status == 0
+    data = json.loads(printed.out)
+    summary = data["results"]["continuous"]["summary"]
+    assert data["workload"]["num_requests"] == summary["outcomes"]["length"] == 15
+    assert data["workload"]["span_s"] == pytest.approx(0.7)
+    assert summary["num_cached_tokens"] == 14 * 512
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--rate", "2"), "bound by nothing"),
+        (("--rate", "0", "--max-sequences", "4"), "bound by --max-sequences"),
+        (("--rate", "0", "--num-blocks", "60"), "bound by KV memory"),
+        (("--rate", "0", "--max-pending", "5"), "refused by the router"),
+        (("--rate", "0", "--deadline-s", "0.05"), "deadline"),
+        (("--speculate", "3"), "drafts accepted"),
+        (("--prefill-replicas", "1"), "prompts handed over"),
+    ],
+)
+def test_the_report_tells_what_bound_the_run_and_what_was_used(capsys, words, told):
+    status, printed = simulate(capsys, *words)
+    assert status == 0
+    assert told in printed.out
