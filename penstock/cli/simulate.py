@@ -5,7 +5,7 @@ Puts the parts together and lays out the answer; it computes nothing itself.
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock.cli import simulate_report as report
+from penstock.cli.plan_model import describe
 from penstock.cli.show import print_json
 from penstock.cli.techniques import Techniques
 from penstock.cli.this_machine import find_hardware
@@ -21,9 +22,8 @@ from penstock.cost.layout import Layout
 from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.cost.roofline import Overhead, roofline
-from penstock.errors import ConfigError, ModelFileError
+from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
-from penstock.models import catalog, registry
 from penstock.models.spec import ModelSpec
 from penstock.router.policy import POLICIES
 from penstock.sim.simulation import Fleet, Result, simulate
@@ -44,7 +44,6 @@ PolicyName = Literal[
     "prefix-reported",
 ]
 CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
-MAX_CONFIG_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class Config:
     """
 
     model: str = "llama-3.1-8b"
-    """A known model (llama-3.1-8b, qwen3-30b-a3b, ...) or the path of a config.json"""
+    """A known model (llama-3.1-8b, qwen3-30b-a3b, ...), a config.json, a model directory or a .gguf file"""
     max_context: int | None = None
     """Longest prompt plus answer, in tokens (default: the model's own)"""
     compare: bool = False
@@ -282,23 +281,8 @@ def profile_basis(config: Config, path: Path) -> Basis:
 
 
 def read_spec(model: str) -> ModelSpec:
-    """The spec of a known model, or of the config.json at a path."""
-    if not model.endswith(".json"):
-        spec = catalog.find(model)
-    else:
-        try:
-            with Path(model).open("rb") as file:
-                config = json.loads(file.read(MAX_CONFIG_BYTES))
-        except OSError as error:
-            raise ModelFileError(f"cannot read {model}: {error.strerror}; give the path of a config.json") from error
-        except (ValueError, RecursionError) as error:
-            raise ModelFileError(f"{model} is not JSON; give the path of a config.json") from error
-        if not isinstance(config, Mapping):
-            raise ModelFileError(f"{model} holds no JSON object; give the path of a config.json")
-        spec = registry.read_config(config).spec
-    if not spec.generates:
-        raise ConfigError(f"{model} makes embeddings, no text; choose a model that generates")
-    return spec
+    """The spec of a known model, or of a config.json, a directory or a GGUF file."""
+    return describe(model).spec
 
 
 def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
