@@ -176,7 +176,7 @@ class Roofline:
                 growth, spread = work.num_tokens, len(batch.chunks)
                 seen = [(pairs + growth * number, reach + spread * number) for number in range(num_steps)]
             else:
-                seen = [_seen(moved(batch, number).chunks, kind.sight) for number in range(num_steps)]
+                seen = _seen_run(batch, kind.sight.window, num_steps)
             roofs = [(p * flops / peak, r * size / bandwidth) for p, r in seen]
             attention_s = [so_far + (a if a > b else b) for so_far, (a, b) in zip(attention_s, roofs)]
         if self._overlaps:
@@ -300,6 +300,24 @@ def _seen(chunks: Iterable[Chunk], sight: _Sight) -> tuple[int, int]:
             pairs += growing * (start + window + 1) // 2 + (length - growing) * window
             reach += min(end, length + window - 1)
     return pairs, reach
+
+
+def _seen_run(batch: Batch, window: int, num_steps: int) -> list[tuple[int, int]]:
+    """As `_seen` for each of a run of steps under a window: a single token sees min(end, window) keys, which grows until the
+    window is full."""
+    if any(chunk.length != 1 for chunk in batch.chunks):
+        sight = _Sight(window, True)
+        return [_seen(moved(batch, number).chunks, sight) for number in range(num_steps)]
+    total = sum([min(chunk.start + 1, window) for chunk in batch.chunks])
+    rooms = sorted([window - chunk.start - 1 for chunk in batch.chunks], reverse=True)
+    num_growing = len(rooms)
+    seen = []
+    for number in range(num_steps):
+        seen.append((total, total))
+        while num_growing and rooms[num_growing - 1] <= number:
+            num_growing -= 1
+        total += num_growing
+    return seen
 
 
 def _attention_kinds(spec: ModelSpec, kv_bytes: float, layout: Layout) -> tuple[_AttentionKind, ...]:

@@ -101,7 +101,7 @@ class Fleet:
     guessing: Guessing | None = None
     """Drafts that every replica verifies; then every step is taken singly."""
     scaling: Scaling | None = None
-    """How the number of replicas follows the load, from `num_replicas` on where that is more than the least."""
+    """How the number of replicas follows the load; then `num_replicas` says nothing."""
     split: Disaggregation | None = None
     """Further replicas that compute prompts for the others."""
     max_pending: int | None = None
