@@ -46,25 +46,30 @@ class StepTime(NamedTuple):
     features: Features
 
 
+STEPS_VERSION = 1
+COLUMNS = (*StepTime._fields[:-1], *Features._fields)
+"""Of a step log of this version, in order."""
+
+
 def features_of(batch: Batch) -> Features:
-    """Add up a batch. Chunk fields are read by position: this runs for every chunk of every logged or simulated step."""
+    """Add up a batch, by columns: this runs for every chunk of every logged or simulated step."""
     chunks = batch.chunks
-    num_drawn = sum([1 + chunk[7] for chunk in chunks if chunk[5]])
-    singles = [chunk[1] for chunk in chunks if chunk[2] == 1]
-    num_singles = len(singles)
-    single_kv = sum(singles) + num_singles
-    max_kv = max(singles) + 1 if singles else 0
-    if num_singles == len(chunks):
-        return Features(num_singles, num_singles, 0, num_drawn, single_kv, 0, max_kv, 0)
-    num_long_tokens = long_kv = long_pairs = 0
-    for chunk in chunks:
-        length = chunk[2]
-        if length != 1:
-            end = chunk[1] + length
+    if not chunks:
+        return Features(0, 0, 0, 0, 0, 0, 0, 0)
+    _, starts, lengths, _, _, samples, _, num_drafts = zip(*chunks)
+    num_chunks, num_drawn = len(chunks), sum(samples) + sum(num_drafts)
+    if max(lengths) == 1:
+        return Features(num_chunks, num_chunks, 0, num_drawn, sum(starts) + num_chunks, 0, max(starts) + 1, 0)
+    num_singles = single_kv = num_long_tokens = long_kv = max_kv = long_pairs = 0
+    for start, length in zip(starts, lengths):
+        end = start + length
+        max_kv = max(max_kv, end)
+        if length == 1:
+            num_singles += 1
+            single_kv += end
+        else:
             num_long_tokens += length
             long_kv += end
             # Queries at start .. end - 1 see start + 1 .. end keys.
             long_pairs += length * end - length * (length - 1) // 2
-            if end > max_kv:
-                max_kv = end
-    return Features(len(chunks), num_singles, num_long_tokens, num_drawn, single_kv, long_kv, max_kv, long_pairs)
+    return Features(num_chunks, num_singles, num_long_tokens, num_drawn, single_kv, long_kv, max_kv, long_pairs)

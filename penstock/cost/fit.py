@@ -100,7 +100,6 @@ def non_negative(matrix: Numbers, target: Numbers) -> Numbers:
             falling = free <= 0.0
             share = float((old[falling] / np.maximum(old[falling] - free[falling], TOLERANCE**2)).min())
             found[inside] = old + share * (free - old)
-            is_inside[inside[falling & (found[inside] <= limit)]] = False
             is_inside[inside[falling & (found[inside] <= found[inside][falling].min())]] = False
             found[~is_inside] = 0.0
             if not is_inside.any():

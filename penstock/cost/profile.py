@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.core.features import Features, StepTime
+from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime
 from penstock.cost.fit import Errors, Ramp
 from penstock.cost.measured import VALUES, Fitted
 from penstock.errors import ConfigError
 
 VERSION = 1
-STEPS_VERSION = 1
 MAX_PROFILE_BYTES = 1 << 24
-COLUMNS = (*StepTime._fields[:-1], *Features._fields)
-"""Of a step log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TextIO
 
 from penstock.core.batch import Batch
-from penstock.core.features import Features, StepTime, features_of
+from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime, features_of
 from penstock.errors import ConfigError
 
-VERSION = 1
-COLUMNS = (*StepTime._fields[:-1], *Features._fields)
 MAX_LINES = 1_000_000
 FLUSH_S = 0.5
 
@@ -95,7 +93,7 @@ class StepFile:
     def __init__(self, path: Path, facts: Mapping[str, object], *, max_lines: int = MAX_LINES) -> None:
         self.num_lost = 0
         self._path = path
-        self._header = json.dumps({"penstock_steps": VERSION, "columns": COLUMNS, **facts}) + "\n"
+        self._header = json.dumps({"penstock_steps": STEPS_VERSION, "columns": COLUMNS, **facts}) + "\n"
         self._max_lines = max_lines
         self._flushed_s = 0.0
         try:

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.batch import StepOutput
-from penstock.core.features import Features, StepTime, features_of
+from penstock.core.features import COLUMNS, Features, StepTime, features_of
 from penstock.core.order import ORDERS
 from penstock.core.scheduler import Scheduler
 from penstock.cost.profile import read_steps
 from penstock.engine.engine import Engine
-from penstock.engine.step_log import COLUMNS, StepFile
+from penstock.engine.step_log import StepFile
 from penstock.errors import ConfigError
 from tests.engine.answers import LIMITS, make_request
 
