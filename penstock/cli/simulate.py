@@ -89,7 +89,7 @@ class Load:
     burstiness: float = 1.0
     """Spread of the gaps between arrivals: 0 even, 1 as of independent users, more in bursts"""
     num_requests: int = 2000
-    """How many requests come"""
+    """How many requests come; of a trace, at most the first so many"""
     prompts: str = "sharegpt-prompts"
     """Prompt lengths in tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH] or sharegpt-prompts"""
     answers: str = "sharegpt-answers"
