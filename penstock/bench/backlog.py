@@ -25,6 +25,8 @@ class Backlog:
     samples: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, requests under way), in order."""
     num_arrivals: int = 0
+    num_open: int = 0
+    """Under way at the last look, be it after the last arrival."""
     early_s: float | None = None
     """How long the first requests took."""
 
@@ -45,6 +47,14 @@ class Backlog:
         growth = _slope(later) * span_s
         chance = SIGMAS * max(self.variation, 0.3) * math.sqrt(arrived)
         return growth > GROWING_FRACTION * arrived and growth > chance
+
+    def is_left_over(self, now_s: float) -> bool:
+        """A run too short to see growth: long after the last arrival much of it still waits."""
+        if self.early_s is None or not self.samples or self.num_arrivals < LEAST_ARRIVALS:
+            return False
+        last_s = self.samples[-1][0]
+        since_s = now_s - last_s
+        return self.num_open > GROWING_FRACTION * self.num_arrivals and since_s > max(last_s, SETTLING * self.early_s)
 
 
 def _slope(samples: list[tuple[float, int]]) -> float:

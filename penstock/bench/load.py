@@ -67,7 +67,6 @@ class Measured:
     health: Health
     is_saturated: bool
     num_unsent: int
-    num_connections: int = 0
 
 
 @dataclass(slots=True)
@@ -145,7 +144,7 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
                 waited = run.tasks if sender.done() else {sender}
                 await asyncio.wait(waited, timeout=SAMPLE_S)
                 _observe(run, backlog, watch, is_arriving=not sender.done())
-                if shape.users is None and not is_saturated and backlog.is_growing:
+                if shape.users is None and not is_saturated and (backlog.is_growing or backlog.is_left_over(run.now_s)):
                     is_saturated = True
                     if shape.stops:
                         sender.cancel()
@@ -162,7 +161,6 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
         health=monitor.health,
         is_saturated=is_saturated,
         num_unsent=plan.num_requests - len(run.answers),
-        num_connections=client.num_connections,
     )
 
 
@@ -184,9 +182,8 @@ async def _send_open(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
     for ask, prepared in zip(plan.asks, bodies, strict=True):
         if run.shape.duration_s is not None and ask.arrival_s >= run.shape.duration_s:
             return
-        left_s = ask.arrival_s - run.now_s
-        if left_s > 0.0:
-            await asyncio.sleep(left_s)
+        # Late or not, others get their turn: a client that has fallen behind must still be seen to.
+        await asyncio.sleep(max(ask.arrival_s - run.now_s, 0.0))
         _spawn(run, run.converse(ask, prepared, ask.arrival_s))
 
 
@@ -215,6 +212,7 @@ def _observe(run: _Run, backlog: Backlog, watch: Watch | None, *, is_arriving: b
     if is_arriving:
         backlog.add(progress.elapsed_s, progress.num_open)
     backlog.num_arrivals = progress.num_sent
+    backlog.num_open = progress.num_open
     if backlog.early_s is None:
         first = [answer.end_s - answer.scheduled_s for answer in run.answers[:10] if answer.end_s is not None]
         if len(first) >= 5:

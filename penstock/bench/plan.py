@@ -1,6 +1,5 @@
 """What will be sent: the arrivals and lengths of a workload or a trace, as conversations of named prompt segments."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -37,15 +36,6 @@ class Plan:
     @property
     def num_requests(self) -> int:
         return sum(len(ask.turns) for ask in self.asks)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the users' messages; what later turns repeat is not among them."""
-        return sum(turn.num_prompt for ask in self.asks for turn in ask.turns)
-
-    @property
-    def num_answer_tokens(self) -> int:
-        return sum(turn.num_answer for ask in self.asks for turn in ask.turns)
 
     def num_repeated(self) -> int:
         """Prompt tokens that the plan itself sends again, which even a cold cache may answer."""
@@ -93,8 +83,3 @@ def plan_of_trace(trace: Trace, name: str = "") -> Plan:
             segments.append(Segment(f"{name}own {number}", left))
         asks.append(Ask(row.time_s, (Turn(tuple(segments), row.answer_length),)))
     return Plan(tuple(asks))
-
-
-def at_rate(plan: Plan, times: Sequence[float]) -> Plan:
-    """The same conversations at other times."""
-    return Plan(tuple(Ask(time_s, ask.turns, ask.think_s) for ask, time_s in zip(plan.asks, times, strict=True)))

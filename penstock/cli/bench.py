@@ -16,7 +16,6 @@ from penstock.metrics.summary import Slo
 if TYPE_CHECKING:
     from penstock.bench.http import Client
     from penstock.bench.load import Shape
-    from penstock.bench.session import Run
     from penstock.cli.bench_progress import LiveProgress
 
 DEFAULT_USERS = 8
@@ -207,12 +206,23 @@ def run(config: Config) -> int:
 
     from penstock.cli.bench_progress import LiveProgress
 
+    _allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, LiveProgress() as progress:
-        runs, report = runner.run(_bench(config, progress))
-    return _tell(config, runs, report)
+        report = runner.run(_bench(config, progress))
+    return _tell(config, report)
 
 
-async def _bench(config: Config, progress: "LiveProgress") -> tuple[list["Run"], dict[str, Any]]:
+def _allow_connections() -> None:
+    """As many open files as the system lets us have: running out of them would look like a failing server."""
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _bench(config: Config, progress: "LiveProgress") -> dict[str, Any]:
     import asyncio
 
     from penstock.bench.http import Client, address_of
@@ -226,7 +236,7 @@ async def _bench(config: Config, progress: "LiveProgress") -> tuple[list["Run"],
         await asyncio.sleep(0)  # the loop closes them on its next turn
 
 
-async def _measure(config: Config, client: "Client", progress: "LiveProgress") -> tuple[list["Run"], dict[str, Any]]:
+async def _measure(config: Config, client: "Client", progress: "LiveProgress") -> dict[str, Any]:
     import secrets
 
     from penstock.bench.machine import describe
@@ -249,7 +259,7 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
         knee, runs = await session.find_knee(load.rate or 1.0)
     else:
         runs = [await session.measure(f"run {number}", load.rate) for number in range(1, load.repeats + 1)]
-    report = report_of(
+    return report_of(
         runs,
         target=target,
         url=client.address.url,
@@ -259,7 +269,6 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
         knee=knee,
         with_rows=config.rows,
     )
-    return runs, report
 
 
 def _shape(config: Config) -> "Shape":
@@ -287,7 +296,7 @@ def _asked(config: Config, nonce: str) -> dict[str, Any]:
     return asked
 
 
-def _tell(config: Config, runs: list["Run"], report: dict[str, Any]) -> int:
+def _tell(config: Config, report: dict[str, Any]) -> int:
     """Files first, so that nothing that goes wrong on a screen loses a measurement."""
     from penstock.bench.page import page_of
     from penstock.cli.bench_show import print_report

@@ -20,6 +20,8 @@ class Stub:
     """Every so many-th generation is answered with a 500."""
     breaks_every: int = 0
     """Every so many-th stream ends in the middle."""
+    stalls_at: int = 0
+    """With this generation, and for a second, no more bytes are sent to anyone."""
     capacity: int | None = None
     """Generations at once; the others queue."""
     short_by: int = 0
@@ -59,12 +61,6 @@ class Stub:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
         await self._server.wait_closed()
-
-    def stall(self, after_s: float, for_s: float) -> None:
-        """From then on and for so long no byte is sent."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(after_s, self._is_free.clear)
-        loop.call_later(after_s + for_s, self._is_free.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -109,6 +105,9 @@ class Stub:
     async def _generate(self, data: dict[str, Any], path: str, writer: asyncio.StreamWriter) -> bool:
         self.bodies.append(data)
         number = len(self.bodies)
+        if number == self.stalls_at:
+            self._is_free.clear()
+            asyncio.get_running_loop().call_later(1.0, self._is_free.set)
         if not self.takes_ignore_eos and "ignore_eos" in data:
             return await self._refuse(writer, 400, "unknown field ignore_eos")
         prompt = data["prompt"] if "prompt" in data else " ".join(one["content"] for one in data["messages"])

@@ -46,3 +46,12 @@ def test_a_server_that_only_fills_up_is_not_judged_yet():
         backlog.add(0.2 * step, 3 * step)
     assert not backlog.is_growing
     assert not Backlog().is_growing
+
+
+def test_a_short_run_is_judged_by_what_it_leaves_behind():
+    backlog = Backlog(num_arrivals=100, num_open=60, early_s=0.2, samples=[(1.0, 70)])
+    assert not backlog.is_growing
+    assert not backlog.is_left_over(1.9)
+    assert backlog.is_left_over(2.1)
+    assert not Backlog(num_arrivals=100, num_open=9, early_s=0.2, samples=[(1.0, 70)]).is_left_over(2.1)
+    assert not Backlog(num_arrivals=100, num_open=60, early_s=5.0, samples=[(1.0, 70)]).is_left_over(2.1)

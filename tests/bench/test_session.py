@@ -215,8 +215,8 @@ def test_a_stall_is_felt_by_all_who_came_in_it():
     recipe = replace(RECIPE, arrivals=Constant(50.0), answers=Fixed(1), num_requests=100)
 
     async def scenario(shape: Shape) -> Run:
-        async with Stub(first_s=0.005) as stub:
-            return await bench(stub, recipe, shape, before=lambda: stub.stall(0.2, 1.0))
+        async with Stub(first_s=0.005, stalls_at=20) as stub:
+            return await bench(stub, recipe, shape)
 
     open_run, closed_run = asyncio.run(scenario(OPEN)), asyncio.run(scenario(Shape(users=1)))
     slow = [sum(answer.timeline().ttft_s > 0.5 for answer in run.answers) for run in (open_run, closed_run)]
