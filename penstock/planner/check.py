@@ -31,8 +31,8 @@ class Check:
     tolerance: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.tolerance <= 10.0:
-            raise ConfigError(f"the tolerance is {self.tolerance}; choose a share above 0, such as 0.1 for 10 %")
+        if not 0.0 < self.tolerance < 1.0:
+            raise ConfigError(f"the tolerance is {self.tolerance}; choose a share between 0 and 1, such as 0.1 for 10 %")
 
     @property
     def is_within(self) -> bool:
