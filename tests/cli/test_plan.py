@@ -1,0 +1,175 @@
+"""Laws of `penstock plan`: it ends in a command that the commands understand, and says what it cannot launch."""
+
+import json
+import shlex
+
+import pytest
+
+from penstock.cli import config_file, serve, simulate
+from penstock.cli.args import build, parse
+from penstock.cli.main import main
+from penstock.cli.plan_model import describe
+from penstock.cli.plan_verify import candidate_of, config_of, predict, read_plan
+from tests.cli.test_simulate import SHAPE
+
+SMALL = (
+    "--prompts",
+    "20-60",
+    "--answers",
+    "3-12",
+    "--hardware",
+    "l4",
+    "--rate",
+    "100",
+    "--weights",
+    "bf16",
+    "--kv",
+    "fp8",
+)
+
+
+def plan(capsys, *words):
+    status = main(["plan", *words])
+    return status, capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def emitted(tmp_path_factory):
+    """A plan on disk, and its data."""
+    path = tmp_path_factory.mktemp("plans") / "plan.toml"
+    prices = ("--price", "l4=0.5", "--api-in", "1", "--api-out", "2")
+    assert main(["plan", "smollm2-135m", *SMALL, *prices, "--emit", str(path)]) == 0
+    return path, json.loads(path.with_suffix(".json").read_text())
+
+
+def read(command, path):
+    return build(command.Config, config_file.read(command.Config, str(path)))
+
+
+def test_serve_and_simulate_read_the_same_limits_from_the_file(emitted):
+    path, data = emitted
+    served, simulated = read(serve, path), read(simulate, path)
+    chosen = data["chosen"]
+    assert served.scheduler == simulated.scheduler
+    assert served.scheduler.max_sequences == chosen["max_sequences"]
+    assert served.scheduler.max_batch_tokens == chosen["max_batch_tokens"]
+    assert served.cache.kv == simulated.cache.kv == chosen["kv"] == "fp8"
+
+
+def test_the_command_and_the_file_ask_for_the_same_engine(emitted):
+    path, data = emitted
+    (line,) = data["chosen"]["launch"]
+    program, command, *words = shlex.split(line)
+    assert (program, command) == ("penstock", "serve")
+    launched = build(serve.Config, parse(serve.Config, words).values)
+    assert launched.model.model == "hf:HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (launched.cache, launched.scheduler) == (read(serve, path).cache, read(serve, path).scheduler)
+
+
+def test_the_simulation_named_in_the_file_runs(capsys, emitted):
+    path, _ = emitted
+    line = next(line for line in path.read_text().splitlines() if "simulate" in line)
+    assert main([*shlex.split(line.removeprefix("# penstock ")), "--num-requests", "20"]) == 0
+    assert "TTFT" in capsys.readouterr().out
+
+
+def test_what_a_plan_chose_can_be_made_anew(emitted):
+    """As plan verify does it."""
+    path, data = emitted
+    assert read_plan(path) == data == read_plan(path.with_suffix(".json"))
+    asked = config_of(data)
+    candidate = candidate_of(data, asked)
+    assert candidate.name == data["chosen"]["name"]
+    assert candidate.max_sequences == data["chosen"]["max_sequences"]
+    first, second = (predict(data, asked, 50.0, 40) for _ in range(2))
+    assert first == second
+    assert first.num_requests == 40
+
+
+def test_a_plan_tells_all_it_promises(emitted):
+    _, data = emitted
+    assert {"ttft", "tpot", "e2e", "mean_queue_s", "preemptions_per_request"} <= data["at_load"].keys()
+    assert data["chosen"]["dollars_per_million"].keys() == {"prompt", "answer", "blended"}
+    assert data["self_host"]["break_even_requests"] is not None
+    assert data["trust"]["step_times"] == "roofline"
+    assert data["trust"]["is_extrapolating"]
+    assert len(data["what_ifs"]) == 4
+    assert data["constraint"]["words"]
+    assert data["took"]["num_simulations"] > 0
+
+
+def test_the_page_has_every_part(capsys):
+    status, printed = plan(capsys, "smollm2-135m", *SMALL)
+    assert status == 0
+    for title in ("Fits: 1 x l4", "Capacity at the SLO", "Latency at 100", "Ranked", "What if", "What limits it",
+                  "How far to trust it", "A month", "Launch"):  # fmt: skip
+        assert title in printed.out
+    assert "penstock serve" in printed.out
+
+
+def test_a_layout_that_no_engine_runs_is_said_in_words(capsys):
+    words = (
+        "--prompts",
+        "20",
+        "--answers",
+        "4",
+        "--hardware",
+        "h200",
+        "--rate",
+        "1",
+        "--weights",
+        "fp8",
+        "--kv",
+        "fp8",
+    )
+    status, printed = plan(capsys, "deepseek-v3", *words, "--json")
+    assert status == 0
+    chosen = json.loads(printed.out)["chosen"]
+    assert chosen["devices_per_replica"] == 8
+    assert any("latent attention" in gap for gap in chosen["gaps"])
+    assert any("one device so far" in gap for gap in chosen["gaps"])
+    assert all(line.startswith("not yet: ") for line in chosen["launch"])
+
+
+def test_what_fits_nowhere_is_told_with_the_ledger(capsys):
+    status, printed = plan(capsys, "llama-3.1-405b", "--hardware", "l4")
+    assert status == 1
+    assert "Nothing fits" in printed.out
+    assert "no memory is left for the KV cache" in printed.out
+
+
+def test_a_directory_and_a_config_are_models(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    by_folder, by_file = describe(str(tmp_path)), describe(str(tmp_path / "config.json"))
+    assert by_folder == by_file
+    assert by_folder.spec.num_layers == 2
+    assert by_folder.source == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("llama-3.1-8x",), "did you mean llama-3.1-8b"),
+        (("hf:org/name",), "penstock pull"),
+        (("llama-3.1-8b", "--hardware", "h100-smx"), "did you mean h100-sxm"),
+        (("llama-3.1-8b", "--hardware", ","), "--hardware is empty"),
+        (("llama-3.1-8b", "--price", "h100"), "DEVICE=DOLLARS"),
+        (("llama-3.1-8b", "--price", "h100=nan"), "DEVICE=DOLLARS"),
+        (("llama-3.1-8b", "--weights", "int3"), "--weights takes"),
+        (("llama-3.1-8b", "--slo", "ttft=3"), "--slo"),
+        (("llama-3.1-8b", "--attainment", "0.1"), "0.5 to 1"),
+        (("llama-3.1-8b", "--rate", "0"), "above 0"),
+        (("llama-3.1-8b", "--rate", "nan"), "--rate"),
+        (("llama-3.1-8b", "--trace", "missing.jsonl"), "cannot read the trace"),
+        (("llama-3.1-8b", "--profile", "missing.json"), "cannot read"),
+        (("llama-3.1-8b", "--api-in", "1"), "--api-out"),
+        (("llama-3.1-8b", "--max-devices", "0"), "--max-devices"),
+        (("verify", "--plan", "missing.toml"), "cannot read"),
+        (("verify",), "no plan was given"),
+    ],
+)
+def test_bad_wishes_are_refused_with_a_way_out(capsys, words, hint):
+    status, printed = plan(capsys, *words)
+    assert status == 2
+    assert hint in printed.err
+    assert printed.out == ""
