@@ -233,7 +233,8 @@ def print_verdict(told: Mapping[str, Any], worst: str) -> None:
         name, is_time = row["figure"], row["figure"].rpartition("_")[0] in ("ttft", "tpot", "e2e")
         scale = 1e3 if is_time else 100.0 if name == "good_fraction" else 1.0
         label = name.replace("_", " ").upper().replace(" P", " p") + ", ms" if is_time else name.replace("_", " ")
-        rows.append((label, scale * row["predicted"], scale * row["measured"], f"{100 * row['error']:+.1f} %"))
+        error = "none measured" if row["error"] is None else f"{100 * row['error']:+.1f} %"
+        rows.append((label, scale * row["predicted"], scale * row["measured"], error))
     print_table((f"at {told['rate']:.3g} requests/s", "predicted", "measured", "error"), rows)
     if told["verdict"] != "valid":
         print(f"\nNot judged: the benchmark itself says {told['verdict']}")

@@ -1,5 +1,6 @@
 """What was predicted beside what was measured on the same load, and whether they are near enough."""
 
+import math
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
@@ -18,11 +19,15 @@ class Row:
     is_judged: bool
 
     @property
-    def error(self) -> float:
-        """Predicted over measured, less one; 0 where neither is anything."""
+    def error(self) -> float | None:
+        """Predicted over measured, less one; None where something was predicted and nothing measured."""
         if not self.measured:
-            return 0.0 if not self.predicted else float("inf")
+            return None if self.predicted else 0.0
         return self.predicted / self.measured - 1.0
+
+    @property
+    def distance(self) -> float:
+        return math.inf if self.error is None else abs(self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +37,17 @@ class Check:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.tolerance < 1.0:
-            raise ConfigError(f"the tolerance is {self.tolerance}; choose a share between 0 and 1, such as 0.1 for 10 %")
+            raise ConfigError(
+                f"the tolerance is {self.tolerance}; choose a share between 0 and 1, such as 0.1 for 10 %"
+            )
 
     @property
     def is_within(self) -> bool:
-        return all(abs(row.error) <= self.tolerance for row in self.rows if row.is_judged)
+        return all(row.distance <= self.tolerance for row in self.rows if row.is_judged)
 
     @property
     def worst(self) -> Row:
-        return max((row for row in self.rows if row.is_judged), key=lambda row: abs(row.error))
+        return max((row for row in self.rows if row.is_judged), key=lambda row: row.distance)
 
 
 def check(predicted: dict[str, float], measured: dict[str, float], tolerance: float) -> Check:
