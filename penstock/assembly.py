@@ -95,7 +95,7 @@ def make_engine(
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:
     """On a CPU, unless a number type was asked for: packed weights and native steps where model and machine allow."""
-    is_plain = config.model.dtype == config.model.weights == config.cache.kv == "auto"
+    is_plain = config.model.dtype == config.model.weights == "auto" and config.cache.kv in ("auto", "int8")
     if not isinstance(device, CpuDevice) or not is_plain or config.cache.block_size % TILE:
         return None
     return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads)

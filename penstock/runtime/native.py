@@ -1,7 +1,7 @@
 """Dense decoders of quantized files on a CPU: packed weights and one native call a step.
 
-`NativeDecoder` stands where a `layers.Decoder` stands. It keeps the KV cache in bf16, in an order of its own within a block
-(see `ops/cpu/native/abi.h`), so a cache it has written is read by it alone.
+`NativeDecoder` stands where a `layers.Decoder` stands. It keeps the KV cache in bf16 or int8, in an order of its own within a
+block (see `ops/cpu/native/abi.h`), so a cache it has written is read by it alone.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from penstock.layers.step import Step
 from penstock.models.spec import GQA, Activation, GatedMLP, ModelSpec, Rope
 from penstock.ops.cpu import library as native
 from penstock.ops.cpu.library import Library
-from penstock.ops.layout import AnyCache
+from penstock.ops.layout import AnyCache, ScaledCache
 from penstock.ops.packed import GROUP, TILE, Packed
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
@@ -129,9 +129,12 @@ class NativeDecoder:
 
     def _bind(self, caches: Sequence[AnyCache]) -> None:
         for layer, cache in zip(self._layers, caches, strict=True):
-            if cache.block_size % TILE or cache.keys.dtype != self.cache_dtype or not cache.keys.is_contiguous():
-                raise EngineError(f"the native step needs a bf16 cache in blocks of a multiple of {TILE} tokens")
+            is_known = isinstance(cache, ScaledCache) or cache.keys.dtype == self.cache_dtype
+            if cache.block_size % TILE or not is_known or not all(part.is_contiguous() for part in cache):
+                raise EngineError(f"the native step needs a bf16 or int8 cache in blocks of a multiple of {TILE} tokens")
             layer.keys, layer.values = cache.keys.data_ptr(), cache.values.data_ptr()
+            if isinstance(cache, ScaledCache):
+                layer.key_scales, layer.value_scales = cache.key_scales.data_ptr(), cache.value_scales.data_ptr()
         self._model.block_size = caches[0].block_size
         self._caches = caches
 

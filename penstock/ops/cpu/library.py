@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.ops.packed import Packed
 
-ABI = 2
+ABI = 3
 KERNELS = ("portable", "avx2", "avx512", "amx")
 
 
@@ -44,6 +44,8 @@ class Layer(Structure):
         ("k_norm", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
         ("window", c_int32),
         ("rotation", c_int32),
         ("scale", c_float),

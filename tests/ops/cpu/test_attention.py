@@ -9,7 +9,7 @@ from penstock.models.spec import GQA
 from penstock.ops.attention import attention, example_layout
 from penstock.ops.cpu import library as native
 from penstock.ops.cpu.library import KERNELS
-from penstock.ops.layout import LayerCache, Layout
+from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
 from tests.ops.cpu.test_product import opened
 
 SPECS = [
@@ -31,12 +31,14 @@ BATCHES = [
 ]
 
 
-def run(kernels: str, spec: GQA, qkv: torch.Tensor, cache: LayerCache, layout: Layout) -> torch.Tensor:
+def run(kernels: str, spec: GQA, qkv: torch.Tensor, cache: AnyCache, layout: Layout) -> torch.Tensor:
     """Writes keys and values of the step to a native cache and attends."""
     library = opened(kernels)
     layer = native.Layer(
         keys=cache.keys.data_ptr(),
         values=cache.values.data_ptr(),
+        key_scales=cache.key_scales.data_ptr() if isinstance(cache, ScaledCache) else None,
+        value_scales=cache.value_scales.data_ptr() if isinstance(cache, ScaledCache) else None,
         window=spec.window or 0,
         rotation=-1,
         scale=spec.scale,
@@ -69,6 +71,18 @@ def cache_of(spec: GQA, block_size: int, filling: float) -> LayerCache:
     return LayerCache(*torch.full(shape, filling, dtype=torch.bfloat16))
 
 
+def rounded_cache(spec: GQA, block_size: int, filling: float) -> ScaledCache:
+    shape = (2, NUM_BLOCKS, block_size, spec.num_kv_heads)
+    numbers = torch.full((*shape, spec.head_dim), 77, dtype=torch.int8)
+    return ScaledCache(*numbers, *torch.full(shape, filling))
+
+
+def rounded(heads: torch.Tensor) -> torch.Tensor:
+    """Heads as a cache of whole numbers gives them back."""
+    scales = heads.abs().amax(-1, keepdim=True) / 127
+    return (heads / scales).round() * scales
+
+
 def whole(layout: Layout, block_size: int) -> Layout:
     """The same sequences with all their tokens in the step."""
     contexts = list(layout.contexts)
@@ -81,10 +95,11 @@ def whole(layout: Layout, block_size: int) -> Layout:
     )
 
 
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")
-def test_equals_the_definition(spec: GQA, kernels: str, block_size: int) -> None:
+def test_equals_the_definition(spec: GQA, kernels: str, block_size: int, kv: str) -> None:
     """The native cache starts full of what is not a number, as a sequence gone wrong may have left it."""
     generator = torch.Generator().manual_seed(11)
     width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -92,13 +107,16 @@ def test_equals_the_definition(spec: GQA, kernels: str, block_size: int) -> None
         layout = example_layout(list(lengths), list(contexts), block_size, NUM_BLOCKS, generator)
         everything = whole(layout, block_size)
         qkv = torch.randn((sum(contexts), width), generator=generator)
-        cache, plain = cache_of(spec, block_size, torch.nan), cache_of(spec, block_size, 0.0)
+        kept = rounded if kv == "int8" else torch.Tensor.contiguous
+        cache = (rounded_cache if kv == "int8" else cache_of)(spec, block_size, torch.nan)
+        plain = cache_of(spec, block_size, 0.0)
         run(kernels, spec, qkv.clone(), cache, everything)
         begins = everything.query_starts.tolist()
         picked = torch.cat([torch.arange(b + c - n, b + c) for n, c, b in zip(lengths, contexts, begins)])
         mine = run(kernels, spec, qkv[picked].clone(), cache, layout)
 
-        heads = qkv.view(len(qkv), -1, spec.head_dim).bfloat16()
+        heads = qkv.view(len(qkv), -1, spec.head_dim)
+        heads = torch.cat((heads[:, : spec.num_heads], kept(heads[:, spec.num_heads :])), dim=1).bfloat16()
         keys, values = heads[:, spec.num_heads :].split(spec.num_kv_heads, dim=1)
         plain.keys.flatten(0, 1)[everything.slots] = keys
         plain.values.flatten(0, 1)[everything.slots] = values

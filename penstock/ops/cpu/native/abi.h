@@ -24,8 +24,9 @@ struct Matrix {
   int32_t num_columns;
 };
 
-// One decoder layer. Keys and values of the cache are bf16, [block][kv_head][16-key unit][16 * head_dim]:
+// One decoder layer. Keys and values of the cache are [block][kv_head][16-key unit][16 * head_dim]:
 //   keys    [head_dim / 2][16 keys][2]        values  [8 key pairs][head_dim][2]
+// in bf16 or, where there are scales [block][kv_head][16-key unit][16], in whole numbers of 8 bits times those.
 struct Layer {
   Matrix qkv, out, gate_up, down;  // gate_up: runs of 32 gate rows, then the same 32 up rows
   const float* attention_norm;
@@ -34,8 +35,10 @@ struct Layer {
   const float* mlp_post_norm;
   const float* q_norm;  // [head_dim] or null
   const float* k_norm;
-  uint16_t* keys;
-  uint16_t* values;
+  void* keys;
+  void* values;
+  float* key_scales;
+  float* value_scales;
   int32_t window;  // 0 sees all
   int32_t rotation;  // which of the step's angle tables; -1 for none
   float scale;

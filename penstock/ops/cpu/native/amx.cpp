@@ -353,26 +353,27 @@ struct Scratch {
   uint16_t* weights;  // [16][kKeysAtOnce]
   float* sums;        // [16][head_dim]
   uint16_t* queries;  // [16][head_dim]
-  uint16_t* clean;    // one unit of values
+  uint16_t* units;    // of keys or values that do not lie ready in the cache
 };
 
 // Tiles wait for memory, which finds scattered units too late by itself: where few rows read them, keys are fetched some
 // units ahead, and the values that will be read next are brought near.
 constexpr int kUnitsAhead = 4;
-constexpr int kUnitsAtOnce = 4;  // whose products are under way together
 
 PENSTOCK_INLINE void fetch_ahead(const Attend& t, int first, int i, int num_keys) {
-  const int unit_bytes = kTile * t.head_dim * 2;
-  if (i + kUnitsAhead * kTile < num_keys)
-    prefetch((const uint8_t*)(t.keys + unit_offset(t, first + i + kUnitsAhead * kTile)), unit_bytes);
-  prefetch((const uint8_t*)(t.values + unit_offset(t, first + i)), unit_bytes);
+  const int row_bytes = t.head_dim * (t.key_scales ? 1 : 2);
+  const auto fetch = [&](const void* base, int position) {
+    prefetch((const uint8_t*)base + unit_offset(t, position) * row_bytes, kTile * row_bytes);
+  };
+  if (i + kUnitsAhead * kTile < num_keys) fetch(t.keys, first + i + kUnitsAhead * kTile);
+  fetch(t.values, first + i);
 }
 
 template <int kUnits>
 PENSTOCK_INLINE void score_units(const Attend& t, const Scratch& s, int first, int i) {
   const int dim = t.head_dim;
   const uint16_t* units[kUnitsAtOnce];
-  for (int u = 0; u < kUnits; ++u) units[u] = t.keys + unit_offset(t, first + i + u * kTile);
+  for (int u = 0; u < kUnits; ++u) units[u] = keys_of(t, first + i + u * kTile, s.units + u * kTile * dim);
   _tile_zero(0);
   if (kUnits > 1) _tile_zero(1);
   if (kUnits > 2) _tile_zero(2);
@@ -419,7 +420,7 @@ PENSTOCK_INLINE void add_values(const Attend& t, const Scratch& s, int first, in
   if (kColumns > 2) _tile_loadd(2, s.sums + d + 32, dim * 4);
   if (kColumns > 3) _tile_loadd(3, s.sums + d + 48, dim * 4);
   for (int i = 0; i < num_keys; i += kTile) {
-    const uint16_t* unit = clean_values(t.values + unit_offset(t, first + i), end - first - i, dim, s.clean) + d * 2;
+    const uint16_t* unit = values_of(t, first + i, end - first - i, s.units) + d * 2;
     _tile_loadd(6, s.weights + i, kKeysAtOnce * 2);
     _tile_loadd(7, unit, dim * 4);
     _tile_dpbf16ps(0, 6, 7);
@@ -449,7 +450,7 @@ void attend(const Attend& t, uint8_t* scratch) {
   s.sums = s.scores + kTile * kKeysAtOnce;
   s.weights = (uint16_t*)(s.sums + kTile * kMaxHeadDim);
   s.queries = s.weights + kTile * kKeysAtOnce;
-  s.clean = s.queries + kTile * kMaxHeadDim;
+  s.units = s.queries + kTile * kMaxHeadDim;
   float most[kTile], total[kTile];
   for (int row = 0; row < t.num_rows; ++row) {
     const float* q = head_of((float*)t.q, t, t.stride, row);
@@ -464,6 +465,7 @@ void attend(const Attend& t, uint8_t* scratch) {
     const int left = span.end - first, num_keys = left < kKeysAtOnce ? (left + 15) / 16 * 16 : kKeysAtOnce;
     score_keys(t, s, first, num_keys);
     for (int row = 0; row < t.num_rows; ++row) {
+      if (t.key_scales) scale_scores(t, s.scores + row * kKeysAtOnce, first, num_keys);
       const float factor = weigh(t, s.scores + row * kKeysAtOnce, s.weights + row * kKeysAtOnce, first, num_keys,
                                  seen_by(t, row), most[row], total[row]);
       if (factor != 1.0f)

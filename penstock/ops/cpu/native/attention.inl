@@ -18,7 +18,7 @@ void attend(const Attend& t, uint8_t* scratch) {
       const int left = seen.end - first;
       const int num_keys = left < kKeysAtOnce ? (left + 15) / 16 * 16 : kKeysAtOnce;
       for (int i = 0; i < num_keys; i += kTile) {
-        const uint16_t* unit = t.keys + unit_offset(t, first + i);
+        const uint16_t* unit = keys_of(t, first + i, clean);
         Floats even = {}, odd = {};
         for (int pair = 0; pair < dim / 2; ++pair) {
           Ints both;
@@ -28,11 +28,12 @@ void attend(const Attend& t, uint8_t* scratch) {
         }
         store(scores + i, even + odd);
       }
+      if (t.key_scales) scale_scores(t, scores, first, num_keys);
       const float factor = weigh(t, scores, weights, first, num_keys, seen, most, total);
       if (factor != 1.0f)
         for (int d = 0; d < dim; ++d) sums[d] *= factor;
       for (int i = 0; i < num_keys; i += kTile) {
-        const uint16_t* unit = clean_values(t.values + unit_offset(t, first + i), left - i, dim, clean);
+        const uint16_t* unit = values_of(t, first + i, left - i, clean);
         for (int pair = 0; pair < kTile / 2; ++pair) {
           const float a = from_bf16(weights[i + pair * 2]), b = from_bf16(weights[i + pair * 2 + 1]);
           const uint16_t* line = unit + pair * dim * 2;

@@ -135,6 +135,30 @@ void rotate(float* head, const float* cosine, const float* sine, int rotary_dim)
   }
 }
 
+// A head in whole numbers of 8 bits; a number that is not finite spoils the scale.
+float round_head(const float* x, int dim, int8_t* to) {
+  Floats most = {}, spoiled = {};
+  for (int d = 0; d < dim; d += 16) {
+    most = maximum(magnitude(load(x + d)), most);
+    spoiled += load(x + d) * 0.0f;
+  }
+  const float peak = largest(most) > 1e-12f ? largest(most) : 1e-12f, inverse = 127.0f / peak;
+  for (int d = 0; d < dim; d += 16) {
+    const Floats v = load(x + d);
+    const Bytes whole = __builtin_convertvector(to_ints(nearest(select(v == v, v * inverse, Floats{}))), Bytes);
+    std::memcpy(to + d, &whole, sizeof whole);
+  }
+  return peak / 127.0f + sum(spoiled);
+}
+
+// Keys of a unit stand in pairs of numbers, values in pairs of keys.
+template <typename T>
+PENSTOCK_INLINE void lay_down(const T* k, const T* v, int dim, int key, T* keys, T* values) {
+  for (int d = 0; d < dim; d += 2) std::memcpy(keys + d / 2 * 32 + key * 2, k + d, 2 * sizeof(T));
+  values += (size_t)(key / 2) * dim * 2 + key % 2;
+  for (int d = 0; d < dim; ++d) values[d * 2] = v[d];
+}
+
 void place(const Place& p) {
   const int dim = p.head_dim, units = p.block_size / kTile;
   for (int head = 0; head < p.num_heads + p.num_kv_heads; ++head) {
@@ -148,14 +172,20 @@ void place(const Place& p) {
   for (int head = 0; head < p.num_kv_heads; ++head) {
     const float* k = p.qkv + (p.num_heads + head) * dim;
     const float* v = k + p.num_kv_heads * dim;
-    const size_t base = (((size_t)block * p.num_kv_heads + head) * units + unit) * kTile * dim;
-    uint16_t* keys = p.keys + base + key * 2;
-    uint16_t* values = p.values + base + (size_t)(key / 2) * dim * 2 + key % 2;
-    uint16_t rounded[kMaxHeadDim];
-    for (int d = 0; d < dim; d += 16) store_bf16(rounded + d, load(k + d));
-    for (int d = 0; d < dim; d += 2) std::memcpy(keys + d / 2 * 32, rounded + d, 2 * sizeof(uint16_t));
-    for (int d = 0; d < dim; d += 16) store_bf16(rounded + d, load(v + d));
-    for (int d = 0; d < dim; ++d) values[d * 2] = rounded[d];
+    const size_t at = (((size_t)block * p.num_kv_heads + head) * units + unit) * kTile;
+    if (p.key_scales) {
+      int8_t whole[2][kMaxHeadDim];
+      p.key_scales[at + key] = round_head(k, dim, whole[0]);
+      p.value_scales[at + key] = round_head(v, dim, whole[1]);
+      lay_down(whole[0], whole[1], dim, key, (int8_t*)p.keys + at * dim, (int8_t*)p.values + at * dim);
+    } else {
+      uint16_t rounded[2][kMaxHeadDim];
+      for (int d = 0; d < dim; d += 16) {
+        store_bf16(rounded[0] + d, load(k + d));
+        store_bf16(rounded[1] + d, load(v + d));
+      }
+      lay_down(rounded[0], rounded[1], dim, key, (uint16_t*)p.keys + at * dim, (uint16_t*)p.values + at * dim);
+    }
   }
 }
 

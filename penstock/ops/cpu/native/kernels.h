@@ -53,8 +53,10 @@ struct Attend {
   const float* q;  // [tokens, stride]: the chunk's first query, at the kv head's first query head
   float* out;      // likewise, [tokens, out_stride]
   const int32_t* table;
-  const uint16_t* keys;  // the layer's
-  const uint16_t* values;
+  const void* keys;  // the layer's
+  const void* values;
+  const float* key_scales;
+  const float* value_scales;
   int64_t stride;
   int64_t out_stride;
   int32_t kv_head;
@@ -77,6 +79,7 @@ struct Peak {
 };
 
 constexpr int kKeysAtOnce = 256;  // keys between two updates of the running softmax, counted from position 0
+constexpr int kUnitsAtOnce = 4;   // units of 16 keys that are scored together
 constexpr int kMaxHeadDim = 256;
 
 // One token's keys and queries: normed, rotated; keys and values laid down in the cache.
@@ -86,8 +89,10 @@ struct Place {
   const float* sine;
   const float* q_norm;
   const float* k_norm;
-  uint16_t* keys;
-  uint16_t* values;
+  void* keys;
+  void* values;
+  float* key_scales;
+  float* value_scales;
   int64_t slot;
   int32_t num_heads;
   int32_t num_kv_heads;
@@ -121,7 +126,7 @@ constexpr int kWidestPiece = 8;               // output tiles that one call mult
 constexpr int kMostWidenedBytes = 320 << 10;  // of their weights as bf16, which should stay near
 constexpr int kScratchGroupBytes = kMaxTiles * (1024 + 128);
 constexpr int kAttendScratchBytes =
-    kTile * kKeysAtOnce * 6 + kTile * kMaxHeadDim * 6 + kTile * kMaxHeadDim * 2 + 4096;
+    kTile * kKeysAtOnce * 6 + kTile * kMaxHeadDim * 6 + (1 + kUnitsAtOnce) * kTile * kMaxHeadDim * 2 + 4096;
 
 PENSTOCK_INLINE int block_bytes(const Matrix& m) { return m.bits == 4 ? 320 : m.has_minimum ? 576 : 544; }
 PENSTOCK_INLINE int num_tiles(const Matrix& m) { return (m.num_rows + kTile - 1) / kTile; }

@@ -148,6 +148,8 @@ void place(const Member& member, Run& run, const Layer& layer) {
     p.k_norm = layer.k_norm;
     p.keys = layer.keys;
     p.values = layer.values;
+    p.key_scales = layer.key_scales;
+    p.value_scales = layer.value_scales;
     p.slot = run.step.slots[row];
     p.num_heads = m.num_heads;
     p.num_kv_heads = m.num_kv_heads;
@@ -172,6 +174,8 @@ void attend(const Member& member, Run& run, const Layer& layer) {
     task.table = run.step.block_tables + (int64_t)item.chunk * run.step.table_stride;
     task.keys = layer.keys;
     task.values = layer.values;
+    task.key_scales = layer.key_scales;
+    task.value_scales = layer.value_scales;
     task.stride = run.qkv_size();
     task.out_stride = run.q_size();
     task.kv_head = item.kv_head;
