@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.cost.hardware import Hardware
 from penstock.cost.precision import KvFormat, WeightFormat
 from penstock.errors import ConfigError
 from penstock.planner.money import Assumptions
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.planner.search import Plan, Search
     from penstock.planner.space import Found, Rejected
 
+MEASURED = "this-machine"
 KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]
 
 
@@ -61,7 +63,7 @@ class Space:
     hardware: str = "h100-sxm"
     """Devices to choose from, with commas between: h100,h200,l40s, or this-machine"""
     price: tuple[str, ...] = ()
-    """Dollars an hour of a device: h100=2.5 (otherwise list prices, where there are some)"""
+    """Dollars an hour of a device: h100=2.5, this-machine=0.1 (otherwise list prices, where there are some)"""
     weights: str = "bf16,fp8"
     """Number formats of weights to consider: bf16, fp16, fp32, fp8, int8, int4"""
     kv: str = "bf16,fp8"
@@ -152,7 +154,10 @@ def search_of(config: Config, progress: "Progress") -> "Search":
     from penstock.planner.space import Wishes
 
     space = config.space
-    hardware = tuple(dict.fromkeys(find_hardware(name) for name in _listed("--hardware", space.hardware)))
+    if space.profile is not None:
+        hardware: tuple[Hardware, ...] = (_measured_hardware(space.profile),)
+    else:
+        hardware = tuple(dict.fromkeys(find_hardware(name) for name in _listed("--hardware", space.hardware)))
     wishes = Wishes(
         hardware=hardware,
         weights=_formats("--weights", space.weights, WeightFormat),
@@ -162,8 +167,17 @@ def search_of(config: Config, progress: "Progress") -> "Search":
     )
     prices = {one.name: one.price_per_hour for one in hardware if one.price_per_hour is not None}
     for name, price in _prices(space.price):
-        prices[find_hardware(name).name] = price
+        prices[MEASURED if name == MEASURED else find_hardware(name).name] = price
     return Search(target_of(config.goal), wishes, prices, config.money, gaps_of, progress.show)
+
+
+def _measured_hardware(path: Path) -> Hardware:
+    """The machine of a profile, as far as names go: memory and times come from the profile itself."""
+    from penstock.cli.profiles import open_profile
+    from penstock.cost.hardware import find
+
+    is_gpu = bool(open_profile(path).machine.get("gpus"))
+    return replace(find("h100-sxm" if is_gpu else "cloud-2core"), name=MEASURED, price_per_hour=None, measured=None)
 
 
 def explore(

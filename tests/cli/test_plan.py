@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,7 +11,9 @@ from penstock.cli.args import build, parse
 from penstock.cli.main import main
 from penstock.cli.plan_model import describe
 from penstock.cli.plan_verify import candidate_of, config_of, predict, read_plan
+from penstock.sizing import Sizing
 from tests.cli.test_simulate import SHAPE
+from tests.cost.test_profile import PROFILE
 
 SMALL = (
     "--prompts",
@@ -26,6 +29,12 @@ SMALL = (
     "--kv",
     "fp8",
 )
+
+
+SIZING = Sizing(
+    num_blocks=500, block_size=16, block_bytes=368_640, max_context=4096, weight_bytes=10**8, workspace_bytes=0,
+    free_bytes=2**32,
+)  # fmt: skip
 
 
 def plan(capsys, *words):
@@ -173,3 +182,20 @@ def test_bad_wishes_are_refused_with_a_way_out(capsys, words, hint):
     assert status == 2
     assert hint in printed.err
     assert printed.out == ""
+
+
+def test_a_profile_stands_for_the_machine_it_was_measured_on(capsys, tmp_path):
+    """Blocks and step times are the profile's own, whatever devices there are by name."""
+    path = tmp_path / "profile.json"
+    path.write_text(replace(PROFILE, vocab_size=49_152, sizing=asdict(SIZING)).to_json())
+    words = ("--prompts", "20-60", "--answers", "3-12", "--rate", "5", "--slo", "ttft<10s", "--price", "this-machine=1")
+    status, printed = plan(capsys, "smollm2-135m", "--profile", str(path), *words, "--json")
+    assert status == 0
+    data = json.loads(printed.out)
+    assert data["chosen"]["hardware"] == "this-machine"
+    assert data["chosen"]["fit"]["num_tokens"] == SIZING.num_cached_tokens
+    assert data["chosen"]["dollars_per_hour"] == data["chosen"]["num_replicas"]
+    assert data["trust"]["step_times"] == "measured"
+    status, printed = plan(capsys, "llama-3.1-8b", "--profile", str(path), *words)
+    assert status == 2
+    assert "another model" in printed.err
