@@ -8,7 +8,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from penstock.server.faults import ApiError
 
 HEADERS_S = 10.0
-"""A request's headers must be complete this long after its first byte, and the first request's after connecting."""
+"""A request's headers must be complete this long after its first byte."""
+LOOK_S = 0.1
+"""When a client's time is up we look once more: what it sent while we did not run has not been read yet."""
 MAX_HEADER_BYTES = 64 << 10
 _ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
@@ -23,8 +25,9 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client that connects ahead of its first request may be as silent as one between two requests."""
         super().connection_made(transport)
-        self._start_timer()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -39,13 +42,14 @@ class Connection(HttpToolsProtocol):
             if self._num_header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[: MAX_HEADER_BYTES + 4]:
                 self._refuse(431, "the request's headers are too long; send fewer")
                 return
+        if self.cycle is None or self.cycle.response_complete:
+            self._start_timer()  # at the first byte, were it only an empty line
         super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_headers = True
-        if self._timer is None:
-            self._start_timer()
+        self._start_timer()
         self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
@@ -79,8 +83,12 @@ class Connection(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
 
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(LOOK_S, super().timeout_keep_alive_handler)
+
     def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(HEADERS_S, self._expire)
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEADERS_S, self._expire)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -88,5 +96,4 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _expire(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.abort()
+        self._timer = self.loop.call_later(LOOK_S, self.transport.abort)

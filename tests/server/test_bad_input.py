@@ -216,18 +216,29 @@ def test_what_is_no_http_is_refused(server: Server) -> None:
 
 @pytest.mark.slow
 def test_clients_that_never_finish_their_headers_are_let_go(server: Server) -> None:
+    """Those that have not begun are as welcome as those between two requests: browsers connect ahead."""
     host, port = server.url.removeprefix("http://").split(":")
     sockets = [socket.create_connection((host, int(port)), timeout=30.0) for _ in range(300)]
-    for client in sockets[::2]:
+    for client in sockets[0::4]:
         client.sendall(b"GET /livez HTTP/1.1\r\nhost: local")
+    for client in sockets[2::4]:
+        client.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(65536)
+        client.sendall(b"\r\n")
     start_s = time.monotonic()
     assert server.get("/livez").status_code == 200
     assert time.monotonic() - start_s < 1.0
-    for client in sockets:
+    for client in sockets[::2]:
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""
         client.close()
     assert time.monotonic() - start_s < 15.0
+    for client in sockets[1::2]:
+        client.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        client.close()
 
 
 def test_unknown_paths_and_methods_are_told_as_errors(http: httpx.Client) -> None:

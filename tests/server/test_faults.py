@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server.connection import HEADERS_S
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from tests.server.ledger import Ledger, http_of, mixed_load
 from tests.server.serving import Server, chat_text, serving, user
@@ -81,6 +82,27 @@ def test_a_stopped_engine_is_unready_and_replaced() -> None:
         assert running.get("/livez").status_code == 200
         wait_until(lambda: running.get("/readyz").status_code == 200, 10.0)
         assert running.engine_pid != first
+
+
+@pytest.mark.slow
+def test_a_server_that_was_stopped_does_not_blame_its_clients() -> None:
+    """What was sent while we did not run is answered, though the time for sending it is over."""
+    with serving() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        clients = [socket.create_connection((host, int(port)), timeout=30.0) for _ in range(8)]
+        for client in clients[::2]:
+            client.sendall(b"GET /livez HTTP/1.1\r\n")
+        assert running.get("/livez").status_code == 200
+        os.kill(running.process.pid, signal.SIGSTOP)
+        for number, client in enumerate(clients):
+            client.sendall(
+                b"host: localhost\r\n\r\n" if number % 2 == 0 else b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            )
+        time.sleep(HEADERS_S + 0.5)
+        os.kill(running.process.pid, signal.SIGCONT)
+        for client in clients:
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+            client.close()
 
 
 def test_an_engine_that_keeps_dying_ends_the_server_with_a_fault() -> None:
