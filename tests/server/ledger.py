@@ -88,7 +88,7 @@ class Ledger:
 
 def http_of(server: Server, limit: int = 300) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=limit, max_keepalive_connections=limit)
-    return httpx.AsyncClient(base_url=server.url, timeout=60.0, limits=limits, headers=server.headers)
+    return httpx.AsyncClient(base_url=server.url, timeout=300.0, limits=limits, headers=server.headers, verify=False)
 
 
 async def mixed_load(

@@ -57,9 +57,9 @@ def test_an_engine_that_is_killed_loses_no_call(num_kills: int) -> None:
     async def law(running: Server) -> None:
         for round_ in range(num_kills):
             ledger = Ledger()
-            load = asyncio.create_task(mixed_load(running, ledger, 32, in_flight=32, seed=round_, tokens=60))
-            while running.metric("vllm:num_requests_running") < 8:
-                await asyncio.sleep(0.01)
+            load = asyncio.create_task(mixed_load(running, ledger, 32, in_flight=32, seed=round_, tokens=150))
+            while await asyncio.to_thread(running.metric, "vllm:num_requests_running") < 8:
+                assert not load.done(), "all was answered before the engine could be killed"
             os.kill(running.engine_pid, signal.SIGKILL)
             await load
             assert ledger.complete + len(ledger.refused) + ledger.failed == 32
