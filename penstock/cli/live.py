@@ -21,6 +21,7 @@ class Served(NamedTuple):
     duration_s: float
     taken_s: dict[int, float]
     """By request id: when the turn of the loop began that took it in, counted from the first turn."""
+    first_turn_s: float
 
 
 def serve_live(engine: Engine, workload: Workload) -> Served:
@@ -49,7 +50,7 @@ def serve_live(engine: Engine, workload: Workload) -> Served:
             if deltas or engine.heartbeat.num_steps != num_steps:
                 continue
         _sleep(engine, coming[0].arrival_s + begin_s if coming else None)
-    return Served(timelines, time.monotonic() - begin_s, taken_s)
+    return Served(timelines, time.monotonic() - begin_s, taken_s, (first_s or begin_s) - begin_s)
 
 
 def _sleep(engine: Engine, arrival_s: float | None) -> None:

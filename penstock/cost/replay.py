@@ -6,6 +6,7 @@
 A step lasted until the next turn began, or, where the loop then slept, for as long as device and host worked.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -41,11 +42,15 @@ def as_taken(requests: Sequence[Request], taken_s: Mapping[int, float], steps: S
     A turn that follows another at once may take in what came since that one began; halfway between the two is as good a time
     as any. A loop that slept began its turn when it woke.
     """
-    before_s = {step.start_s: before.start_s for before, step in pairwise(steps) if before.is_busy}
-    arrivals = {
-        number: (time_s + before_s[time_s]) / 2 if time_s in before_s else time_s for number, time_s in taken_s.items()
-    }
-    return [replace(request, arrival_s=arrivals[request.request_id]) for request in requests]
+    starts = [step.start_s for step in steps]
+
+    def arrival_s(time_s: float) -> float:
+        place = min(bisect_left(starts, time_s), len(starts) - 1)
+        if place and abs(starts[place - 1] - time_s) < abs(starts[place] - time_s):
+            place -= 1  # a log on disk is rounded: the turn is the nearest
+        return (starts[place] + starts[place - 1]) / 2 if place and steps[place - 1].is_busy else starts[place]
+
+    return [replace(request, arrival_s=arrival_s(taken_s[request.request_id])) for request in requests]
 
 
 def _durations(steps: Sequence[StepTime]) -> list[float]:

@@ -83,9 +83,7 @@ def test_replayed_times_give_the_engines_batches(fleet, workload, tmp_path):
     _, steps = read_steps(path.read_text(), "steps")
     assert len(steps) == len(batches) > 30
     cost = Recording(steps)
-    starts = [step.start_s for step in steps]
-    rounded = {number: min(starts, key=lambda start: abs(start - at_s)) for number, at_s in taken_s.items()}
-    again = Workload(tuple(as_taken(requests, rounded, steps)))
+    again = Workload(tuple(as_taken(requests, taken_s, steps)))
     simulate(replace(fleet, cost=cost, foretells=False), again)
     assert cost.asked == [step.features for step in steps]
     assert [one.chunks for one in cost.batches] == [one.chunks for one in batches]
