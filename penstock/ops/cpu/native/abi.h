@@ -25,8 +25,9 @@ struct Matrix {
 };
 
 // One decoder layer. Keys and values of the cache are [block][kv_head][16-key unit][16 * head_dim]:
-//   keys    [head_dim / 2][16 keys][2]        values  [8 key pairs][head_dim][2]
-// in bf16 or, where there are scales [block][kv_head][16-key unit][16], in whole numbers of 8 bits times those.
+//   bf16        keys [head_dim / 2][16 keys][2]        values [8 key pairs][head_dim][2]
+//   8 bits      keys [head_dim / 4][16 keys][4]        values [4 key quads][head_dim][4]
+// Whole numbers of 8 bits count times their key's scale, [block][kv_head][16-key unit][16]; bf16 has none.
 struct Layer {
   Matrix qkv, out, gate_up, down;  // gate_up: runs of 32 gate rows, then the same 32 up rows
   const float* attention_norm;

@@ -9,27 +9,12 @@
 #define PENSTOCK_AVX512_BF16
 #include "softmax.inl"
 #include "vnni.inl"
+#include "tiles.inl"
+#include "tile_attention.inl"
 
 namespace {
 
 constexpr int kTilesFrom = 9;  // rows
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1;
-  uint8_t start = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  void set(int tile, int num_rows, int num_bytes) {
-    rows[tile] = (uint8_t)num_rows;
-    row_bytes[tile] = (uint16_t)num_bytes;
-  }
-  void apply() const {
-    asm volatile("" : : "r"(this) : "memory");  // the intrinsic tells some compilers of the first bytes only
-    _tile_loadconfig(this);
-  }
-};
 
 // ---- integer tiles: sums 0-3 [rows][16], rows 4-5, weights 6-7
 //
@@ -334,151 +319,6 @@ void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uin
     const auto run = m.bits == 4 ? multiply_all<4, true>
                      : m.has_minimum ? multiply_all<8, true> : multiply_all<8, false>;
     run(x, m, first_tile, num_tiles, scratch, sink);
-  }
-}
-
-// ---- attention: sums 0-3 [rows][16], queries 4 [rows][32], keys 5 [16][16][2], weights 6 [rows][16], values 7 [8][16][2]
-
-void shape_attention(int num_rows) {
-  TileShapes shapes;
-  for (int i = 0; i < 5; ++i) shapes.set(i, num_rows, 64);
-  shapes.set(5, kTile, 64);
-  shapes.set(6, num_rows, kTile * 2);
-  shapes.set(7, kTile / 2, 64);
-  shapes.apply();
-}
-
-struct Scratch {
-  float* scores;      // [16][kKeysAtOnce]
-  uint16_t* weights;  // [16][kKeysAtOnce]
-  float* sums;        // [16][head_dim]
-  uint16_t* queries;  // [16][head_dim]
-  uint16_t* units;    // of keys or values that do not lie ready in the cache
-};
-
-// Tiles wait for memory, which finds scattered units too late by itself: where few rows read them, keys are fetched some
-// units ahead, and the values that will be read next are brought near.
-constexpr int kUnitsAhead = 4;
-
-PENSTOCK_INLINE void fetch_ahead(const Attend& t, int first, int i, int num_keys) {
-  const int row_bytes = t.head_dim * (t.key_scales ? 1 : 2);
-  const auto fetch = [&](const void* base, int position) {
-    prefetch((const uint8_t*)base + unit_offset(t, position) * row_bytes, kTile * row_bytes);
-  };
-  if (i + kUnitsAhead * kTile < num_keys) fetch(t.keys, first + i + kUnitsAhead * kTile);
-  fetch(t.values, first + i);
-}
-
-template <int kUnits>
-PENSTOCK_INLINE void score_units(const Attend& t, const Scratch& s, int first, int i) {
-  const int dim = t.head_dim;
-  const uint16_t* units[kUnitsAtOnce];
-  for (int u = 0; u < kUnits; ++u) units[u] = keys_of(t, first + i + u * kTile, s.units + u * kTile * dim);
-  _tile_zero(0);
-  if (kUnits > 1) _tile_zero(1);
-  if (kUnits > 2) _tile_zero(2);
-  if (kUnits > 3) _tile_zero(3);
-  for (int d = 0; d < dim; d += 32) {
-    _tile_loadd(4, s.queries + d, dim * 2);
-#define PENSTOCK_SCORE(unit)                          \
-  if (kUnits > unit) {                                \
-    _tile_loadd(5, units[unit] + d * kTile, 64);      \
-    _tile_dpbf16ps(unit, 4, 5);                       \
-  }
-    PENSTOCK_SCORE(0)
-    PENSTOCK_SCORE(1)
-    PENSTOCK_SCORE(2)
-    PENSTOCK_SCORE(3)
-#undef PENSTOCK_SCORE
-  }
-  _tile_stored(0, s.scores + i, kKeysAtOnce * 4);
-  if (kUnits > 1) _tile_stored(1, s.scores + i + kTile, kKeysAtOnce * 4);
-  if (kUnits > 2) _tile_stored(2, s.scores + i + 2 * kTile, kKeysAtOnce * 4);
-  if (kUnits > 3) _tile_stored(3, s.scores + i + 3 * kTile, kKeysAtOnce * 4);
-}
-
-void score_keys(const Attend& t, const Scratch& s, int first, int num_keys) {
-  const bool fetches = t.num_rows < kTile;
-  int i = 0;
-  for (; i + kUnitsAtOnce * kTile <= num_keys; i += kUnitsAtOnce * kTile) {
-    if (fetches)
-      for (int u = 0; u < kUnitsAtOnce; ++u) fetch_ahead(t, first, i + u * kTile, num_keys);
-    score_units<kUnitsAtOnce>(t, s, first, i);
-  }
-  for (; i < num_keys; i += kTile) {
-    if (fetches) fetch_ahead(t, first, i, num_keys);
-    score_units<1>(t, s, first, i);
-  }
-}
-
-// Adds weights times values of up to 64 numbers of the head, from `d` on.
-template <int kColumns>
-PENSTOCK_INLINE void add_values(const Attend& t, const Scratch& s, int first, int num_keys, int end, int d) {
-  const int dim = t.head_dim;
-  _tile_loadd(0, s.sums + d, dim * 4);
-  if (kColumns > 1) _tile_loadd(1, s.sums + d + 16, dim * 4);
-  if (kColumns > 2) _tile_loadd(2, s.sums + d + 32, dim * 4);
-  if (kColumns > 3) _tile_loadd(3, s.sums + d + 48, dim * 4);
-  for (int i = 0; i < num_keys; i += kTile) {
-    const uint16_t* unit = values_of(t, first + i, end - first - i, s.units) + d * 2;
-    _tile_loadd(6, s.weights + i, kKeysAtOnce * 2);
-    _tile_loadd(7, unit, dim * 4);
-    _tile_dpbf16ps(0, 6, 7);
-    if (kColumns > 1) {
-      _tile_loadd(7, unit + 32, dim * 4);
-      _tile_dpbf16ps(1, 6, 7);
-    }
-    if (kColumns > 2) {
-      _tile_loadd(7, unit + 64, dim * 4);
-      _tile_dpbf16ps(2, 6, 7);
-    }
-    if (kColumns > 3) {
-      _tile_loadd(7, unit + 96, dim * 4);
-      _tile_dpbf16ps(3, 6, 7);
-    }
-  }
-  _tile_stored(0, s.sums + d, dim * 4);
-  if (kColumns > 1) _tile_stored(1, s.sums + d + 16, dim * 4);
-  if (kColumns > 2) _tile_stored(2, s.sums + d + 32, dim * 4);
-  if (kColumns > 3) _tile_stored(3, s.sums + d + 48, dim * 4);
-}
-
-void attend(const Attend& t, uint8_t* scratch) {
-  const int dim = t.head_dim;
-  Scratch s;
-  s.scores = (float*)scratch;
-  s.sums = s.scores + kTile * kKeysAtOnce;
-  s.weights = (uint16_t*)(s.sums + kTile * kMaxHeadDim);
-  s.queries = s.weights + kTile * kKeysAtOnce;
-  s.units = s.queries + kTile * kMaxHeadDim;
-  float most[kTile], total[kTile];
-  for (int row = 0; row < t.num_rows; ++row) {
-    const float* q = head_of((float*)t.q, t, t.stride, row);
-    for (int d = 0; d < dim; d += 16) store_bf16(s.queries + row * dim + d, load(q + d));
-    most[row] = -__builtin_inff();
-    total[row] = 0.0f;
-  }
-  std::memset(s.sums, 0, sizeof(float) * t.num_rows * dim);
-  shape_attention(t.num_rows);
-  const Seen span = span_of(t);
-  for (int first = span.begin / kKeysAtOnce * kKeysAtOnce; first < span.end; first += kKeysAtOnce) {
-    const int left = span.end - first, num_keys = left < kKeysAtOnce ? (left + 15) / 16 * 16 : kKeysAtOnce;
-    score_keys(t, s, first, num_keys);
-    for (int row = 0; row < t.num_rows; ++row) {
-      if (t.key_scales) scale_scores(t, s.scores + row * kKeysAtOnce, first, num_keys);
-      const float factor = weigh(t, s.scores + row * kKeysAtOnce, s.weights + row * kKeysAtOnce, first, num_keys,
-                                 seen_by(t, row), most[row], total[row]);
-      if (factor != 1.0f)
-        for (int d = 0; d < dim; d += 16) store(s.sums + row * dim + d, load(s.sums + row * dim + d) * factor);
-    }
-    int d = 0;
-    for (; d + 64 <= dim; d += 64) add_values<4>(t, s, first, num_keys, span.end, d);
-    if (d < dim) add_values<2>(t, s, first, num_keys, span.end, d);
-  }
-  for (int row = 0; row < t.num_rows; ++row) {
-    float* out = head_of(t.out, t, t.out_stride, row);
-    const float inverse = 1.0f / total[row];
-    for (int d = 0; d < dim; d += 16) store(out + d, load(s.sums + row * dim + d) * inverse);
   }
 }
 

@@ -3,12 +3,60 @@
 
 namespace {
 
+// Scores of a unit's 16 keys.
+PENSTOCK_INLINE Floats score_unit(const Attend& t, const float* q, int position) {
+  const int dim = t.head_dim;
+  const size_t at = unit_offset(t, position);
+  Floats even = {}, odd = {};
+  Ints words;
+  if (t.key_scales) {
+    const int8_t* unit = (const int8_t*)t.keys + at * dim;
+    for (int d = 0; d < dim; d += 4) {
+      std::memcpy(&words, unit + d * kTile, sizeof words);
+      even += byte_of(words, 0) * q[d] + byte_of(words, 2) * q[d + 2];
+      odd += byte_of(words, 1) * q[d + 1] + byte_of(words, 3) * q[d + 3];
+    }
+    return (even + odd) * load(t.key_scales + at);
+  }
+  const uint16_t* unit = (const uint16_t*)t.keys + at * dim;
+  for (int d = 0; d < dim; d += 2) {
+    std::memcpy(&words, unit + d * kTile, sizeof words);
+    even += (Floats)(words << 16) * from_bf16(to_bf16(q[d]));
+    odd += (Floats)(words & (int32_t)0xffff0000) * from_bf16(to_bf16(q[d + 1]));
+  }
+  return even + odd;
+}
+
+// Adds a unit's values, by weight; `count` of its keys were written.
+PENSTOCK_INLINE void add_unit(const Attend& t, const float* weights, int position, int count, uint16_t* clean,
+                              float* sums) {
+  const int dim = t.head_dim;
+  const size_t at = unit_offset(t, position) * dim;
+  Ints words;
+  if (t.value_scales) {
+    for (int quad = 0; quad < kTile / 4; ++quad, weights += 4)
+      for (int d = 0; d < dim; d += 16) {
+        std::memcpy(&words, (const int8_t*)t.values + at + (quad * dim + d) * 4, sizeof words);
+        store(sums + d, load(sums + d) + byte_of(words, 0) * weights[0] + byte_of(words, 1) * weights[1] +
+                            byte_of(words, 2) * weights[2] + byte_of(words, 3) * weights[3]);
+      }
+    return;
+  }
+  const uint16_t* unit = clean_values((const uint16_t*)t.values + at, count, dim, clean);
+  for (int pair = 0; pair < kTile / 2; ++pair, weights += 2)
+    for (int d = 0; d < dim; d += 16) {
+      std::memcpy(&words, unit + (pair * dim + d) * 2, sizeof words);
+      store(sums + d, load(sums + d) + (Floats)(words << 16) * from_bf16(to_bf16(weights[0])) +
+                          (Floats)(words & (int32_t)0xffff0000) * from_bf16(to_bf16(weights[1])));
+    }
+}
+
 void attend(const Attend& t, uint8_t* scratch) {
   const int dim = t.head_dim;
-  float* scores = (float*)scratch;                                // [kKeysAtOnce]
-  uint16_t* weights = (uint16_t*)(scores + kKeysAtOnce);          // [kKeysAtOnce]
-  float* sums = (float*)(weights + kKeysAtOnce);                  // [head_dim]
-  uint16_t* clean = (uint16_t*)(sums + kMaxHeadDim);              // [16, head_dim]
+  float* scores = (float*)scratch;                    // [kKeysAtOnce]
+  float* weights = scores + kKeysAtOnce;              // [kKeysAtOnce]
+  float* sums = weights + kKeysAtOnce;                // [head_dim]
+  uint16_t* clean = (uint16_t*)(sums + kMaxHeadDim);  // [16, head_dim]
   for (int row = 0; row < t.num_rows; ++row) {
     const Seen seen = seen_by(t, row);
     const float* q = head_of((float*)t.q, t, t.stride, row);
@@ -17,33 +65,13 @@ void attend(const Attend& t, uint8_t* scratch) {
     for (int first = seen.begin / kKeysAtOnce * kKeysAtOnce; first < seen.end; first += kKeysAtOnce) {
       const int left = seen.end - first;
       const int num_keys = left < kKeysAtOnce ? (left + 15) / 16 * 16 : kKeysAtOnce;
-      for (int i = 0; i < num_keys; i += kTile) {
-        const uint16_t* unit = keys_of(t, first + i, clean);
-        Floats even = {}, odd = {};
-        for (int pair = 0; pair < dim / 2; ++pair) {
-          Ints both;
-          std::memcpy(&both, unit + pair * 32, sizeof both);
-          even += (Floats)(both << 16) * from_bf16(to_bf16(q[pair * 2]));
-          odd += (Floats)(both & (int32_t)0xffff0000) * from_bf16(to_bf16(q[pair * 2 + 1]));
-        }
-        store(scores + i, even + odd);
-      }
-      if (t.key_scales) scale_scores(t, scores, first, num_keys);
-      const float factor = weigh(t, scores, weights, first, num_keys, seen, most, total);
+      for (int i = 0; i < num_keys; i += kTile) store(scores + i, score_unit(t, q, first + i));
+      const float factor = weigh(t, scores, first, num_keys, seen, most, total, [&](int i, Floats weight) {
+        store(weights + i, t.value_scales ? scaled_weight(t, first + i, weight) : weight);
+      });
       if (factor != 1.0f)
         for (int d = 0; d < dim; ++d) sums[d] *= factor;
-      for (int i = 0; i < num_keys; i += kTile) {
-        const uint16_t* unit = values_of(t, first + i, left - i, clean);
-        for (int pair = 0; pair < kTile / 2; ++pair) {
-          const float a = from_bf16(weights[i + pair * 2]), b = from_bf16(weights[i + pair * 2 + 1]);
-          const uint16_t* line = unit + pair * dim * 2;
-          for (int d = 0; d < dim; d += 16) {
-            Ints both;
-            std::memcpy(&both, line + d * 2, sizeof both);
-            store(sums + d, load(sums + d) + (Floats)(both << 16) * a + (Floats)(both & (int32_t)0xffff0000) * b);
-          }
-        }
-      }
+      for (int i = 0; i < num_keys; i += kTile) add_unit(t, weights + i, first + i, left - i, clean, sums);
     }
     float* out = head_of(t.out, t, t.out_stride, row);
     for (int d = 0; d < dim; ++d) out[d] = sums[d] / total;

@@ -151,12 +151,13 @@ float round_head(const float* x, int dim, int8_t* to) {
   return peak / 127.0f + sum(spoiled);
 }
 
-// Keys of a unit stand in pairs of numbers, values in pairs of keys.
+// Keys of a unit stand in words of as many numbers as four bytes hold, values in words of as many keys.
 template <typename T>
 PENSTOCK_INLINE void lay_down(const T* k, const T* v, int dim, int key, T* keys, T* values) {
-  for (int d = 0; d < dim; d += 2) std::memcpy(keys + d / 2 * 32 + key * 2, k + d, 2 * sizeof(T));
-  values += (size_t)(key / 2) * dim * 2 + key % 2;
-  for (int d = 0; d < dim; ++d) values[d * 2] = v[d];
+  constexpr int kWord = 4 / sizeof(T);
+  for (int d = 0; d < dim; d += kWord) std::memcpy(keys + d * kTile + key * kWord, k + d, 4);
+  values += (size_t)(key / kWord) * dim * kWord + key % kWord;
+  for (int d = 0; d < dim; ++d) values[d * kWord] = v[d];
 }
 
 void place(const Place& p) {

@@ -79,7 +79,6 @@ struct Peak {
 };
 
 constexpr int kKeysAtOnce = 256;  // keys between two updates of the running softmax, counted from position 0
-constexpr int kUnitsAtOnce = 4;   // units of 16 keys that are scored together
 constexpr int kMaxHeadDim = 256;
 
 // One token's keys and queries: normed, rotated; keys and values laid down in the cache.
@@ -126,7 +125,7 @@ constexpr int kWidestPiece = 8;               // output tiles that one call mult
 constexpr int kMostWidenedBytes = 320 << 10;  // of their weights as bf16, which should stay near
 constexpr int kScratchGroupBytes = kMaxTiles * (1024 + 128);
 constexpr int kAttendScratchBytes =
-    kTile * kKeysAtOnce * 6 + kTile * kMaxHeadDim * 6 + (1 + kUnitsAtOnce) * kTile * kMaxHeadDim * 2 + 4096;
+    kTile * kKeysAtOnce * 10 + kTile * kMaxHeadDim * 8 + 4096;
 
 PENSTOCK_INLINE int block_bytes(const Matrix& m) { return m.bits == 4 ? 320 : m.has_minimum ? 576 : 544; }
 PENSTOCK_INLINE int num_tiles(const Matrix& m) { return (m.num_rows + kTile - 1) / kTile; }

@@ -39,20 +39,15 @@ PENSTOCK_INLINE size_t unit_offset(const Attend& t, int position) {
   return (((size_t)block * t.num_kv_heads + t.kv_head) * units + unit) * kTile;
 }
 
-// A key's scale counts in its score, a value's in its weight.
-PENSTOCK_INLINE void scale_scores(const Attend& t, float* scores, int first, int num_keys) {
-  for (int i = 0; i < num_keys; i += kTile)
-    store(scores + i, load(scores + i) * load(t.key_scales + unit_offset(t, first + i)));
-}
-
 // Turns one row of scores, of keys first .. first + num_keys, into weights against the running maximum, which it raises, and
 // returns the factor that brings earlier sums to the new maximum. Keys not seen weigh nothing. `num_keys` is a multiple of
-// 16; weights come as bf16.
-PENSTOCK_INLINE float weigh(const Attend& t, float* scores, uint16_t* weights, int first, int num_keys, Seen seen,
-                            float& most, float& total) {
+// 16; `keep(i, weights)` is handed the weights of keys i .. i + 16.
+template <typename Keep>
+PENSTOCK_INLINE float weigh(const Attend& t, float* scores, int first, int num_keys, Seen seen, float& most, float& total,
+                            Keep keep) {
   const int low = seen.begin - first, high = seen.end - first;
   if (low >= num_keys || high <= 0) {
-    std::memset(weights, 0, sizeof(uint16_t) * num_keys);
+    for (int i = 0; i < num_keys; i += 16) keep(i, Floats{});
     return 1.0f;
   }
   if (bends_scores(t)) bend_scores(t, scores, num_keys);
@@ -71,11 +66,7 @@ PENSTOCK_INLINE float weigh(const Attend& t, float* scores, uint16_t* weights, i
     Floats weight = power_of_two(load(scores + i) * steepness - shift);
     if (i < low || i + 16 > high) weight = select((kLanes + i >= low) & (kLanes + i < high), weight, Floats{});
     sums += weight;
-    if (t.value_scales) {
-      weight *= load(t.value_scales + unit_offset(t, first + i));
-      if (i < low || i + 16 > high) weight = select((kLanes + i >= low) & (kLanes + i < high), weight, Floats{});
-    }
-    store_bf16(weights + i, weight);
+    keep(i, weight);
   }
   most = raised;
   total = total * factor + sum(sums);
@@ -88,49 +79,23 @@ PENSTOCK_INLINE Seen span_of(const Attend& t) {
   return Seen{first.begin, last.end};
 }
 
-// `count` whole numbers, a multiple of 32, as bf16. Whole lines are written at once: tiles are read by lines.
-PENSTOCK_INLINE void widen_bytes(const int8_t* from, int count, uint16_t* to) {
-#if defined(PENSTOCK_AVX512_BF16)
-#pragma GCC unroll 4
-  for (int i = 0; i < count; i += 32) {
-    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i)));
-    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i + 16)));
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-    _mm512_store_si512(to + i, (__m512i)both);
-  }
-#else
-  for (int i = 0; i < count; i += 16) {
-    Bytes bytes;
-    std::memcpy(&bytes, from + i, sizeof bytes);
-    store_bf16(to + i, to_floats(__builtin_convertvector(bytes, Ints)));
-  }
-#endif
+// A weight with its value's scale. Keys that weigh nothing may have any scale, or none that is a number.
+PENSTOCK_INLINE Floats scaled_weight(const Attend& t, int position, Floats weight) {
+  return select(weight > 0.0f, weight * load(t.value_scales + unit_offset(t, position)), Floats{});
 }
 
-// The keys of a unit in bf16: where they lie, or in `scratch`.
-PENSTOCK_INLINE const uint16_t* keys_of(const Attend& t, int position, uint16_t* scratch) {
-  const size_t at = unit_offset(t, position) * t.head_dim;
-  if (!t.key_scales) return (const uint16_t*)t.keys + at;
-  widen_bytes((const int8_t*)t.keys + at, kTile * t.head_dim, scratch);
-  return scratch;
-}
+// Byte j of each word as a number.
+PENSTOCK_INLINE Floats byte_of(Ints words, int j) { return to_floats((words << (24 - 8 * j)) >> 24); }
 
-// Likewise its values, of which `count` keys were written by this sequence. Whatever stands behind those is replaced by zero,
-// since zero times not-a-number is not zero; whole numbers are never that.
-PENSTOCK_INLINE const uint16_t* values_of(const Attend& t, int position, int count, uint16_t* scratch) {
-  const int dim = t.head_dim;
-  const size_t at = unit_offset(t, position) * dim;
-  const uint16_t* unit = (const uint16_t*)t.values + at;
-  if (t.value_scales) {
-    widen_bytes((const int8_t*)t.values + at, kTile * dim, scratch);
-    return scratch;
-  }
+// A unit of bf16 values whose keys from `count` on were never written by this sequence: whatever stands there is replaced by
+// zero, since zero times not-a-number is not zero.
+PENSTOCK_INLINE const uint16_t* clean_values(const uint16_t* unit, int count, int head_dim, uint16_t* scratch) {
   if (count >= kTile) return unit;
   for (int pair = 0; pair < kTile / 2; ++pair)
-    for (int d = 0; d < dim; ++d) {
-      const int place = (pair * dim + d) * 2;
-      scratch[place] = pair * 2 < count ? unit[place] : 0;
-      scratch[place + 1] = pair * 2 + 1 < count ? unit[place + 1] : 0;
+    for (int d = 0; d < head_dim; ++d) {
+      const int at = (pair * head_dim + d) * 2;
+      scratch[at] = pair * 2 < count ? unit[at] : 0;
+      scratch[at + 1] = pair * 2 + 1 < count ? unit[at + 1] : 0;
     }
   return scratch;
 }
