@@ -131,7 +131,9 @@ class NativeDecoder:
         for layer, cache in zip(self._layers, caches, strict=True):
             is_known = isinstance(cache, ScaledCache) or cache.keys.dtype == self.cache_dtype
             if cache.block_size % TILE or not is_known or not all(part.is_contiguous() for part in cache):
-                raise EngineError(f"the native step needs a bf16 or int8 cache in blocks of a multiple of {TILE} tokens")
+                raise EngineError(
+                    f"the native step needs a bf16 or int8 cache in blocks of a multiple of {TILE} tokens"
+                )
             layer.keys, layer.values = cache.keys.data_ptr(), cache.values.data_ptr()
             if isinstance(cache, ScaledCache):
                 layer.key_scales, layer.value_scales = cache.key_scales.data_ptr(), cache.value_scales.data_ptr()
