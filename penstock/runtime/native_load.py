@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ModelFileError
-from penstock.formats.checkpoint import Checkpoint
+from penstock.formats.checkpoint import Checkpoint, RawTensor
+from penstock.formats.mapping import let_go
 from penstock.models import weights as recipes
 from penstock.models.spec import GatedMLP, ModelSpec
 from penstock.ops.cpu.library import open_library
@@ -23,7 +24,7 @@ def load_native(
     if library is None or native_obstacle(spec) is not None or not _is_quantized(recipes, checkpoint):
         return None
     matrices, vectors = {}, {}
-    used: set[str] = set()
+    used: dict[str, RawTensor] = {}
     for name, recipe in recipes.items():
         leaves = Leaves()
         if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
@@ -31,8 +32,10 @@ def load_native(
         else:
             vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
         leaves.check()
-        used |= leaves.reached.keys()
-    check_all_used(checkpoint.names, used, spec)
+        used |= leaves.reached
+    check_all_used(checkpoint.names, set(used), spec)
+    for raw in used.values():
+        let_go(raw.data)
     # From here on the library's threads do the work; torch's, which wait for more by spinning, would only be in their way.
     torch.set_num_threads(1)
     return NativeDecoder(spec, NativeWeights(matrices, vectors), library)

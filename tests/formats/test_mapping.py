@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.mapping import map_file
+from penstock.formats.mapping import let_go, map_file
 
 
 def test_the_bytes_are_the_files_and_cannot_be_written(tmp_path: Path) -> None:
@@ -44,3 +44,12 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(ModelFileError, match="empty"):
         map_file(path)
+
+
+def test_what_was_let_go_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(range(256)) * 64)
+    data = map_file(path)
+    before = bytes(data)
+    let_go(data[100:200].reshape(10, 10))
+    assert bytes(data) == before
