@@ -105,6 +105,8 @@ def test_overload_is_told_from_its_beginning_to_its_end() -> None:
             assert "queue-grows" not in told(signs)
             _judge_by_roofline(visit)
         wait_until(lambda: "clients-leave" in visit.told())
+        for state in ("running", "waiting"):
+            wait_until(lambda state=state: server.metric(f"vllm:num_requests_{state}") == 0)
         visit.renew()
         with asking(server, 2, max_tokens=20):
             wait_until(lambda: server.metric("vllm:request_success_total", 'finished_reason="length"') == 2)
