@@ -29,7 +29,7 @@ class Penstock:
 
         wish = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         made = self._llm.generate(prompts, wish)
-        check(sum(len(each.token_ids) for each in made), len(prompts) * num_tokens)
+        check(sum(len(each.choices[0].token_ids) for each in made), len(prompts) * num_tokens)
 
 
 class PenstockInt8(Penstock):
