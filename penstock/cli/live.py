@@ -72,7 +72,7 @@ class Disturbance:
         if begin is None or end is None or end[0] <= begin[0]:
             return None
         busy, own = end[1] - begin[1], end[2] - begin[2]
-        return max(busy - own, 0.0) / (end[0] - begin[0])
+        return min(max(busy - own, 0.0) / (end[0] - begin[0]), 1.0)  # seconds are rounded
 
 
 def _ticks() -> tuple[float, float, float] | None:
