@@ -130,7 +130,8 @@ class Serving:
         front = self._front
         num_open = front.admission.num_open
         if num_open:
-            print(f"penstock: finishing {num_open} answers; once more to cut them off", file=sys.stderr)
+            answers = "1 answer" if num_open == 1 else f"{num_open} answers"
+            print(f"penstock: finishing {answers}; once more to cut short", file=sys.stderr)
         drain = asyncio.create_task(front.drain(self._config.drain_s))
         hurry = asyncio.create_task(self._hurrying.wait())
         await _first(drain, hurry)

@@ -71,7 +71,7 @@ def read_profile(text: str, name: str) -> Profile:
             raise ValueError("a number is out of range")
         return profile
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{name} is no profile ({type(error).__name__}); make one with penstock profile") from error
+        raise ConfigError(f"{name} is no profile, or a damaged one; make one with penstock profile") from error
 
 
 def read_steps(text: str, name: str) -> tuple[dict[str, Any], list[StepTime]]:
@@ -83,7 +83,7 @@ def read_steps(text: str, name: str) -> tuple[dict[str, Any], list[StepTime]]:
             raise ConfigError(f"{name} is a step log of another version; this program reads {STEPS_VERSION}")
         steps = [_step(json.loads(line)) for line in lines[1:-1]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError(f"{name} is no step log ({type(error).__name__}); make one with serve --step-log") from error
+        raise ConfigError(f"{name} is no step log, or a damaged one; make one with serve --step-log") from error
     return header, steps
 
 
