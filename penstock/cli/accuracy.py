@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from penstock.cli.live import Disturbance, Served, serve_live
 from penstock.core.features import StepTime
@@ -17,45 +18,63 @@ RATES = {"output_tokens_per_s": "output tokens/s"}
 """Figures that are no times."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One workload, predicted and measured."""
+class Measurement(NamedTuple):
+    """One workload, served."""
 
-    predicted: Summary
-    measured: Summary
+    summary: Summary
     disturbed_fraction: float | None
     """Of the machine, what others used meanwhile."""
+    replayed: Summary | None
+    """As simulated with the step times that were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One workload, predicted, and measured once or several times: then the middle counts, figure by figure."""
+
+    predicted: Summary
+    measured: tuple[Measurement, ...]
     outside_fraction: float
     """Of the predicted steps, those beyond what the cost was fitted on."""
-    replayed: Summary | None = None
-    """As simulated with the step times that were measured."""
 
     @property
     def figures(self) -> dict[str, tuple[float, float]]:
         """(predicted, measured), in seconds and tokens a second."""
-        measured = figures_of(self.measured)
-        return {name: (value, measured[name]) for name, value in figures_of(self.predicted).items()}
+        each = [figures_of(one.summary) for one in self.measured]
+        predicted = figures_of(self.predicted)
+        return {name: (value, median([one[name] for one in each])) for name, value in predicted.items()}
 
     @property
     def errors(self) -> dict[str, float]:
         """Predicted over measured, less one."""
-        return {name: one / other - 1.0 if other else 0.0 for name, (one, other) in self.figures.items()}
+        return {name: _off(one, other) for name, (one, other) in self.figures.items()}
 
     def as_data(self) -> dict[str, Any]:
-        figures = {
-            name: {"predicted": round(one, 6), "measured": round(other, 6), "error": round(self.errors[name], 4)}
-            for name, (one, other) in self.figures.items()
-        }
-        if self.replayed is not None:
-            for name, value in figures_of(self.replayed).items():
-                measured = self.figures[name][1]
-                figures[name]["replay_error"] = round(value / measured - 1.0, 4) if measured else 0.0
+        each = [figures_of(one.summary) for one in self.measured]
+        replayed = [figures_of(one.replayed) for one in self.measured if one.replayed is not None]
+        figures: dict[str, Any] = {}
+        for name, (one, other) in self.figures.items():
+            figures[name] = {
+                "predicted": round(one, 6),
+                "measured": round(other, 6),
+                "error": round(_off(one, other), 4),
+            }
+            if len(each) > 1:
+                figures[name]["measured_each"] = [round(every[name], 6) for every in each]
+            if len(replayed) == len(each):
+                worst = max((_off(again[name], once[name]) for again, once in zip(replayed, each)), key=abs)
+                figures[name]["replay_error"] = round(worst, 4)
+        told = [one.disturbed_fraction for one in self.measured if one.disturbed_fraction is not None]
         return figures | {
-            "num_requests": self.measured.num_requests,
-            "duration_s": round(self.measured.duration_s, 3),
-            "disturbed_fraction": None if self.disturbed_fraction is None else round(self.disturbed_fraction, 4),
+            "num_requests": self.measured[0].summary.num_requests,
+            "duration_s": round(median([one.summary.duration_s for one in self.measured]), 3),
+            "disturbed_fraction": round(max(told), 4) if told else None,
             "extrapolated_fraction": round(self.outside_fraction, 4),
         }
+
+
+def _off(predicted: float, measured: float) -> float:
+    return predicted / measured - 1.0 if measured else 0.0
 
 
 def figures_of(summary: Summary) -> dict[str, float]:
@@ -88,21 +107,35 @@ def _scale(name: str) -> float:
     return 1.0 if name in RATES else 1e3
 
 
-def compare(fleet: Fleet, engine: Engine, workload: Workload, steps: Sequence[StepTime] = ()) -> Comparison:
-    """Simulate a workload, then serve it. The engine's prefix cache must not know its prompts yet.
+def predict(fleet: Fleet, workload: Workload) -> tuple[Summary, float]:
+    """What the simulator says, and the share of steps for which the cost was asked beyond what it was fitted on."""
+    cost = fleet.cost
+    if not isinstance(cost, Measured):
+        return simulate(fleet, workload).summary, 0.0
+    num_asked, num_outside = cost.num_asked, cost.num_outside
+    summary = simulate(fleet, workload).summary
+    return summary, (cost.num_outside - num_outside) / max(cost.num_asked - num_asked, 1)
+
+
+def measure(fleet: Fleet, engine: Engine, workload: Workload, steps: Sequence[StepTime] = ()) -> Measurement:
+    """Serve a workload. The engine's prefix cache must not know its prompts yet.
 
     Given the list that the engine's steps come to, it is also told what the simulator says with the steps' own times in
     place of the cost: what is still off then is not the cost's fault.
     """
-    predicted = simulate(fleet, workload)
-    cost = fleet.cost
-    outside = cost.num_outside / max(cost.num_asked, 1) if isinstance(cost, Measured) else 0.0
     num_before = len(steps)
     disturbance = Disturbance()
     served = serve_live(engine, workload)
-    measured = summarize(served.timelines.ended, served.duration_s, None, served.timelines.gaps)
+    summary = summarize(served.timelines.ended, served.duration_s, None, served.timelines.gaps)
+    fraction = disturbance.fraction
     replayed = replay(fleet, workload, served, steps[num_before:]) if len(steps) > num_before else None
-    return Comparison(predicted.summary, measured, disturbance.fraction, outside, replayed)
+    return Measurement(summary, fraction, replayed)
+
+
+def compare(fleet: Fleet, engine: Engine, workload: Workload) -> Comparison:
+    """Simulate a workload, then serve it."""
+    predicted, outside_fraction = predict(fleet, workload)
+    return Comparison(predicted, (measure(fleet, engine, workload),), outside_fraction)
 
 
 def replay(fleet: Fleet, workload: Workload, served: Served, steps: Sequence[StepTime]) -> Summary:

@@ -1,18 +1,22 @@
 """Measures an engine: drives it through batches of every size and shape with its own scheduler, step by step.
 
-A round visits prompts of many lengths alone, prompts with a cached beginning, batches that shrink from many sequences to one
-at short and long contexts, and arrivals at random. Rounds repeat until the time is spent; no prompt comes twice.
+A round visits prompts of many lengths alone, at once and after a rest, prompts with a cached beginning, batches that shrink
+from many sequences to one at short and long contexts, and arrivals at random. Rounds repeat, in another order, until the time
+is spent: a machine is not equally fast at all times. No prompt that is measured comes twice; those that only fill the long
+contexts of batches do, and are mostly found in the cache.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
 from penstock.cli.live import Disturbance
 from penstock.core.features import StepTime
 from penstock.core.request import Request, SamplingParams
+from penstock.cost.measured import REST_S
 from penstock.engine.engine import Engine
 
 SHORT_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 160, 192)
@@ -24,6 +28,7 @@ STEPS_EACH = 5
 """Steps at each number of sequences of a shrinking batch."""
 CACHED_REST = (8, 48, 160)
 """Tokens after a cached beginning."""
+RESTED_PROMPTS = (4, 10, 20, 36, 60, 90, 140, 220, 350)
 NUM_RANDOM = 16
 MAX_ANSWER = 48
 PAUSES = (2, 8, 24)
@@ -40,6 +45,8 @@ class Stage(NamedTuple):
     requests: Sequence[Request]
     pause: int | None
     """Most steps between two arrivals; None for each alone, once the one before it has ended."""
+    rests: bool = False
+    """The engine sleeps a while before each."""
 
 
 class Sample(NamedTuple):
@@ -62,13 +69,18 @@ class Recorder:
         self.samples.append(Sample(self.stage, step, time.monotonic(), time.process_time()))
 
     def quiet(self) -> list[StepTime]:
-        """Of each stage, the steps around which this process had as much of the processors as in its best moments."""
+        """Of each stage, the steps around which this process had as much of the processors as in its best moments, and all
+        that came after a rest: sleep takes no processor."""
         shares: dict[str, list[float]] = {}
         own = [self._processors(index) for index in range(len(self.samples))]
         for sample, share in zip(self.samples, own):
             shares.setdefault(sample.stage, []).append(share)
         enough = {stage: QUIET * sorted(each)[len(each) * 9 // 10] for stage, each in shares.items()}
-        return [sample.step for sample, share in zip(self.samples, own) if share >= enough[sample.stage]]
+        return [
+            sample.step
+            for sample, share in zip(self.samples, own)
+            if share >= enough[sample.stage] or sample.step.rest_s >= REST_S
+        ]
 
     def _processors(self, index: int) -> float:
         """Had on average in a while around a step: the system counts too coarsely to tell of a single one."""
@@ -91,28 +103,44 @@ class Calibration:
     tell: Callable[[str, int, int | None], None] = lambda stage, done, total: None
     disturbed_fraction: float | None = None
     """Of the machine, what others used meanwhile."""
+    rests_s: tuple[float, float] = (0.01, 0.4)
+    """Shortest and longest rest."""
     _num_requests: int = 0
+    _contexts: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    """Prompts that fill a batch's contexts."""
 
     def run(self, seconds: float) -> list[StepTime]:
         """Measure for about so long, one round at least; returns the steps that nobody disturbed."""
         begin_s = time.monotonic()
-        self._serve(Stage("warm up", [self._request(16, 4) for _ in range(4)], 0))
-        self.recorder.samples.clear()
+        self.warm_up()
         disturbance = Disturbance()
         while True:
             round_s = time.monotonic()
-            for stage in self._round():
-                self.recorder.stage = stage.name
-                self._serve(stage)
+            for _ in self.round():
                 self.tell("measuring", min(round(time.monotonic() - begin_s), round(seconds)), round(seconds))
             now = time.monotonic()
             if now - begin_s + (now - round_s) > seconds:
                 self.disturbed_fraction = disturbance.fraction
                 return self.recorder.quiet()
 
+    def warm_up(self) -> None:
+        self._serve(Stage("warm up", [self._request(16, 4) for _ in range(4)], 0))
+        self.recorder.samples.clear()
+
+    def round(self) -> Iterator[str]:
+        """Visit every stage once; names each that is done."""
+        stages = list(self._stages())
+        self.random.shuffle(stages)
+        for stage in stages:
+            self.recorder.stage = stage.name
+            self._serve(stage)
+            yield stage.name
+
     def _serve(self, stage: Stage) -> None:
         engine = self.engine
         for request in stage.requests:
+            if stage.rests:
+                engine.wait(math.exp(self.random.uniform(*map(math.log, self.rests_s))))
             engine.submit(request)
             for _ in range(self.random.randint(0, stage.pause or 0)):
                 engine.step()
@@ -121,12 +149,14 @@ class Calibration:
         while engine.has_work:
             engine.step()
 
-    def _round(self) -> Iterator[Stage]:
+    def _stages(self) -> Iterator[Stage]:
         limits = self.engine.scheduler.limits
         room = min(limits.max_context, limits.num_blocks * limits.block_size) - MAX_ANSWER
         longest = min(limits.max_batch_tokens, room)
         for name, lengths in (("short prompts", SHORT_PROMPTS), ("long prompts", LONG_PROMPTS)):
             yield Stage(name, [self._request(length, 1) for length in lengths if length <= longest], None)
+        rested = [self._request(length, 2) for length in RESTED_PROMPTS if length <= longest]
+        yield Stage("after rest", self.random.sample(rested, len(rested)), None, rests=True)
         if room > 2 * max(CACHED_REST):
             yield Stage("cached prompts", list(self._cached(min(1536, room - max(CACHED_REST)))), None)
         for context, most in CONTEXTS:
@@ -150,16 +180,18 @@ class Calibration:
     def _shrinking(self, context: int, most: int) -> list[Request]:
         """Sequences that end one after the other, so that every batch size has its steps."""
         sizes = [size for size in BATCHES if size <= most]
+        spreads = [self.random.randint(-context // 3, context // 3) for _ in range(most)]
+        prompts = self._contexts.setdefault(context, [self._tokens(context + spread) for spread in spreads])
         requests = []
-        for rank in range(most):
+        for rank, prompt in enumerate(prompts):
             num_levels = sum(1 for size in sizes if size > rank)
-            spread = self.random.randint(-context // 3, context // 3)
-            requests.append(self._request(context + spread, 1 + STEPS_EACH * num_levels))
+            requests.append(self._request(0, 1 + STEPS_EACH * num_levels, prompt))
         return requests
 
     def _at_random(self, longest: int) -> list[Request]:
-        lengths = [(self.random.randint(2, longest), self.random.randint(2, MAX_ANSWER)) for _ in range(NUM_RANDOM)]
-        return [self._request(*each) for each in lengths]
+        """As many short prompts as long ones."""
+        lengths = [round(math.exp(self.random.uniform(math.log(2), math.log(longest)))) for _ in range(NUM_RANDOM)]
+        return [self._request(length, self.random.randint(2, MAX_ANSWER)) for length in lengths]
 
     def _request(self, num_tokens: int, num_answer: int, beginning: tuple[int, ...] = ()) -> Request:
         self._num_requests += 1

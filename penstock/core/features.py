@@ -43,10 +43,12 @@ class StepTime(NamedTuple):
     """Of the turn in which it was collected, what was not spent waiting for the device."""
     is_busy: bool
     """The next turn followed at once, so that what the caller does between turns is counted in `host_s`."""
+    rest_s: float
+    """How long the loop had had nothing to compute before it; 0 where it followed another at once."""
     features: Features
 
 
-STEPS_VERSION = 1
+STEPS_VERSION = 2
 COLUMNS = (*StepTime._fields[:-1], *Features._fields)
 """Of a step log of this version, in order."""
 

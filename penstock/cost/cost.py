@@ -29,6 +29,14 @@ class Summing(Protocol):
         """Seconds of each of a run of steps of sequences that generate."""
 
 
+@runtime_checkable
+class Resting(Protocol):
+    """A cost of a device that is slower at first when it had nothing to do: its threads sleep, its caches are others'."""
+
+    def after_rest_s(self, batch: Batch, rest_s: float) -> float:
+        """Seconds that a batch takes beyond `step_s` if nothing was computed for so long before it."""
+
+
 def moved(batch: Batch, num_positions: int) -> Batch:
     """The same batch with every chunk that many positions further."""
     return batch._replace(chunks=tuple(chunk._replace(start=chunk.start + num_positions) for chunk in batch.chunks))

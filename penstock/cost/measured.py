@@ -4,6 +4,7 @@
              rows that draw, with knees                  the output product
              chunks of several tokens                    each is a call of its own
              positions read, pairs scored                attention; the longest context apart, since it is waited for
+    rest     rows, of the first step after a rest        threads that slept, caches that others used
     host     chunks, prompt tokens, positions            schedule, commit, and what the caller does between steps
 
 Device and host add up, or the longer one counts where the engine overlaps them. It knows the range it was fitted on, and
@@ -38,6 +39,11 @@ DEVICE_KNEES: Mapping[str, Sequence[float]] = {
     "max_kv": (),
     "long_pairs": (),
 }
+REST_KNEES: Mapping[str, Sequence[float]] = {"steps": (), "rows": (16, 64, 256)}
+REST_S = 0.004
+"""Shorter pauses are none: a pool's threads are still awake."""
+MIN_RESTED = 8
+"""Kinds of steps after a rest that must be known before anything is said of them."""
 HOST_KNEES: Mapping[str, Sequence[float]] = {"steps": (), "chunks": (), "long_tokens": (), "long_kv": ()}
 
 VALUES: Mapping[str, Callable[[Features], int]] = {
@@ -74,6 +80,8 @@ class Fitted:
     num_steps: int
     errors: Mapping[str, Errors]
     """Of the device's time, by kind of step, and of the host's."""
+    rest: tuple[Ramp, ...] = ()
+    """What the first step after a rest takes longer."""
 
 
 class Measured:
@@ -90,6 +98,7 @@ class Measured:
         self._overlaps = fitted.overlaps
         self._device = _Line(fitted.device)
         self._host = _Line(fitted.host)
+        self._rest = _Line(fitted.rest)
 
     def step_s(self, batch: Batch) -> float:
         return self.run_s(batch, 1)[0]
@@ -102,6 +111,9 @@ class Measured:
         if self._overlaps:
             return [one if one > other else other for one, other in zip(device, host)]
         return [one + other for one, other in zip(device, host)]
+
+    def after_rest_s(self, batch: Batch, rest_s: float) -> float:
+        return self._rest.run_s(features_of(batch), 1)[0] if rest_s >= REST_S else 0.0
 
     def outside(self, features: Features) -> tuple[str, ...]:
         """The features that lie beyond what was measured."""
@@ -168,7 +180,7 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
     if len(usable) < MIN_STEPS:
         raise ConfigError(f"there are {len(usable)} steps to fit a cost to; log at least {MIN_STEPS}")
     cells = _gather(usable, lambda step: step.device_s)
-    device, errors_in = _fit_ramps(cells, DEVICE_KNEES)
+    device, rest, errors_in = _fit_ramps(cells, DEVICE_KNEES, REST_KNEES)
     gathered = Features(*cells.features.T)
     kinds = {
         "all": np.ones(len(cells.seconds), dtype=bool),
@@ -176,15 +188,16 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
         "prompt": np.equal(gathered.num_singles, 0),
     }
     kinds["mixed"] = ~(kinds["decode"] | kinds["prompt"])
+    kinds["after rest"] = cells.rested
     errors = {kind: errors_in(mask) for kind, mask in kinds.items() if mask.any()}
     busy = [step for step in usable if step.is_busy and step.host_s > 0.0]
     host: tuple[Ramp, ...] = ()
     if len(busy) >= MIN_STEPS:
         cells = _gather(busy, lambda step: step.host_s)
-        host, errors_in = _fit_ramps(cells, HOST_KNEES)
+        host, _, errors_in = _fit_ramps(cells, HOST_KNEES, {})
         errors["host"] = errors_in(np.ones(len(cells.seconds), dtype=bool))
     most = Features(*(max(values) for values in zip(*(step.features for step in usable))))
-    return Fitted(device, host, overlaps, most, len(usable), errors)
+    return Fitted(device, host, overlaps, most, len(usable), errors, rest)
 
 
 class _Cells(NamedTuple):
@@ -192,6 +205,7 @@ class _Cells(NamedTuple):
 
     features: Numbers
     """[cells, features], their means."""
+    rested: Mask
     seconds: Numbers
     """Their medians: what disturbed a step disturbs no cell."""
     weights: Numbers
@@ -201,27 +215,38 @@ def _gather(steps: Sequence[StepTime], seconds_of: Callable[[StepTime], float]) 
     """Alike is what differs by less than a tenth in every feature."""
     groups: dict[tuple[int, ...], list[StepTime]] = {}
     for step in steps:
-        key = tuple([round(8.0 * math.log2(1 + value)) for value in step.features])
+        key = (int(step.rest_s >= REST_S), *[round(8.0 * math.log2(1 + value)) for value in step.features])
         groups.setdefault(key, []).append(step)
     features = [np.mean([step.features for step in group], axis=0) for group in groups.values()]
     seconds = [float(np.median([seconds_of(step) for step in group])) for group in groups.values()]
     weights = [min(len(group), MAX_WEIGHT) for group in groups.values()]
-    return _Cells(np.array(features, dtype=float), np.array(seconds), np.array(weights, dtype=float))
+    rested = [bool(key[0]) for key in groups]
+    return _Cells(np.array(features, dtype=float), np.array(rested), np.array(seconds), np.array(weights, dtype=float))
 
 
 def _fit_ramps(
-    cells: _Cells, knees: Mapping[str, Sequence[float]]
-) -> tuple[tuple[Ramp, ...], Callable[[Mask], Errors]]:
-    """Ramps, and the errors of those cells that a mask chooses, each predicted by a fit that had not seen it."""
+    cells: _Cells, knees: Mapping[str, Sequence[float]], rest_knees: Mapping[str, Sequence[float]]
+) -> tuple[tuple[Ramp, ...], tuple[Ramp, ...], Callable[[Mask], Errors]]:
+    """Ramps, those of steps after a rest, and the errors of cells that a mask chooses, each predicted by a fit that had not
+    seen it."""
     gathered = Features(*cells.features.T)
-    values = {name: np.broadcast_to(np.asarray(VALUES[name](gathered), float), cells.seconds.shape) for name in knees}
+    shape = cells.seconds.shape
+    values = {name: np.broadcast_to(np.asarray(VALUES[name](gathered), float), shape) for name in (*knees, *rest_knees)}
     ramps = [ramp for name, each in knees.items() for ramp in ramps_of(name, each, values[name])]
-    matrix = np.stack([column(ramp, values[ramp.feature]) for ramp in ramps], axis=1)
+    columns = [column(ramp, values[ramp.feature]) for ramp in ramps]
+    rests: list[Ramp] = []
+    if cells.rested.sum() >= MIN_RESTED:
+        rests = [ramp for name, each in rest_knees.items() for ramp in ramps_of(name, each, values[name][cells.rested])]
+        columns += [cells.rested * column(ramp, values[ramp.feature]) for ramp in rests]
+    matrix = np.stack(columns, axis=1)
     found = fit(matrix, cells.seconds, cells.weights)
     predicted = held_out(matrix, cells.seconds, cells.weights)
 
     def errors(mask: Mask) -> Errors:
         return errors_of(predicted[mask], cells.seconds[mask], cells.weights[mask])
 
-    fitted = (ramp._replace(seconds=float(slope)) for ramp, slope in zip(ramps, found))
-    return tuple(ramp for ramp in fitted if ramp.seconds > 0.0), errors
+    def slopes(ramps: Sequence[Ramp], seconds: Numbers) -> tuple[Ramp, ...]:
+        fitted = (ramp._replace(seconds=float(slope)) for ramp, slope in zip(ramps, seconds))
+        return tuple(ramp for ramp in fitted if ramp.seconds > 0.0)
+
+    return slopes(ramps, found[: len(ramps)]), slopes(rests, found[len(ramps) :]), errors

@@ -42,6 +42,7 @@ class Profile:
         data["fitted"] |= {
             "device": [_written(ramp) for ramp in self.fitted.device],
             "host": [_written(ramp) for ramp in self.fitted.host],
+            "rest": [_written(ramp) for ramp in self.fitted.rest],
             "most": self.fitted.most._asdict(),
         }
         return json.dumps(data, indent=1, allow_nan=False) + "\n"
@@ -60,6 +61,7 @@ def read_profile(text: str, name: str) -> Profile:
             fitted=Fitted(
                 device=tuple(_ramp(row) for row in fitted["device"]),
                 host=tuple(_ramp(row) for row in fitted["host"]),
+                rest=tuple(_ramp(row) for row in fitted.get("rest", ())),
                 overlaps=bool(fitted["overlaps"]),
                 most=Features(**{key: int(value) for key, value in fitted["most"].items()}),
                 num_steps=int(fitted["num_steps"]),
@@ -88,11 +90,11 @@ def read_steps(text: str, name: str) -> tuple[dict[str, Any], list[StepTime]]:
 
 
 def _step(row: list[Any]) -> StepTime:
-    start_s, device_s, host_s, is_busy, *features = row
-    numbers = (start_s, device_s, host_s)
+    start_s, device_s, host_s, is_busy, rest_s, *features = row
+    numbers = (start_s, device_s, host_s, rest_s)
     if not all(0.0 <= float(number) < math.inf for number in numbers) or not all(type(n) is int for n in features):
         raise ValueError("a number is out of range")
-    return StepTime(float(start_s), float(device_s), float(host_s), bool(is_busy), Features(*features))
+    return StepTime(float(start_s), float(device_s), float(host_s), bool(is_busy), float(rest_s), Features(*features))
 
 
 def _written(ramp: Ramp) -> list[str | float | None]:

@@ -1,7 +1,7 @@
 """The step log: one line for each step of a live engine, what it was and how long it took. No token and no text is in it.
 
-    {"penstock_steps": 1, "model": ..., "columns": ["start_s", ...], ...}       the header
-    [12.345678, 0.004321, 0.000210, 1, 8, 8, 0, 8, 2048, 0, 301, 0]             a step, in the order of the columns
+    {"penstock_steps": 2, "model": ..., "columns": ["start_s", ...], ...}       the header
+    [12.345678, 0.004321, 0.000210, 1, 0, 8, 8, 0, 8, 2048, 0, 301, 0]          a step, in the order of the columns
 
 `StepLog` keeps the times of the loop's turns; where the steps go is its caller's affair. `StepFile` is the file. It grows to a
 bound, is then set aside under the same name with `.old`, and begun anew: the latest steps are always there.
@@ -33,9 +33,10 @@ class StepLog:
     def __init__(self, write: Callable[[StepTime], None], *, overlaps: bool = False) -> None:
         self._write = write
         self._overlaps = overlaps
-        self._launches: deque[tuple[Features, float]] = deque()
-        self._collected: list[tuple[Features, float]] = []
-        """Steps of this turn whose tokens are there, and the device's time for them."""
+        self._launches: deque[tuple[Features, float, float]] = deque()
+        self._collected: list[tuple[Features, float, float]] = []
+        """Steps of this turn whose tokens are there: the rest before them, and the device's time for them."""
+        self._idle_since_s: float | None = None
         self._origin_s: float | None = None
         self._turn_s = 0.0
         self._end_s = 0.0
@@ -52,13 +53,15 @@ class StepLog:
 
     def launch(self, batch: Batch, now: float) -> None:
         """A step is about to be launched."""
-        self._launches.append((features_of(batch), now))
+        rest_s = 0.0 if self._idle_since_s is None else self._turn_s - self._idle_since_s
+        self._idle_since_s = None
+        self._launches.append((features_of(batch), rest_s, now))
 
     def output(self, asked_s: float, now: float) -> None:
         """The oldest step's tokens have come; the loop has waited for them since `asked_s`."""
         if self._launches:
-            features, launch_s = self._launches.popleft()
-            self._collected.append((features, now - max(launch_s, self._output_s)))
+            features, rest_s, launch_s = self._launches.popleft()
+            self._collected.append((features, rest_s, now - max(launch_s, self._output_s)))
             self._blocked_s += now - (asked_s if self._overlaps else launch_s)
         self._output_s = now
 
@@ -75,6 +78,8 @@ class StepLog:
     def rest(self) -> None:
         """The loop is about to sleep."""
         self._tell(self._end_s, is_busy=False)
+        if self._idle_since_s is None and self._origin_s is not None and not self._launches:
+            self._idle_since_s = self._end_s
 
     def _tell(self, until_s: float, *, is_busy: bool) -> None:
         """A turn that collected several steps took the host's time for all of them."""
@@ -82,8 +87,8 @@ class StepLog:
             return
         host_s = max(until_s - self._turn_s - self._blocked_s, 0.0) / len(self._collected)
         start_s = self._turn_s - (self._origin_s or 0.0)
-        for features, device_s in self._collected:
-            self._write(StepTime(start_s, device_s, host_s, is_busy, features))
+        for features, rest_s, device_s in self._collected:
+            self._write(StepTime(start_s, device_s, host_s, is_busy, rest_s, features))
         self._collected.clear()
 
 
@@ -102,14 +107,14 @@ class StepFile:
             raise ConfigError(f"--step-log {path} cannot be written: {error.strerror}") from error
 
     def write(self, step: StepTime) -> None:
-        start_s, device_s, host_s, is_busy, features = step
+        start_s, device_s, host_s, is_busy, rest_s, features = step
         numbers = ",".join(map(str, features))
         try:
             if self._num_lines >= self._max_lines:
                 self._file.close()
                 self._file = self._begin()
             self._num_lines += 1
-            self._file.write(f"[{start_s:.6f},{device_s:.7f},{host_s:.7f},{is_busy:d},{numbers}]\n")
+            self._file.write(f"[{start_s:.6f},{device_s:.7f},{host_s:.7f},{is_busy:d},{rest_s:.6f},{numbers}]\n")
             if not is_busy or start_s - self._flushed_s >= FLUSH_S:
                 self._flushed_s = start_s
                 self._file.flush()

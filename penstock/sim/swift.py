@@ -182,7 +182,11 @@ class SwiftReplica(Replica):
                 )
                 for run in self._runs.values()
             ]
-            return self.cost.run_s(Batch(0, (*singles, *prompts)), num_steps)
+            batch = Batch(0, (*singles, *prompts))
+            durations = self.cost.run_s(batch, num_steps)
+            if self._resting is not None and self._start_s > self._idle_since_s:
+                durations[0] += self._resting.after_rest_s(batch, self._start_s - self._idle_since_s)
+            return durations
         if prompts:
             return [summing.sum_s(len(self._runs), self._num_positions, prompts)]
         return summing.sums_s(len(self._runs), self._num_positions, num_steps)
@@ -202,6 +206,7 @@ class SwiftReplica(Replica):
         self.num_steps += num_steps
         self.num_computed_tokens += num_steps * num_runs + num_prompt_tokens
         self.busy_s += now - self._start_s
+        self._idle_since_s = now
         self._count_gaps(ends, num_runs)
         self._past_ends.extend(ends)
         if self._tracer is not None:

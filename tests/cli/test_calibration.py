@@ -1,9 +1,9 @@
-"""A calibration visits every size it says, never shows a prompt twice, and leaves out what was disturbed."""
+"""A calibration visits every size it says, measures no prompt twice, rests, and leaves out what was disturbed."""
 
 import time
 from random import Random
 
-from penstock.cli.calibration import BATCHES, LONG_PROMPTS, SHORT_PROMPTS, Calibration, Recorder, Sample
+from penstock.cli.calibration import BATCHES, LONG_PROMPTS, RESTED_PROMPTS, SHORT_PROMPTS, Calibration, Recorder, Sample
 from penstock.core.features import Features, StepTime
 from penstock.engine.engine import Engine
 from penstock.engine.scripted import ScriptedRunner
@@ -16,7 +16,7 @@ def calibrate(**settings):
     runner = ScriptedRunner(batches=[])
     fleet = make_fleet(**settings)
     engine = Engine(make_scheduler(fleet.config, fleet.sizing), runner, time.monotonic, on_step=recorder.hear)
-    calibration = Calibration(engine, recorder, 1000, Random(4))
+    calibration = Calibration(engine, recorder, 1000, Random(4), rests_s=(0.005, 0.006))
     steps = calibration.run(1.0)
     assert not engine.has_work
     return recorder, runner, steps
@@ -33,8 +33,12 @@ def test_every_size_is_visited():
     assert any(one.long_kv > one.num_long_tokens + 500 for one in features), "prompts whose beginning is cached"
     assert max(one.max_kv for one in features) > 1500
     assert 0 < len(steps) <= len(recorder.samples)
-    prompts = [chunk.token_ids for batch in runner.batches for chunk in batch.chunks if len(chunk.token_ids) > 30]
+    alone = [batch.chunks[0].token_ids for batch in runner.batches if len(batch.chunks) == 1]
+    prompts = [token_ids for token_ids in alone if len(token_ids) > 30]
     assert len(set(prompts)) == len(prompts)
+    rested = {sample.step.features.num_tokens for sample in recorder.samples if sample.step.rest_s >= 0.005}
+    assert set(RESTED_PROMPTS) <= rested
+    assert {step for step in steps if step.rest_s >= 0.005}, "sleep takes no processor, and disturbs nobody"
 
 
 def test_a_small_engine_is_measured_within_its_limits():
@@ -49,7 +53,7 @@ def test_steps_that_others_disturbed_are_left_out():
     recorder, cpu_s = Recorder(), 0.0
     for number in range(1000):
         cpu_s += 0.01 if 400 <= number < 600 else 0.02
-        step = StepTime(0.01 * number, 0.01, 0.0, True, Features(1, 1, 0, 1, 5, 0, 5, 0))
+        step = StepTime(0.01 * number, 0.01, 0.0, True, 0.0, Features(1, 1, 0, 1, 5, 0, 5, 0))
         recorder.samples.append(Sample("some", step, 0.01 * number, cpu_s))
     kept = {round(step.start_s * 100) for step in recorder.quiet()}
     assert not kept & set(range(405, 595))

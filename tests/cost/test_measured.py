@@ -12,6 +12,8 @@ from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
 from penstock.cost.measured import Measured, fit_steps
 from penstock.errors import ConfigError
+from penstock.sim.simulation import simulate
+from penstock.workload.arrivals import Constant
 from tests.sim.fleets import COST, make_fleet, make_workload
 from tests.sim.test_replica import assert_foretelling_changes_nothing
 
@@ -32,6 +34,11 @@ def batch_of(random):
     return Batch(1, tuple(Chunk(0, start, length, (), (), True, None) for start, length in pairs))
 
 
+def slower_s(batch):
+    """After a rest."""
+    return 0.002 + 1e-5 * batch.num_tokens
+
+
 def steps_of(seed, count, noise=0.02, host_s=2e-4):
     """A step log of an engine whose steps take as long as the roofline says, more or less, and now and then far longer."""
     random = Random(seed)
@@ -40,7 +47,9 @@ def steps_of(seed, count, noise=0.02, host_s=2e-4):
         batch = batch_of(random)
         factor = random.gauss(1.0, noise) * (5.0 if random.random() < 0.03 else 1.0)
         host = host_s + 1e-5 * len(batch.chunks)
-        steps.append(StepTime(float(number), COST.step_s(batch) * abs(factor), host, True, features_of(batch)))
+        rest_s = random.choice((0.0, 0.0, 0.0, 0.0, 0.05))
+        device_s = COST.step_s(batch) * abs(factor) + (slower_s(batch) if rest_s else 0.0)
+        steps.append(StepTime(float(number), device_s, host, True, rest_s, features_of(batch)))
     return steps
 
 
@@ -71,7 +80,7 @@ def test_its_own_word_on_its_error_is_true():
     assert -0.15 < errors.bias < 0.01, "three steps in a hundred were disturbed and took five times as long"
     blind = fit_steps(steps_of(1, 1500, noise=0.3), overlaps=False)
     assert blind.errors["all"].median > 3 * errors.median
-    assert set(FITTED.errors) == {"all", "decode", "prompt", "mixed", "host"}
+    assert set(FITTED.errors) == {"all", "decode", "prompt", "mixed", "after rest", "host"}
 
 
 def test_the_host_adds_up_or_is_hidden():
@@ -82,6 +91,28 @@ def test_the_host_adds_up_or_is_hidden():
     assert plain == pytest.approx(device_only + host_only)
     assert overlapped == max(device_only, host_only)
     assert host_only == pytest.approx(2e-4 + 1e-5 * len(batch.chunks), rel=0.05)
+
+
+def test_the_first_step_after_a_rest_takes_as_much_longer_as_was_measured():
+    cost, random = Measured(FITTED), Random(5)
+    batches = [batch_of(random) for _ in range(50)]
+    off = sorted(abs(cost.after_rest_s(batch, 0.1) / slower_s(batch) - 1.0) for batch in batches)
+    assert off[25] < 0.15
+    assert {cost.after_rest_s(batch, 0.0) for batch in batches} == {0.0}
+    restless = fit_steps([step for step in steps_of(1, 1500) if not step.rest_s], overlaps=False)
+    assert not restless.rest
+    assert "after rest" not in restless.errors
+
+
+def test_the_simulator_is_slower_after_a_rest_and_only_then():
+    apart = make_workload(4, num_requests=12, arrivals=Constant(0.5))
+    cost = Measured(FITTED)
+    rested = simulate(make_fleet(cost=cost), apart)
+    restless = simulate(make_fleet(cost=Measured(replace(FITTED, rest=()))), apart)
+    for one, other, request in zip(rested.timelines, restless.timelines, apart.requests):
+        batch = Batch(1, (Chunk(0, 0, len(request.prompt), request.prompt, (), True, None),))
+        assert one.ttft_s == pytest.approx(other.ttft_s + cost.after_rest_s(batch, 1.0))
+        assert one.e2e_s - one.ttft_s == pytest.approx(other.e2e_s - other.ttft_s)
 
 
 @given(BATCHES)
@@ -110,7 +141,8 @@ def test_it_knows_where_it_was_not_measured():
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 1000))
 def test_the_simulator_may_foretell_with_it(seed):
-    assert_foretelling_changes_nothing(make_fleet(cost=Measured(FITTED)), make_workload(seed))
+    for rate in (2.0, 40.0):
+        assert_foretelling_changes_nothing(make_fleet(cost=Measured(FITTED)), make_workload(seed, rate=rate))
 
 
 def test_too_few_steps_are_refused():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.batch import StepOutput
-from penstock.core.features import COLUMNS, Features, StepTime, features_of
+from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime, features_of
 from penstock.core.order import ORDERS
 from penstock.core.scheduler import Scheduler
 from penstock.cost.profile import read_steps
@@ -96,6 +96,11 @@ def test_sleep_is_nobodys_time():
     assert sum(step.device_s + step.host_s for step in steps) < 100.0
     assert steps[-1].start_s > 200.0
     assert sum(not step.is_busy for step in steps) == 3
+    rests = [step.rest_s for step in steps]
+    assert [rest_s > 0.0 for rest_s in rests] == [False, *(not step.is_busy for step in steps[:-1])]
+    for step, after in itertools.pairwise(steps):
+        end_s = step.start_s + step.device_s + step.host_s
+        assert after.rest_s == pytest.approx(after.start_s - end_s if not step.is_busy else 0.0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -122,7 +127,7 @@ def test_without_a_log_the_loop_looks_at_the_clock_no_more_often():
     assert len(looks) == 2, "a turn and its commit"
 
 
-STEP = StepTime(1.5, 0.25, 0.0625, True, Features(2, 1, 30, 2, 400, 31, 400, 465))
+STEP = StepTime(1.5, 0.25, 0.0625, True, 0.5, Features(2, 1, 30, 2, 400, 31, 400, 465))
 
 
 def test_a_file_gives_back_what_was_written(tmp_path):
@@ -166,9 +171,9 @@ def test_what_is_no_step_log_is_refused(text):
         read_steps(text, "file")
 
 
-@pytest.mark.parametrize("row", [[1], ["a"] * 12, [float("nan")] * 12, [-1.0] * 12, [1e400] * 12, {}, None])
+@pytest.mark.parametrize("row", [[1], ["a"] * 13, [float("nan")] * 13, [-1.0] * 13, [1e400] * 13, {}, None])
 def test_rows_that_cannot_be_are_refused(row):
-    header = json.dumps({"penstock_steps": 1, "columns": list(COLUMNS)})
+    header = json.dumps({"penstock_steps": STEPS_VERSION, "columns": list(COLUMNS)})
     with pytest.raises(ConfigError, match="no step log"):
         read_steps(f"{header}\n{json.dumps(row)}\n", "file")
 
