@@ -28,6 +28,7 @@ from penstock.models import (
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.pooling import pooling_from_config
+from penstock.models.quantization import METHODS, replace_floats
 from penstock.models.spec import ModelSpec
 from penstock.models.weights import Recipes
 
@@ -109,8 +110,11 @@ BY_GGUF: dict[str, Architecture] = {
 }
 """By a GGUF file's `general.architecture`; `llama` stands for Mistral and Mixtral too."""
 
-QUANTIZATIONS: dict[str, tuple[Architecture, ...]] = {"mxfp4": (gpt_oss,)}
-"""By `quant_method`: the architectures whose recipes know such checkpoints."""
+QUANTIZATIONS: dict[str, tuple[Architecture, ...]] = {
+    "mxfp4": (gpt_oss,),
+    **{method: tuple(dict.fromkeys(BY_CLASS.values())) for method in METHODS},
+}
+"""By `quant_method`: the architectures that are read from such checkpoints."""
 
 
 def read_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -124,11 +128,12 @@ def read_config(
     """The model of a Hugging Face `config.json`. `pooling` is an encoder's `1_Pooling/config.json`, if it has one."""
     names = frozenset(names)
     architecture = _by_config(config)
-    _check_quantization(config, architecture)
+    method = _quantization(config, architecture)
     spec = architecture.spec_from_config(config)
     if pooling is not None and not spec.generates:
         spec = replace(spec, pooling=pooling_from_config(pooling))
-    return Model(spec, architecture.recipes(spec, names))
+    recipes = architecture.recipes(spec, names)
+    return Model(spec, replace_floats(config, recipes, names) if method in METHODS else recipes)
 
 
 def read_gguf(
@@ -167,9 +172,11 @@ def _find(table: Mapping[str, Architecture], name: str, what: str) -> Architectu
     raise ModelFileError(f"{what} {name[:100]!r} is not known{hint} Known are: {', '.join(table)}")
 
 
-def _check_quantization(config: Mapping[str, Any], architecture: Architecture) -> None:
+def _quantization(config: Mapping[str, Any], architecture: Architecture) -> str | None:
+    """The method a checkpoint was quantized by; None if it was not."""
     section = Fields(config).section("quantization_config")
-    if Fields(config).has("quantization_config"):
-        able = section.choice("quant_method", QUANTIZATIONS)
-        if architecture not in able:
-            raise section.wrong("quant_method", "absent: this architecture is not read in that format")
+    if not Fields(config).has("quantization_config"):
+        return None
+    if architecture not in section.choice("quant_method", QUANTIZATIONS):
+        raise section.wrong("quant_method", "absent: this architecture is not read in that format")
+    return section.choice("quant_method", {method: method for method in QUANTIZATIONS})

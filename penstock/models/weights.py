@@ -96,7 +96,54 @@ class Mxfp4:
     scales: str
 
 
-Recipe = Tensor | Rows | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """A matrix of 4-bit numbers as AutoAWQ's "gemm" stores it; `group_size` None is one group for a whole row.
+
+    `{name}.qweight` [in, out / 8], `{name}.qzeros` [groups, out / 8], `{name}.scales` [groups, out]. The eight numbers of a
+    32-bit word are neighbouring outputs in the order 0 2 4 6 1 3 5 7.
+    """
+
+    name: str
+    group_size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """A matrix of 4-bit or 8-bit numbers as GPTQ stores it.
+
+    `{name}.qweight` [in * bits / 32, out], `{name}.qzeros` [groups, out * bits / 32], `{name}.scales` [groups, out]. A word of
+    weights is neighbouring inputs, a word of zeros neighbouring outputs, the first lowest. `{name}.g_idx` [in] is the group of
+    each input.
+    """
+
+    name: str
+    group_size: int | None
+    bits: int
+    zeros_less_one: bool
+    """What is stored of a zero is one less."""
+    has_order: bool
+    """There is a `g_idx`."""
+    has_spare_bias: bool
+    """There is a `bias` that the architecture has no place for, as some writers leave: it must be zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantized:
+    """A matrix of 4-bit or 8-bit numbers as compressed-tensors' "pack-quantized" stores it.
+
+    `{name}.weight_packed` [out, in * bits / 32], `{name}.weight_scale` [out, groups], `{name}.weight_zero_point`
+    [out * bits / 32, groups], `{name}.weight_shape`. Half of a number's range is added to it and to its zero.
+    """
+
+    name: str
+    group_size: int | None
+    bits: int
+    has_zeros: bool
+
+
+Integers = Awq | Gptq | PackQuantized
+Recipe = Tensor | Rows | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Integers
 Recipes = dict[str, Recipe]
 
 
@@ -107,8 +154,23 @@ def sources(recipe: Recipe) -> Iterator[str]:
             yield name
         case Mxfp4(blocks, scales):
             yield from (blocks, scales)
+        case Awq() | Gptq() | PackQuantized():
+            yield from (f"{recipe.name}.{part}" for part in integer_parts(recipe))
         case Rows(parts) | Stack(parts):
             for part in parts:
                 yield from sources(part)
         case Take(part) | Swap(part) | HalvesPaired(part) | Plus(part):
             yield from sources(part)
+
+
+def integer_parts(recipe: Integers) -> tuple[str, ...]:
+    """Last names of a matrix's tensors: numbers, scales, zeros if there are any, then what else there is."""
+    match recipe:
+        case Awq():
+            return ("qweight", "scales", "qzeros")
+        case Gptq():
+            order = ("g_idx",) if recipe.has_order else ()
+            return ("qweight", "scales", "qzeros", *order, *(("bias",) if recipe.has_spare_bias else ()))
+        case PackQuantized():
+            zeros = ("weight_zero_point",) if recipe.has_zeros else ()
+            return ("weight_packed", "weight_scale", *zeros, "weight_shape")

@@ -11,11 +11,13 @@ Knows no file format.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from penstock.errors import ModelFileError
 
 GROUP = 32
 TILE = 16
@@ -31,6 +33,8 @@ class Grouped:
     values: Tensor
     scales: Tensor
     minimums: Tensor | None
+    order: Tensor | None = None
+    """Which input stands at each place; None if they stand as they come."""
 
     @property
     def bits(self) -> int:
@@ -47,18 +51,21 @@ class Grouped:
     def take(self, rows: Tensor) -> "Grouped":
         """Rows by number."""
         minimums = None if self.minimums is None else self.minimums.index_select(0, rows)
-        return Grouped(self.values.index_select(0, rows), self.scales.index_select(0, rows), minimums)
+        return Grouped(self.values.index_select(0, rows), self.scales.index_select(0, rows), minimums, self.order)
+
+    def with_order(self, order: Tensor | None) -> "Grouped":
+        return replace(self, order=order)
 
     def widened(self) -> "Grouped":
         """The same numbers with 8-bit values."""
-        return self if self.bits == 8 else Grouped(_integers(self.values), self.scales, self.minimums)
+        return self if self.bits == 8 else replace(self, values=_integers(self.values))
 
     def dequantize(self) -> Tensor:
         """[rows, columns] in float32."""
         values = self.widened().values.float() * self.scales.float().unsqueeze(-1)
         if self.minimums is not None:
             values += self.minimums.float().unsqueeze(-1)
-        return values.flatten(1)
+        return values.flatten(1) if self.order is None else values.flatten(1)[:, torch.argsort(self.order)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,13 +101,23 @@ Packed: TypeAlias = W4 | W8
 
 
 def join_rows(parts: Sequence[Grouped]) -> Grouped:
-    """One matrix of all rows; parts of different layouts are brought to the wider one."""
+    """One matrix of all rows; parts of different layouts are brought to the wider one, of one order they must be."""
     if any(part.bits == 8 for part in parts):
         parts = [part.widened() for part in parts]
     minimums = None
     if any(part.minimums is not None for part in parts):
         minimums = torch.cat([torch.zeros_like(p.scales) if p.minimums is None else p.minimums for p in parts])
-    return Grouped(torch.cat([p.values for p in parts]), torch.cat([p.scales for p in parts]), minimums)
+    order = parts[0].order
+    if any(not _same_order(part.order, order) for part in parts):
+        raise ModelFileError(
+            "matrices that are joined take their inputs in different orders (GPTQ with desc_act), which packed rows cannot; "
+            "load the model with --dtype bfloat16"
+        )
+    return Grouped(torch.cat([p.values for p in parts]), torch.cat([p.scales for p in parts]), minimums, order)
+
+
+def _same_order(left: Tensor | None, right: Tensor | None) -> bool:
+    return left is right or (left is not None and right is not None and torch.equal(left, right))
 
 
 def quantize(weight: Tensor) -> Grouped:

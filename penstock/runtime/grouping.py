@@ -2,6 +2,7 @@
 
 exact         Q4_0 Q4_1 Q5_0 Q5_1 Q8_0
 scale to 2^-11  Q4_K Q5_K: the product of a block's scale and a group's is rounded to half precision
+the same      AWQ, GPTQ, compressed-tensors: see `integers`
 to 1/254      all others: 8-bit values nearest to the file's numbers, relative to the largest of a group
 """
 
@@ -17,7 +18,9 @@ from penstock.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.formats.quants import dequantize_rows
 from penstock.models import weights as recipes
 from penstock.ops.packed import GROUP, Grouped, join_rows, quantize
-from penstock.runtime.recipe import Leaves, open_recipe
+from penstock.runtime.integers import IntegerMatrix
+from penstock.runtime.leaves import Leaves
+from penstock.runtime.recipe import open_recipe
 
 Bytes = npt.NDArray[np.uint8]
 UNQUANTIZED = ("F32", "F16", "BF16")
@@ -41,7 +44,33 @@ def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves)
             return matrix.take(order)
         case _:
             source = open_recipe(recipe, checkpoint, leaves)
+            if isinstance(source, IntegerMatrix):
+                _ = source.shape  # checked
+                return source.grouped()
             return quantize(source.read(0, source.shape[0]))
+
+
+def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
+    """All its numbers are stored in fewer bits than floats have."""
+    match recipe:
+        case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
+            return True
+        case _:
+            return all(checkpoint.tensor(name).dtype not in UNQUANTIZED for name in recipes.sources(recipe))
+
+
+def has_order(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
+    """Some of its rows take their inputs in another order than they come."""
+    match recipe:
+        case recipes.Gptq():
+            source = open_recipe(recipe, checkpoint, Leaves())
+            return isinstance(source, IntegerMatrix) and source.order is not None
+        case recipes.Rows(parts) | recipes.Stack(parts):
+            return any(has_order(part, checkpoint) for part in parts)
+        case recipes.Take(part) | recipes.HalvesPaired(part):
+            return has_order(part, checkpoint)
+        case _:
+            return False
 
 
 def _group_tensor(raw: RawTensor, leaves: Leaves) -> Grouped:

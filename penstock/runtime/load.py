@@ -20,7 +20,8 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models import weights as recipes
 from penstock.models.spec import ModelSpec
-from penstock.runtime.recipe import Leaves, Source, check_numbers, open_recipe
+from penstock.runtime.leaves import Leaves, check_numbers
+from penstock.runtime.recipe import Source, open_recipe
 
 Progress = Callable[[int, int], None]
 """Told how many numbers of how many are in place."""

@@ -10,10 +10,11 @@ from penstock.models import weights as recipes
 from penstock.models.spec import GatedMLP, ModelSpec
 from penstock.ops.cpu.library import open_library
 from penstock.ops.packed import GROUP, Grouped, pack
-from penstock.runtime.grouping import UNQUANTIZED, group_recipe
+from penstock.runtime.grouping import group_recipe, has_order, is_quantized
+from penstock.runtime.leaves import Leaves
 from penstock.runtime.load import check_all_used
 from penstock.runtime.native import NativeDecoder, NativeWeights, native_obstacle
-from penstock.runtime.recipe import Leaves, open_recipe
+from penstock.runtime.recipe import open_recipe
 
 
 def load_native(
@@ -21,7 +22,7 @@ def load_native(
 ) -> NativeDecoder | None:
     """None where the library, the model or the file does not lend itself to it: the torch decoder serves all."""
     library = open_library(num_threads)
-    if library is None or native_obstacle(spec) is not None or not _is_quantized(recipes, checkpoint):
+    if library is None or native_obstacle(spec) is not None or not _is_packable(recipes, checkpoint):
         return None
     matrices, vectors = {}, {}
     used: dict[str, RawTensor] = {}
@@ -41,10 +42,10 @@ def load_native(
     return NativeDecoder(spec, NativeWeights(matrices, vectors), library)
 
 
-def _is_quantized(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
-    leaves = Leaves()
-    open_recipe(recipes["layers.0.mlp.down.weight"], checkpoint, leaves)
-    return all(raw.dtype not in UNQUANTIZED for raw in leaves.reached.values())
+def _is_packable(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
+    """Layers hold quantized numbers, and every row takes its inputs as they come."""
+    is_quantized_file = is_quantized(recipes["layers.0.mlp.down.weight"], checkpoint)
+    return is_quantized_file and not any(has_order(recipe, checkpoint) for recipe in recipes.values())
 
 
 def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves, spec: ModelSpec) -> Tensor:

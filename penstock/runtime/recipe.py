@@ -5,7 +5,7 @@ with little memory beside its own. Numbers that are not finite are refused where
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ from penstock.errors import ModelFileError
 from penstock.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.formats.quants import dequantize_rows
 from penstock.models import weights as recipes
+from penstock.runtime.integers import IntegerMatrix
+from penstock.runtime.leaves import Leaves, check_numbers
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float32)
 
@@ -29,20 +31,6 @@ class Source(Protocol):
 
     def read(self, start: int, stop: int) -> Tensor:
         """Entries start .. stop of the first axis of one or two, in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leaves:
-    """The tensors a recipe has reached, and those in which a number other than zero has been seen."""
-
-    reached: dict[str, RawTensor] = field(default_factory=dict)
-    nonzero: set[str] = field(default_factory=set)
-
-    def check(self) -> None:
-        """A matrix of nothing but zeros is a file that was never written to the end."""
-        for name, raw in self.reached.items():
-            if len(raw.shape) > 1 and name not in self.nonzero:
-                raise ModelFileError(f"tensor {quoted(name)} is all zeros; the file is damaged: fetch it again")
 
 
 def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves) -> Source:
@@ -69,6 +57,9 @@ def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves) 
             return Shifted(part(recipe.part), recipe.constant)
         case recipes.Mxfp4():
             return Mxfp4(raw(recipe.blocks), raw(recipe.scales), leaves)
+        case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
+            names = recipes.integer_parts(recipe)
+            return IntegerMatrix(recipe, {name: raw(f"{recipe.name}.{name}") for name in names}, leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,16 +249,6 @@ class Mxfp4:
         check_numbers(self.blocks.name, numbers, self.leaves)
         self.leaves.nonzero.add(self.scales.name)
         return numbers
-
-
-def check_numbers(name: str, values: Tensor, leaves: Leaves) -> None:
-    # One pass: a sum is finite only if all its terms are.
-    if not math.isfinite(values.sum(dtype=torch.float64)):
-        raise ModelFileError(
-            f"tensor {quoted(name)} holds numbers that are not finite; the file is damaged: fetch it again"
-        )
-    if name not in leaves.nonzero and bool(values.any()):
-        leaves.nonzero.add(name)
 
 
 def _raw_item(raw: RawTensor, index: int) -> RawTensor:

@@ -83,7 +83,7 @@ def test_a_gguf_key_is_named_when_it_is_missing_or_wrong(key: str) -> None:
             "high_freq_factor is 1; it must be above",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be absent or 1"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quant_method is 'awq'; it must be one of mxfp4"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method is 'hqq'; it must be one of mxfp4"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "not read in that format"),
         ({"model_type": "lama"}, "did you mean llama"),
         ({"architectures": ["LlamaForCausalLm"]}, "did you mean LlamaForCausalLM"),

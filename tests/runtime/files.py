@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.formats.checkpoint import RawTensor, TensorTable
 
-NAMES = {"float32": "F32", "float16": "F16", "uint8": "U8"}
+NAMES = {"float32": "F32", "float16": "F16", "uint8": "U8", "int32": "I32", "int64": "I64"}
 
 
 def checkpoint(**arrays: np.ndarray) -> TensorTable:
