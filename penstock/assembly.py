@@ -23,6 +23,7 @@ from penstock.runtime.kv_cache import CACHE_DTYPES, bytes_per_kv_value
 from penstock.runtime.load import dummy_model, load_model
 from penstock.runtime.native import NativeDecoder
 from penstock.runtime.native_load import load_native
+from penstock.runtime.native_runner import NativeRunner
 from penstock.runtime.quantize import quantize_fp8
 from penstock.runtime.runner import ModelRunner
 from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
@@ -90,6 +91,8 @@ def make_engine(
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step)
+    if isinstance(loaded.network, NativeDecoder):
+        return Engine(scheduler, NativeRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
     return Engine(scheduler, ModelRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
 
 

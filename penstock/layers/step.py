@@ -31,3 +31,7 @@ class Rotations:
         """The angles of these positions, layer by layer."""
         angles: dict[Rope | None, Angles | None] = {rope: table.at(positions) for rope, table in self._tables.items()}
         return [angles.get(rope) for rope in self._ropes]
+
+    def tables(self, ropes: Sequence[Rope]) -> list[Angles]:
+        """The angles of every position, by rotary scheme."""
+        return [self._tables[rope] for rope in ropes]

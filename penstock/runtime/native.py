@@ -68,8 +68,9 @@ class NativeDecoder:
         self._weights = weights
         self._library = library
         self._is_invariant = is_invariant
-        self._ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers if layer.attention.rope))
-        self._first_with = [_first_with(rope, spec) for rope in self._ropes]
+        self.ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers if layer.attention.rope))
+        """Distinct rotations, in the order of the native layers' numbers."""
+        self._first_with = [_first_with(rope, spec) for rope in self.ropes]
         self._layers = (native.Layer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
         self._model = self._describe()
         self._caches: Sequence[AnyCache] | None = None
@@ -92,7 +93,7 @@ class NativeDecoder:
         # The names keep these alive for as long as the call reads them.
         slots, starts, contexts = layout.slots, layout.query_starts, layout.context_lengths
         angles = [step.angles[first] for first in self._first_with]
-        cosines, sines = (_pointers([each[i] for each in angles if each is not None]) for i in range(2))
+        cosines, sines = (pointers([each[i] for each in angles if each is not None]) for i in range(2))
         self._library.step(
             self._model,
             native.Step(
@@ -110,6 +111,12 @@ class NativeDecoder:
             ),
         )
         return hidden
+
+    def compute(self, step: native.RowsStep, caches: Sequence[AnyCache]) -> bool:
+        """A step told by rows; False, with nothing done, if it reaches beyond their blocks."""
+        if caches is not self._caches:
+            self._bind(caches)
+        return self._library.step_rows(self._model, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states; the next call may write over them."""
@@ -152,7 +159,7 @@ class NativeDecoder:
         return native.Layer(
             *(self._matrix(at + name) for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
             *(self._vector(f"{at}{name}.weight") for name in NORMS),
-            rotation=self._ropes.index(attention.rope) if attention.rope else -1,
+            rotation=self.ropes.index(attention.rope) if attention.rope else -1,
             window=attention.window or 0,
             scale=attention.scale,
             softcap=attention.logit_softcap or 0.0,
@@ -197,5 +204,5 @@ def _first_with(rope: Rope, spec: ModelSpec) -> int:
     return next(number for number, layer in enumerate(spec.layers) if layer.attention.rope == rope)
 
 
-def _pointers(tensors: list[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+def pointers(tensors: list[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

@@ -5,6 +5,7 @@ row counts as its own, so that a step that failed can be launched again, whole o
 what it did not write, are launched again too: a row remembers how it stood before each of its last few steps.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -28,8 +29,9 @@ class Rows:
     def __init__(self, num_rows: int, max_context: int, block_size: int, vocab_size: int, device: torch.device) -> None:
         self.block_size = block_size
         self.tokens = torch.zeros((num_rows, max_context + 1), dtype=torch.int32, device=device)
-        self._tables = np.zeros((num_rows, -(-max_context // block_size)), dtype=np.int32)
-        self._num_blocks = [0] * num_rows
+        self.all_tables = np.zeros((num_rows, -(-max_context // block_size)), dtype=np.int32)
+        self.num_blocks = np.zeros(num_rows, dtype=np.int32)
+        """How many ids of each row of `all_tables` count."""
         self._grown: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         """(step, blocks before it) of the last steps that brought a row blocks."""
         self._wishes: list[Wish | None] = [None] * num_rows
@@ -43,20 +45,20 @@ class Rows:
         for chunk in chunks:
             if chunk.arrival is not None:
                 self._wishes[chunk.row] = make_wish(chunk.arrival, self._vocab_size, self._device)
-                self._num_blocks[chunk.row] = 0
+                self.num_blocks[chunk.row] = 0
                 self._grown[chunk.row].clear()
                 self._carried[chunk.row].clear()
             grown = self._grown[chunk.row]
             while grown and grown[-1][0] >= step:
-                self._num_blocks[chunk.row] = grown.pop()[1]
+                self.num_blocks[chunk.row] = grown.pop()[1]
             if chunk.new_blocks:
-                held = self._num_blocks[chunk.row]
-                self._tables[chunk.row, held : held + len(chunk.new_blocks)] = chunk.new_blocks
+                held = int(self.num_blocks[chunk.row])
+                self.all_tables[chunk.row, held : held + len(chunk.new_blocks)] = chunk.new_blocks
             self._check(chunk)
         self._write(chunks)
 
     def _check(self, chunk: Chunk) -> None:
-        held = self._num_blocks[chunk.row] + len(chunk.new_blocks)
+        held = int(self.num_blocks[chunk.row]) + len(chunk.new_blocks)
         if chunk.end > min(held * self.block_size, self._max_context):
             raise EngineError(
                 f"row {chunk.row} was asked to compute up to position {chunk.end} "
@@ -80,7 +82,12 @@ class Rows:
 
     def tables(self, rows: Numbers) -> npt.NDArray[np.int32]:
         """Block ids of some rows, [rows, most blocks]."""
-        return self._tables[rows]
+        return self.all_tables[rows]
+
+    def are_likeliest(self, rows: Sequence[int]) -> bool:
+        """All of them ask for the likeliest token and nothing else."""
+        wishes = self._wishes
+        return all((wish := wishes[row]) is not None and wish.is_likeliest for row in rows)
 
     def wish(self, row: int) -> Wish:
         wish = self._wishes[row]
@@ -92,14 +99,18 @@ class Rows:
         """The hidden state at a position, where the next chunk of a prompt needs it."""
         return self._carried[row].get(position)
 
-    def commit(self, step: int, chunks: list[Chunk], drawn: list[tuple[int, int, int]]) -> None:
-        """The step has succeeded. `drawn` holds (row, position, token)."""
+    def grow(self, step: int, chunks: Sequence[Chunk]) -> None:
+        """Count the blocks that a step brought as the rows' own; launching it again takes them back first."""
         for chunk in chunks:
             if chunk.new_blocks:
                 grown = self._grown[chunk.row]
-                grown.append((step, self._num_blocks[chunk.row]))
+                grown.append((step, int(self.num_blocks[chunk.row])))
                 del grown[:-REMEMBERED_STEPS]
-                self._num_blocks[chunk.row] += len(chunk.new_blocks)
+                self.num_blocks[chunk.row] += len(chunk.new_blocks)
+
+    def commit(self, step: int, chunks: list[Chunk], drawn: list[tuple[int, int, int]]) -> None:
+        """The step has succeeded. `drawn` holds (row, position, token)."""
+        self.grow(step, chunks)
         if drawn:
             rows, places, tokens = torch.tensor(drawn, device=self._device).unbind(1)
             self.tokens[rows, places] = tokens.int()

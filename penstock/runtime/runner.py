@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.core.batch import Batch, Chunk, Logprob, StepOutput
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
-from penstock.runtime.inputs import Inputs, make_inputs
+from penstock.runtime.inputs import make_inputs
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.native import NativeDecoder
 from penstock.runtime.prompt import score_prompt
@@ -82,12 +82,10 @@ class ModelRunner:
 
     def _compute(self, step: int, chunks: list[Chunk]) -> list[Outcome]:
         self._rows.place(step, chunks)
-        inputs = make_inputs(chunks, self._rows)
-        angles = self._rotations.at(inputs.layout.positions)
-        hidden = self._model(inputs.token_ids, Step(inputs.layout, angles, self._cache.layers))
-        drawn = self._draw(chunks, hidden, inputs)
-        told = self._score_prompts(chunks, hidden, inputs)
-        ruined = _ruined(hidden, inputs)
+        hidden, begins = self._forward(chunks)
+        drawn = self._draw(chunks, hidden, begins)
+        told = self._score_prompts(chunks, hidden, begins)
+        ruined = _ruined(hidden, chunks)
         outcomes = [
             Outcome(failure=NOT_FINITE) if index in ruined else _outcome(chunk, drawn[index], told[index])
             for index, chunk in enumerate(chunks)
@@ -95,11 +93,17 @@ class ModelRunner:
         self._rows.commit(step, chunks, _last_tokens(chunks, outcomes))
         return outcomes
 
-    def _draw(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> list[list[Drawn]]:
+    def _forward(self, chunks: list[Chunk]) -> tuple[Tensor, list[int]]:
+        """Final hidden states of all tokens, and the first of each chunk."""
+        inputs = make_inputs(chunks, self._rows)
+        angles = self._rotations.at(inputs.layout.positions)
+        return self._model(inputs.token_ids, Step(inputs.layout, angles, self._cache.layers)), inputs.begins
+
+    def _draw(self, chunks: list[Chunk], hidden: Tensor, begins: list[int]) -> list[list[Drawn]]:
         """The tokens drawn after the last position of each chunk that samples, and after each position before a draft."""
         draws: list[Draw] = []
         places: list[int] = []
-        for chunk, begin in zip(chunks, inputs.begins):
+        for chunk, begin in zip(chunks, begins):
             if chunk.samples:
                 wish = self._rows.wish(chunk.row)
                 for ahead in range(chunk.length - 1 - chunk.num_drafts, chunk.length):
@@ -119,9 +123,9 @@ class ModelRunner:
             return [Drawn(token) if token >= 0 else Drawn(0, failure=NOT_FINITE) for token in tokens]
         return draw_tokens(self._model.logits(states), draws, self._rows.tokens)
 
-    def _score_prompts(self, chunks: list[Chunk], hidden: Tensor, inputs: Inputs) -> list[tuple[Logprob, ...]]:
+    def _score_prompts(self, chunks: list[Chunk], hidden: Tensor, begins: list[int]) -> list[tuple[Logprob, ...]]:
         told: list[tuple[Logprob, ...]] = []
-        for chunk, begin in zip(chunks, inputs.begins):
+        for chunk, begin in zip(chunks, begins):
             wish = self._rows.wish(chunk.row)
             if not wish.wants_prompt_logprobs or chunk.start >= wish.prompt_length:
                 told.append(())
@@ -133,12 +137,12 @@ class ModelRunner:
         return told
 
 
-def _ruined(hidden: Tensor, inputs: Inputs) -> set[int]:
+def _ruined(hidden: Tensor, chunks: list[Chunk]) -> set[int]:
     """Chunks with a hidden state that is not finite: what they wrote to the cache must not be used."""
     is_finite = are_finite(hidden)
     if bool(is_finite.all()):
         return set()
-    by_chunk = torch.split(is_finite, inputs.layout.lengths)
+    by_chunk = torch.split(is_finite, [chunk.length for chunk in chunks])
     return {index for index, states in enumerate(by_chunk) if not bool(states.all())}
 
 

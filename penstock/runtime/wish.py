@@ -28,6 +28,8 @@ class Wish:
     is_plain: bool
     """The scores of the model are drawn from as they are."""
     is_greedy: bool
+    is_likeliest: bool
+    """Nothing is asked for but the token with the highest score."""
     bias: tuple[Tensor, Tensor] | None
     """Token ids and what is added to their scores."""
     allowed: Tensor | None
@@ -35,11 +37,6 @@ class Wish:
     banned_runs: tuple[BannedRuns, ...]
     stops: Tensor | None
     """Not to be drawn before `min_tokens`."""
-
-    @property
-    def is_likeliest(self) -> bool:
-        """Nothing is asked for but the token with the highest score."""
-        return self.is_plain and self.is_greedy and self.params.logprobs is None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -56,12 +53,14 @@ def make_wish(arrival: Arrival, vocab_size: int, device: torch.device) -> Wish:
         return torch.tensor([token for token in ids if 0 <= token < vocab_size], dtype=torch.int64, device=device)
 
     is_bounded = params.min_tokens > 0 and not params.ignore_eos
+    is_plain = not (params.reads_history or params.logit_bias or params.allowed_token_ids or is_bounded)
     return Wish(
         params=params,
         choice=arrival.choice,
         prompt_length=arrival.prompt_length,
-        is_plain=not (params.reads_history or params.logit_bias or params.allowed_token_ids or is_bounded),
+        is_plain=is_plain,
         is_greedy=params.is_greedy,
+        is_likeliest=is_plain and params.is_greedy and params.logprobs is None,
         bias=_bias(params.logit_bias, vocab_size, device),
         allowed=known(params.allowed_token_ids),
         banned=known([run[0] for run in params.banned_sequences if len(run) == 1]),

@@ -15,7 +15,9 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.ops.packed import Packed
 
-ABI = 3
+ABI = 4
+BEYOND = 2
+"""Status of a step that reaches beyond a row."""
 KERNELS = ("portable", "avx2", "avx512", "amx")
 
 
@@ -82,6 +84,19 @@ class Step(Structure):
     )
 
 
+class RowsStep(Structure):
+    """Repeats `native/rows.h`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tokens", "tables", "num_blocks")),
+        ("cosines", POINTER(c_void_p)),
+        ("sines", POINTER(c_void_p)),
+        *((name, c_void_p) for name in ("chunks", "hidden", "drawn")),
+        *((name, c_int32) for name in ("token_stride", "table_stride", "num_rotations", "num_chunks")),
+        *((name, c_int32) for name in ("draws", "reserved")),
+    )
+
+
 class Product(Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -107,6 +122,14 @@ class Library:
 
     def step(self, model: Model, step: Step) -> None:
         self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
+
+    def step_rows(self, model: Model, step: RowsStep) -> bool:
+        """False, with nothing done, if a chunk reaches beyond its row's blocks."""
+        status = self._handle.penstock_rows(self._context, ctypes.byref(model), ctypes.byref(step))
+        if status == BEYOND:
+            return False
+        self._check(status)
+        return True
 
     def multiply(
         self,
@@ -182,7 +205,7 @@ def _load() -> ctypes.CDLL | None:
         handle.penstock_kernels.restype = ctypes.c_char_p
         handle.penstock_kernels.argtypes = (c_void_p,)
         handle.penstock_close.argtypes = (c_void_p,)
-        for name in ("penstock_step", "penstock_product"):
+        for name in ("penstock_step", "penstock_rows", "penstock_product"):
             getattr(handle, name).argtypes = (c_void_p, c_void_p, c_void_p)
         handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         return handle

@@ -52,6 +52,11 @@ struct RowsBuffer {
   }
 };
 
+// What `run_rows` gathers for a step.
+struct RowsMemory {
+  Buffer ids, slots, tables, starts, contexts, angles, places, states, found;
+};
+
 struct Context {
   Context(int num_threads, const Kernels* kernels)
       : pool(num_threads), kernels(kernels), scratch(new Buffer[num_threads]) {}
@@ -61,6 +66,7 @@ struct Context {
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
   Buffer stream, qkv, attention, sublayer, line, items;
+  RowsMemory rows;
 
   Number number_for(int count, bool invariant) const {
     return kernels->bf16_from && count >= kernels->bf16_from && !invariant ? Number::kBf16 : Number::kInteger;

@@ -1,6 +1,7 @@
-// The C interface. Functions return 0, or 1 when memory ran out; arguments were checked by the caller.
+// The C interface. Functions return 0, or 1 when memory ran out; arguments were checked by the caller. A step told by rows
+// returns 2 if it reaches beyond a row's blocks.
 #include "dispatch.h"
-#include "step.h"
+#include "rows.h"
 
 using namespace penstock;
 
@@ -22,7 +23,7 @@ int guarded(Function function) {
 extern "C" {
 
 // Bumped whenever a struct of abi.h changes.
-int penstock_abi() { return 3; }
+int penstock_abi() { return 4; }
 
 void* penstock_open(int num_threads, const char* kernels) {
   const Kernels* found = find_kernels(kernels);
@@ -40,6 +41,12 @@ const char* penstock_kernels(void* context) { return ((Context*)context)->kernel
 
 int penstock_step(void* context, const Model* model, const Step* step) {
   return guarded([&] { run_step(*(Context*)context, *model, *step); });
+}
+
+int penstock_rows(void* context, const Model* model, const RowsStep* step) {
+  bool is_within = true;
+  const int status = guarded([&] { is_within = run_rows(*(Context*)context, *model, *step); });
+  return is_within ? status : 2;
 }
 
 int penstock_product(void* context, const Matrix* matrix, const Product* product) {

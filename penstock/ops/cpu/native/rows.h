@@ -1,0 +1,28 @@
+// A step told by rows: which sequences go on, from where, and by how many tokens. Where their tokens and blocks are is read from
+// the runner's own tables, so that nothing has to be gathered outside.
+#pragma once
+#include "step.h"
+
+namespace penstock {
+
+struct RowsStep {
+  int32_t* tokens;            // [rows, token_stride] ids by position; what is drawn is written after the last
+  const int32_t* tables;      // [rows, table_stride] block ids
+  const int32_t* num_blocks;  // [rows] how many of them count; null where that was checked already
+  const float* const* cosines;  // per rotation: [positions, rotary_dim / 2]
+  const float* const* sines;
+  const int64_t* chunks;  // [4][num_chunks]: rows, starts, lengths, whether a token is drawn after the last
+  float* hidden;          // [tokens, hidden_size], out
+  int64_t* drawn;         // [num_chunks], out: the likeliest token where one is drawn; -1 where numbers are not finite, 0 elsewhere
+  int32_t token_stride;
+  int32_t table_stride;
+  int32_t num_rotations;
+  int32_t num_chunks;
+  int32_t draws;  // 0 leaves `drawn` and the tokens alone
+  int32_t reserved;
+};
+
+// False, with nothing done, if a chunk reaches beyond its row's blocks or tokens.
+bool run_rows(Context& context, const Model& model, const RowsStep& step);
+
+}  // namespace penstock

@@ -1,0 +1,98 @@
+"""A runner for native decoders, with a short way for the step that a serving engine mostly takes: every sequence goes on by one
+token, the likeliest.
+
+Python runs there with caches that the weights have just swept empty, so what counts is how little of it there is. The library
+reads tokens and block tables where the rows keep them, and writes what was drawn there. All other steps go the plain
+runner's way over the same rows.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.batch import Batch, Chunk, StepOutput
+from penstock.errors import EngineError
+from penstock.ops.cpu import library as native
+from penstock.runtime.native import NativeDecoder, pointers
+from penstock.runtime.runner import Done, ModelRunner, Ticket
+from penstock.runtime.sampler import NOT_FINITE
+
+
+class NativeRunner(ModelRunner):
+    def __init__(
+        self,
+        model: NativeDecoder,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int,
+        max_context: int,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, num_blocks, block_size, max_sequences, max_context, cache_dtype)
+        self._decoder = model
+        self._last_step = 0
+        self._columns = np.zeros(4 * max_sequences, dtype=np.int64)
+        """Rows, starts, lengths and whether a token is drawn, of one chunk after another."""
+        self._drawn = np.zeros(max_sequences, dtype=np.int64)
+        self._states = torch.empty((max_sequences, model.spec.hidden_size))
+        angles = self._rotations.tables(model.ropes)
+        self._step = native.RowsStep(
+            tokens=self._rows.tokens.data_ptr(),
+            tables=self._rows.all_tables.ctypes.data,
+            cosines=pointers([each.cosine for each in angles]),
+            sines=pointers([each.sine for each in angles]),
+            chunks=self._columns.ctypes.data,
+            drawn=self._drawn.ctypes.data,
+            token_stride=self._rows.tokens.stride(0),
+            table_stride=self._rows.all_tables.shape[1],
+            num_rotations=len(angles),
+        )
+
+    def launch(self, batch: Batch) -> Ticket:
+        is_first_try = batch.step > self._last_step
+        self._last_step = max(batch.step, self._last_step)
+        if is_first_try and batch.chunks and not batch.copies:
+            rows, starts, lengths, token_ids, new_blocks, samples, arrivals, _ = zip(*batch.chunks)
+            is_short = max(lengths) == 1 and all(samples) and not any(token_ids) and not any(arrivals)
+            if is_short and self._rows.are_likeliest(rows):
+                if any(new_blocks):
+                    self._grow(batch)
+                return Done(self._decode((rows, starts, lengths, samples)))
+        return super().launch(batch)
+
+    def _grow(self, batch: Batch) -> None:
+        growing = [chunk for chunk in batch.chunks if chunk.new_blocks]
+        self._rows.place(batch.step, growing)
+        self._rows.grow(batch.step, growing)
+
+    def _decode(self, columns: tuple[tuple[int, ...], ...]) -> StepOutput:
+        self._step.num_blocks = self._rows.num_blocks.ctypes.data
+        self._step.draws = True
+        count = self._compute_columns(columns, len(columns[0]))
+        tokens = self._drawn[:count].tolist()
+        output = StepOutput(tuple(zip(tokens)))
+        if min(tokens) < 0:
+            failures = ((index, NOT_FINITE) for index, token in enumerate(tokens) if token < 0)
+            return output._replace(failures=tuple(failures))
+        return output
+
+    def _forward(self, chunks: list[Chunk]) -> tuple[Tensor, list[int]]:
+        """The rows have placed, and so checked, what the chunks bring; it is not counted as theirs yet."""
+        rows, starts, lengths, _, _, samples, _, _ = zip(*chunks)
+        self._step.num_blocks = None
+        self._step.draws = False
+        num_tokens = sum(lengths)
+        self._compute_columns((rows, starts, lengths, samples), num_tokens)
+        begins = np.cumsum((0, *lengths[:-1])).tolist()
+        return self._states[:num_tokens], begins
+
+    def _compute_columns(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> int:
+        count = len(columns[0])
+        self._columns[: 4 * count].reshape(4, count)[:] = columns
+        if num_tokens > len(self._states):
+            self._states = torch.empty((num_tokens, self._states.shape[1]))
+        self._step.hidden = self._states.data_ptr()
+        self._step.num_chunks = count
+        if not self._decoder.compute(self._step, self._cache.layers):
+            raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {columns[:2]}")
+        return count

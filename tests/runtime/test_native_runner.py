@@ -1,0 +1,128 @@
+"""The short way of native steps gives what the long way gives, whatever the scheduler decides and whatever fails."""
+
+import random
+
+import pytest
+import torch
+
+from penstock.core.batch import Arrival, Batch, Chunk, FinishReason
+from penstock.core.limits import Limits
+from penstock.core.request import Request, SamplingParams
+from penstock.core.scheduler import Scheduler
+from penstock.engine.engine import Engine
+from penstock.errors import EngineError
+from penstock.runtime.native import NativeDecoder
+from penstock.runtime.native_runner import NativeRunner
+from penstock.runtime.runner import ModelRunner
+from penstock.runtime.sampler import NOT_FINITE
+from tests.runtime.test_engine import serve
+from tests.runtime.test_native import BLOCK_SIZE, MAX_CONTEXT, SPECS, twins
+
+MAX_SEQUENCES = 6
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+PARAMS = [
+    GREEDY,
+    GREEDY,
+    SamplingParams(temperature=0.0, max_tokens=30, stop_token_ids=(3, 5, 7, 11)),
+    SamplingParams(seed=1, max_tokens=17),
+    SamplingParams(seed=3, repetition_penalty=1.4, n=2, max_tokens=25),
+    SamplingParams(temperature=0.0, prompt_logprobs=1, logprobs=1, max_tokens=12),
+]
+
+
+@pytest.fixture(scope="module", params=["plain", "two rotations"])
+def decoder(request: pytest.FixtureRequest) -> NativeDecoder:
+    return twins(SPECS[request.param])[1]
+
+
+def requests(count: int, params: list[SamplingParams]) -> list[Request]:
+    source = random.Random(count)
+    stems = [[source.randrange(203) for _ in range(40)] for _ in range(2)]
+    prompts = [
+        source.choice(stems)[: source.randrange(41)] + [source.randrange(203) for _ in range(source.randrange(1, 40))]
+        for _ in range(count)
+    ]
+    return [
+        Request(request_id=number, prompt=tuple(prompt), params=source.choice(params))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def make_engine(kind: type[ModelRunner], decoder: NativeDecoder, num_blocks: int, max_batch_tokens: int) -> Engine:
+    limits = Limits(num_blocks, BLOCK_SIZE, MAX_CONTEXT, max_batch_tokens, MAX_SEQUENCES, 100, 10_000)
+    return Engine(Scheduler(limits), kind(decoder, num_blocks, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT), lambda: 0.0)
+
+
+@pytest.mark.parametrize("params", [[GREEDY], PARAMS])
+@pytest.mark.parametrize(("num_blocks", "max_batch_tokens"), [(100, 256), (12, 24)])
+def test_the_short_way_gives_the_long_ways_answers(
+    decoder: NativeDecoder, params: list[SamplingParams], num_blocks: int, max_batch_tokens: int
+) -> None:
+    asked = requests(16, params)
+    short = make_engine(NativeRunner, decoder, num_blocks, max_batch_tokens)
+    answers = serve(short, asked)
+    short.scheduler.check()
+    assert (short.scheduler.num_preemptions > 0) == (num_blocks == 12)
+    assert answers == serve(make_engine(ModelRunner, decoder, num_blocks, max_batch_tokens), asked)
+
+
+def test_most_steps_take_it(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the law above would say nothing: the long way is barred once prompts are behind."""
+    engine = make_engine(NativeRunner, decoder, 100, 512)
+    for request in requests(MAX_SEQUENCES, [GREEDY]):
+        engine.submit(request)
+    engine.step()
+    monkeypatch.setattr(ModelRunner, "launch", None)
+    while engine.has_work:
+        engine.step()
+
+
+def test_a_step_that_failed_is_computed_in_parts(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth step finds no memory; its parts are launched under its number, blocks it brought included."""
+    asked = requests(12, [GREEDY])
+    expected = serve(make_engine(ModelRunner, decoder, 40, 64), asked)
+    compute, num_calls = decoder.compute, 0
+
+    def fail_sometimes(*arguments: object) -> bool:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 4 == 0:
+            raise MemoryError("planted")
+        return compute(*arguments)  # type: ignore[arg-type]
+
+    engine = make_engine(NativeRunner, decoder, 40, 64)
+    monkeypatch.setattr(decoder, "compute", fail_sometimes)
+    assert serve(engine, asked) == expected
+
+
+def test_numbers_that_are_not_finite_end_their_own_sequence(decoder: NativeDecoder) -> None:
+    asked = requests(4, [GREEDY])
+    expected = serve(make_engine(NativeRunner, decoder, 100, 256), asked)
+    runner = NativeRunner(decoder, 100, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+    limits = Limits(100, BLOCK_SIZE, MAX_CONTEXT, 512, MAX_SEQUENCES, 100, 10_000, prefix_caching=False)
+    engine = Engine(Scheduler(limits), runner, lambda: 0.0)
+    for request in asked:
+        engine.submit(request)
+    heard = list(engine.step())
+    spoiled = next(iter(engine.scheduler._running))
+    for layer in runner._cache.layers:
+        layer.values[spoiled.blocks[0]] = torch.nan
+    while engine.has_work:
+        heard.extend(engine.step())
+    for request in asked:
+        ends = [delta for delta in heard if delta.request_id == request.request_id]
+        if request is spoiled.request:
+            assert ends[-1].finish is not None
+            assert (ends[-1].finish.reason, ends[-1].finish.message) == (FinishReason.ERROR, NOT_FINITE)
+        else:
+            tokens = [delta.token_ids for delta in expected[request.request_id, 0]]
+            assert [delta.token_ids for delta in ends] == tokens
+
+
+def test_a_row_is_not_computed_beyond_its_blocks(decoder: NativeDecoder) -> None:
+    runner = NativeRunner(decoder, 100, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+    prompt = tuple(range(BLOCK_SIZE))
+    runner.launch(Batch(1, (Chunk(2, 0, 16, prompt, (7,), True, Arrival(GREEDY, 0, 16, (), "")),)))
+    with pytest.raises(EngineError, match="beyond its blocks"):
+        runner.launch(Batch(2, (Chunk(2, 16, 1, (), (), True, None),)))
+    runner.launch(Batch(3, (Chunk(2, 16, 1, (), (8,), True, None),)))
