@@ -69,20 +69,28 @@ class Suite:
         return self.run(ins, [wish(out, 0.6) for out in outs])
 
 
-def measure(model: str, settings: dict[str, object]) -> dict[str, float]:
+WORKLOADS: dict[str, Callable[[Suite], float]] = {
+    "step_ms_1": lambda suite: suite.step_ms(1, 128, 256),
+    "step_ms_8": lambda suite: suite.step_ms(8, 128, 128),
+    "step_ms_32": lambda suite: suite.step_ms(32, 128, 128),
+    "step_ms_128": lambda suite: suite.step_ms(128, 128, 128),
+    "prefill_4000_ms": lambda suite: suite.prefill_ms(4000),
+    "256x(512+128)_s": lambda suite: min(suite.fixed_s(256, 512, 128) for _ in range(2)),
+    "256_random_s": lambda suite: min(suite.random_s() for _ in range(2)),
+}
+
+
+def measure(model: str, settings: dict[str, object], workloads: list[str]) -> dict[str, float]:
     begun = time.perf_counter()
-    llm = LLM(f"dummy:{model}", max_context=4096, prefix_caching=False, max_batch_tokens=8192, **settings)
+    llm = LLM(f"dummy:{model}", max_context=4096, prefix_caching=False, **settings)
     results = {"ready_s": time.perf_counter() - begun}
     suite = Suite(llm)
     suite.run([128], [wish(2)])
     results["first_token_s"] = time.perf_counter() - begun
-    for num_sequences, num_out in ((1, 256), (8, 128), (32, 128), (128, 128)):
-        results[f"step_ms_{num_sequences}"] = suite.step_ms(num_sequences, 128, num_out)
-        print(model, {name: round(value, 3) for name, value in results.items()}, flush=True)
-    results["prefill_4000_ms"] = suite.prefill_ms(4000)
-    results["256x(512+128)_s"] = min(suite.fixed_s(256, 512, 128) for _ in range(2))
-    results["256_random_s"] = min(suite.random_s() for _ in range(2))
-    print(model, {name: round(value, 3) for name, value in results.items()}, flush=True)
+    for name in workloads:
+        results[name] = WORKLOADS[name](suite)
+        print(f"{model} {name} {results[name]:.3f}", flush=True)
+    llm.close()
     return results
 
 
@@ -90,15 +98,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="llama-3.1-8b,qwen3-0.6b")
     parser.add_argument("--fp8", action="store_true", help="8-bit weights and cache")
+    parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--chunk", type=int, default=8192, help="most tokens a step")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     settings: dict[str, object] = {"weights": "fp8", "kv": "fp8"} if arguments.fp8 else {}
+    settings["max_batch_tokens"] = arguments.chunk
     print(f"imports took {time.perf_counter() - START:.1f} s")
     record = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "fp8": arguments.fp8,
-        "results": {model: measure(model, settings) for model in arguments.models.split(",")},
+        "results": {model: measure(model, settings, arguments.only) for model in arguments.models.split(",")},
     }
     if arguments.json:
         with open(arguments.json, "w") as file:

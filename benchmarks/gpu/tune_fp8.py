@@ -13,8 +13,10 @@ from torch.nn import functional
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-ONE_CUTS = [(1, 4096, 8), (2, 4096, 8), (4, 2048, 8), (4, 2048, 4), (8, 1024, 4), (8, 1024, 8), (2, 2048, 4)]
-FEW_CUTS = [(16, 512, 4, 3), (32, 256, 4, 4), (32, 512, 4, 3), (64, 256, 4, 3), (64, 128, 4, 4), (64, 256, 8, 3)]
+FEW_CUTS = [
+    (64, 256, 4, 4), (64, 256, 4, 4, 2), (64, 256, 4, 4, 4), (64, 512, 4, 3), (64, 512, 4, 3, 2), (64, 128, 4, 6),
+    (128, 256, 4, 3, 2), (128, 128, 8, 4), (128, 128, 8, 4, 2), (128, 128, 8, 4, 4), (128, 128, 4, 4, 4),
+]  # fmt: skip
 
 
 class Matrix:
@@ -38,10 +40,16 @@ class Matrix:
         return [self.normal(num_rows, self.size) for _ in range(NUM_SETS)]
 
 
-def _few(matrix: Matrix, rows: list[Tensor], gates: bool, cut: Any, number: int) -> Tensor:
+def _few(matrix: Matrix, rows: list[Any], cut: Any, number: int) -> Tensor:
     from penstock.ops.triton import fp8
 
-    return fp8.few_rows(rows[number], matrix.rounded[number], None, "silu" if gates else None, cut)
+    return fp8.few_rows(rows[number], matrix.rounded[number], None, matrix.place.dtype, cut)
+
+
+def _library(matrix: Matrix, rows: list[Any], number: int) -> Tensor:
+    from penstock.ops.triton import fp8
+
+    return fp8.multiply_scaled(*rows[number], matrix.rounded[number], None, matrix.place.dtype)
 
 
 def _scaled(matrix: Matrix, rows: list[Any], number: int) -> Tensor:
@@ -67,26 +75,17 @@ def build(place: Place) -> list[Case]:
     cases = []
     for name, shape in SHAPES.items():
         matrix = Matrix(place, shape)
-        rows = matrix.rows(1)
         moved = float(matrix.size * matrix.num_out)
-        for numbers in ONE_CUTS:
-            cut = fp8.Cut(*numbers)
-            cases.append(Case(f"{name} 1", str(numbers), partial(_few, matrix, rows, False, cut), moved))
-            if name == "gate_up":
-                cases.append(Case(f"{name} 1 gated", str(numbers), partial(_few, matrix, rows, True, cut), moved))
-        cases.append(Case(f"{name} 1", "library bf16", partial(_plain, matrix, rows), moved))
-        for num_rows in (2, 16, 32, 64):
-            num_rows = place.size(num_rows, 2)
-            rows = matrix.rows(num_rows)
-            for numbers in FEW_CUTS if num_rows <= 16 or name in ("qkv", "gate_up") else FEW_CUTS[1:4]:
-                cut = fp8.Cut(*numbers)
-                cases.append(Case(f"{name} {num_rows}", str(numbers), partial(_few, matrix, rows, False, cut), moved))
-                if name == "gate_up" and num_rows == 16:
-                    gated = partial(_few, matrix, rows, True, cut)
-                    cases.append(Case(f"{name} {num_rows} gated", str(numbers), gated, moved))
-            cases.append(Case(f"{name} {num_rows}", "rounded", partial(_rounded, matrix, rows), moved))
-            cases.append(Case(f"{name} {num_rows}", "library bf16", partial(_plain, matrix, rows), moved))
-        for num_rows in (128, 256, 4000):
+        for num_rows in (1, 16, 64, 128):
+            rows = matrix.rows(place.size(num_rows, min(num_rows, 2)))
+            ready = [round_rows(each) for each in rows]
+            group = f"{name} {num_rows}"
+            for numbers in FEW_CUTS:
+                cases.append(Case(group, str(numbers), partial(_few, matrix, ready, fp8.Cut(*numbers)), moved))
+            if not place.is_dry:
+                cases.append(Case(group, "library", partial(_library, matrix, ready), moved))
+            cases.append(Case(group, "library bf16", partial(_plain, matrix, rows), moved))
+        for num_rows in (256, 4000):
             rows = matrix.rows(place.size(num_rows, 20))
             work = 2.0 * len(rows[0]) * matrix.size * matrix.num_out
             ready = [round_rows(each) for each in rows]
@@ -103,16 +102,18 @@ def build(place: Place) -> list[Case]:
 
 
 def check(place: Place) -> list[Check]:
-    from penstock.ops.fp8 import Fp8, linear_fp8, multiply_fp8, round_rows
+    from penstock.ops.fp8 import Fp8, multiply_fp8, round_rows
     from penstock.ops.triton import fp8
 
     matrix = Matrix(place, SHAPES["down"])
     weight = matrix.rounded[0]
     checks = []
     for num_rows in (1, 2, 7, 16):
-        x = matrix.rows(num_rows)[0]
-        reference = linear_fp8.definition(x.float(), weight, None)
-        checks.append((f"few rows {num_rows}", relative_error(fp8.few_rows(x, weight, None), reference), 1e-2))
+        rounded = round_rows(matrix.rows(num_rows)[0])
+        reference = multiply_fp8.definition(*rounded, weight, None, torch.float32)
+        for numbers in FEW_CUTS:
+            mine = fp8.few_rows(rounded, weight, None, place.dtype, fp8.Cut(*numbers))
+            checks.append((f"few rows {num_rows} {numbers}", relative_error(mine, reference), 1e-2))
     x = matrix.rows(place.size(300, 20))[0]
     values, scales = round_rows(x)
     told = round_rows.definition(x)

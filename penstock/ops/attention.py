@@ -36,15 +36,19 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
         for spec in shapes:
             for lengths, contexts in batches:
                 layout = example_layout(lengths, contexts, 8, 40, generator)
-                cache = torch.randn((2, 40, 8, spec.num_kv_heads, spec.head_dim), generator=generator, device=device)
+                parts = torch.randn((2, 40, 8, spec.num_kv_heads, spec.head_dim), generator=generator, device=device)
                 q = torch.randn((sum(lengths), spec.num_heads, spec.head_dim), generator=generator, device=device)
                 sinks = torch.randn(spec.num_heads, generator=generator, device=device) if spec.sinks else None
-                yield q.to(dtype), LayerCache(*cache.to(dtype)), layout, spec, sinks
+                yield q.to(dtype), LayerCache(*parts.to(dtype)), layout, spec, sinks
     for cache_dtype in (torch.float8_e4m3fn, torch.int8):
         for lengths, contexts in batches[1:4:2]:
             layout = example_layout(lengths, contexts, 8, 40, generator)
             q = torch.randn((sum(lengths), 6, 16), generator=generator, device=device)
-            yield q, example_cache((40, 8, 2, 16), cache_dtype, generator), layout, shapes[1], None
+            cache = example_cache((40, 8, 2, 16), cache_dtype, generator)
+            yield q, cache, layout, shapes[1], None
+            q = torch.randn((sum(lengths), 4, 64), generator=generator, device=device).half()
+            sinks = torch.randn(4, generator=generator, device=device)
+            yield q, example_cache((40, 8, 2, 64), cache_dtype, generator), layout, shapes[3], sinks
 
 
 @operation(_examples)

@@ -1,7 +1,7 @@
 """Matrices of 8-bit floats (E4M3), one scale for each row, and products with them.
 
-A few rows of activations are multiplied as they are: the matrix's bytes are what the product costs. Many rows are rounded to
-8-bit floats too, each by its own scale, so that both sides go through the 8-bit matrix units.
+Activations are rounded to 8-bit floats too, each row by its own scale, so that both sides go through the 8-bit matrix units
+and a row's result does not depend on how many others there are.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,8 @@ def round_rows(x: Tensor) -> Fp8:
     """Numbers [rows, columns] rounded to 8-bit floats by each row's largest."""
     wide = x.float()
     most = wide.abs().amax(-1).clamp(min=LEAST)
-    return Fp8((wide * (MOST / most)[:, None]).to(torch.float8_e4m3fn), most / MOST)
+    inverse = most.new_tensor(MOST) / most  # not MOST / most, which torch makes of a reciprocal: rounded twice
+    return Fp8((wide * inverse[:, None]).to(torch.float8_e4m3fn), most / MOST)
 
 
 def _gated_round_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -88,24 +89,6 @@ def _linear_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
             weight = torch.randn((num_out, size), generator=generator, device=device) * size**-0.5
             yield x, round_rows(weight), None
             yield x, round_rows(weight), weight[:, 0].contiguous().to(dtype)
-
-
-@operation(_linear_examples)
-def linear_fp8(x: Tensor, weight: Fp8, bias: Tensor | None) -> Tensor:
-    """x [rows, columns] as it is, times the matrix."""
-    product = (x.float() @ weight.values.float().t()) * weight.scales
-    return (product if bias is None else product + bias).to(x.dtype)
-
-
-def _gated_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for number, (x, weight, bias) in enumerate(_linear_examples(device)):
-        yield x, weight, bias, ("silu", "gelu", "gelu_tanh", "swiglu_clamped")[number % 4]
-
-
-@operation(_gated_examples)
-def gated_linear_fp8(x: Tensor, weight: Fp8, bias: Tensor | None, activation: Activation) -> Tensor:
-    """The first half of the matrix's rows makes gates, the second what they let through."""
-    return gate(linear_fp8(x, weight, bias), activation)
 
 
 def _multiply_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:

@@ -30,16 +30,20 @@ class Flight:
 
     arrived: torch.cuda.Event
     tokens: Tensor
-    is_sampling: list[bool]
+    owners: list[int]
+    """The chunk each token is for."""
+    num_chunks: int
 
     def result(self) -> StepOutput:
         self.arrived.synchronize()
-        drawn = iter(self.tokens.tolist())
-        tokens = tuple([(next(drawn),) if samples else () for samples in self.is_sampling])
-        if min(self.tokens.tolist(), default=0) < 0:
+        drawn = self.tokens.tolist()
+        tokens: list[tuple[int, ...]] = [()] * self.num_chunks
+        for owner, token in zip(self.owners, drawn):
+            tokens[owner] = (token,)
+        if min(drawn, default=0) < 0:
             failures = [(index, NOT_FINITE) for index, token in enumerate(tokens) if token and token[0] < 0]
-            return StepOutput(tokens, failures=tuple(failures))
-        return StepOutput(tokens)
+            return StepOutput(tuple(tokens), failures=tuple(failures))
+        return StepOutput(tuple(tokens))
 
 
 class Pinned:
@@ -85,9 +89,15 @@ class CudaRunner(ModelRunner):
         self._rows.place(batch.step, chunks)
         self._device_rows.take_blocks(chunks)
         only_decodes = chunks and all(chunk.length == 1 and not chunk.token_ids for chunk in chunks)
-        drawn = self._decode(chunks) if only_decodes else self._compute_mixed(chunks)
+        if only_decodes:
+            # Longest first: programs with much to read begin before those with little, and none is left over at the end.
+            owners = sorted(range(len(chunks)), key=lambda index: -chunks[index].start)
+            drawn: Tensor | None = self._decode([chunks[index] for index in owners])
+        else:
+            owners = [index for index, chunk in enumerate(chunks) if chunk.samples]
+            drawn = self._compute_mixed(chunks)
         self._rows.commit(batch.step, chunks, [])
-        return self._send(chunks, drawn)
+        return self._send(drawn, owners, len(chunks))
 
     def _decode(self, chunks: list[Chunk]) -> Tensor:
         padding = padded_size(len(chunks)) - len(chunks)
@@ -116,12 +126,11 @@ class CudaRunner(ModelRunner):
         filtered = any(self._device_rows.is_filtered(chunk) for chunk, _ in sampling)
         return self._device_rows.draw(logits, rows, positions, filtered=filtered)
 
-    def _send(self, chunks: list[Chunk], drawn: Tensor | None) -> Flight:
+    def _send(self, drawn: Tensor | None, owners: list[int], num_chunks: int) -> Flight:
         """Start the tokens on their way to the host."""
-        is_sampling = [chunk.samples for chunk in chunks]
-        out = self._tokens_out.next()[: sum(is_sampling)]
+        out = self._tokens_out.next()[: len(owners)]
         if drawn is not None:
             out.copy_(drawn[: len(out)], non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return Flight(arrived, out, is_sampling)
+        return Flight(arrived, out, owners, num_chunks)

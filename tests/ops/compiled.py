@@ -30,6 +30,8 @@ POINTERS = {
     torch.bool: "*i1",
 }
 SHORT = (torch.float16, torch.float8_e4m3fn, torch.int8)
+GPU_ONLY = {"CHAINS": True, "NATIVE": True}
+"""Ways a kernel goes on a GPU alone."""
 compiled: set[str] = set()
 
 
@@ -41,7 +43,7 @@ class Compilation:
 
     def __call__(self, *values: Any, **named: Any) -> None:
         options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
-        arguments = dict(zip(self.kernel.arg_names, values)) | named
+        arguments = dict(zip(self.kernel.arg_names, values)) | named | GPU_ONLY
         types: dict[str, str] = {}
         constants: dict[str, Any] = {}
         for parameter in self.kernel.params:

@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from penstock.ops.triton import attention
+from penstock.ops.triton import decode
 from tests.ops.covering import covering
 from tests.ops.parity import cases, has_dtype, same
 
@@ -43,7 +43,7 @@ def _verdict(op, kernel) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     interpreter._convert_float = _convert
-    attention.PROGRAMS = 12  # a chip this small splits keys in two or four, not in dozens of runs, most of them empty
+    decode.PROGRAMS = 12  # a chip this small splits keys in two or four, not in dozens of runs, most of them empty
     warnings.simplefilter("error")
     # Sums over nothing and over hidden keys begin at -inf, which numpy remarks on and the kernels handle.
     warnings.filterwarnings("ignore", category=RuntimeWarning, message="(overflow|invalid value) encountered")

@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.layers.fp8 import MAX_EXACT_ROWS, Fp8Gated, Fp8Linear, Fp8Norm
+from penstock.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Gated
 from penstock.layers.norm import RMSNorm
@@ -50,16 +50,16 @@ def test_routers_and_experts_stay() -> None:
     assert isinstance(model.layers[0].attention.out, Fp8Linear)
 
 
-def test_few_rows_and_many_give_nearly_what_the_plain_matrices_give() -> None:
+def test_rounded_matrices_give_nearly_what_plain_ones_give_however_many_rows_there_are() -> None:
     torch.manual_seed(1)
     model, plain = tiny_model(), tiny_model()
     quantize_fp8(model)
     for name in ("attention.qkv", "attention.out", "mlp"):
         rounded, exact = (each.layers[1].get_submodule(name) for each in (model, plain))
         size = 64 if name == "attention.out" else 32
-        for num_rows in (1, MAX_EXACT_ROWS, MAX_EXACT_ROWS + 1):
-            x = torch.randn((num_rows, size))
-            assert _error(rounded(x), exact(x)) < 0.08
+        x = torch.randn((5, size))
+        assert _error(rounded(x), exact(x)) < 0.08
+        torch.testing.assert_close(rounded(x[:1]), rounded(x)[:1])
 
 
 def test_a_rounded_model_reads_a_text_whole_or_in_pieces_alike() -> None:
@@ -68,5 +68,4 @@ def test_a_rounded_model_reads_a_text_whole_or_in_pieces_alike() -> None:
     (prompt,) = prompts(40)
     plain = all_logits(tiny_model(), prompt)
     assert _error(all_logits(model, prompt), plain) < 0.15
-    pieces = alone(model, Text(prompt, chunk_size=MAX_EXACT_ROWS), 4)
-    assert len(pieces) == len(alone(model, Text(prompt), 4)) == 4
+    assert alone(model, Text(prompt, chunk_size=1), 4) == alone(model, Text(prompt), 4)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS, gate
+from penstock.ops.triton.chain import await_others, chained
 
 KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
 
@@ -27,7 +28,11 @@ def activated(gates, ups, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl
 
 
 @triton.jit
-def _gate(pairs, out, width, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(
+    pairs, out, width,
+    KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, BLOCK: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    await_others(CHAINS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -47,5 +52,5 @@ def gate_rows(gate_up: Tensor, activation: Activation) -> Tensor:
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     block = min(triton.next_power_of_2(width), 2048)
     grid = (gate_up.numel() // (2 * width), triton.cdiv(width, block))
-    _gate[grid](gate_up, out, width, KINDS[activation], CLAMP, SHARPNESS, BLOCK=block, num_warps=4)
+    _gate[grid](gate_up, out, width, KINDS[activation], CLAMP, SHARPNESS, BLOCK=block, **chained(), num_warps=4)
     return out

@@ -4,6 +4,7 @@ Products of many rows go to the library, which scales by row and column.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -12,29 +13,21 @@ from torch import Tensor
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
-from penstock.ops.fp8 import (
-    LEAST,
-    MOST,
-    Fp8,
-    gated_linear_fp8,
-    linear_fp8,
-    multiply_fp8,
-    round_gated,
-    round_normed,
-    round_rows,
-)
+from penstock.ops.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated, round_normed, round_rows
 from penstock.ops.triton.activation import KINDS, activated
+from penstock.ops.triton.chain import await_others, chained
 
 MAX_SIZE = 32768
-MAX_FEW = 16
+MAX_FEW = 32
 
 
 @triton.jit
 def _round(
     x, values, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
-    GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
+    GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One row, read once; with GATES the row is a pair of halves and its gate is what is rounded."""
+    await_others(CHAINS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -54,8 +47,10 @@ def _round(
 def _round_normed(
     x, stream, weight, values, scales, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One row: added to the stream, normed and rounded while it is in registers."""
+    await_others(CHAINS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -74,121 +69,92 @@ def _round_normed(
     tl.store(scales + row, tl.div_rn(most, MOST))
 
 
-@triton.jit
-def _one(
-    x, values, scales, bias, out, num_out,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
-    GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
-):  # fmt: skip
-    """One row of x: each program reads ROWS rows of the matrix, with GATES also those num_out further down."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    bounded = tl.minimum(rows, num_out - 1)
-    start = values + bounded.to(tl.int64)[:, None] * SIZE
-    below = num_out.to(tl.int64) * SIZE
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    other = tl.zeros([ROWS, BLOCK], tl.float32)
-    for begin in range(0, SIZE, BLOCK):
-        columns = (begin + tl.arange(0, BLOCK))[None, :]
-        if EVEN:
-            numbers = tl.load(x + columns).to(tl.float32)
-            total += tl.load(start + columns).to(tl.float32) * numbers
-            if GATES:
-                other += tl.load(start + below + columns).to(tl.float32) * numbers
-        else:
-            numbers = tl.load(x + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
-            total += tl.load(start + columns, mask=columns < SIZE, other=0.0).to(tl.float32) * numbers
-            if GATES:
-                other += tl.load(start + below + columns, mask=columns < SIZE, other=0.0).to(tl.float32) * numbers
-    value = tl.sum(total, axis=1) * tl.load(scales + bounded)
-    if BIAS:
-        value += tl.load(bias + bounded).to(tl.float32)
-    if GATES:
-        up = tl.sum(other, axis=1) * tl.load(scales + num_out + bounded)
-        if BIAS:
-            up += tl.load(bias + num_out + bounded).to(tl.float32)
-        kind = out.dtype.element_ty
-        value = activated(value.to(kind).to(tl.float32), up.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
-    tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _few(
-    x, values, scales, bias, out, num_rows, num_out,
-    SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-    BIAS: tl.constexpr, GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
+    x, x_scales, values, scales, bias, out, partial, counters, num_rows, num_out,
+    SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    EVEN: tl.constexpr, BIAS: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """Up to PAD rows of x: rows of the matrix are the tall side of the matrix units' tile."""
+    """Up to PAD rows of x: rows of the matrix are the tall side of the matrix units' tile.
+
+    With SPLITS each program sums a part of the columns, and the one that ends last adds the parts in their order.
+    """
+    part = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     bounded = tl.minimum(rows, num_out - 1)
     tokens = tl.arange(0, PAD)
     columns = tl.arange(0, BLOCK)
     start = values + bounded.to(tl.int64)[:, None] * SIZE + columns[None, :]
-    below = num_out.to(tl.int64) * SIZE
-    source = x + tl.minimum(tokens, num_rows - 1)[None, :] * SIZE + columns[:, None]
-    kind = x.dtype.element_ty
+    source = x + tokens[None, :] * SIZE + columns[:, None]
+    is_token = (tokens < num_rows)[None, :]
+    await_others(CHAINS)
     total = tl.zeros([ROWS, PAD], tl.float32)
-    other = tl.zeros([ROWS, PAD], tl.float32)
-    for begin in range(0, SIZE, BLOCK):
+    span: tl.constexpr = (SIZE + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK
+    for begin in range(part * span, tl.minimum(part * span + span, SIZE), BLOCK):
         if EVEN:
-            numbers = tl.load(source + begin)
+            numbers = tl.load(source + begin, mask=is_token, other=0.0)
             matrix = tl.load(start + begin)
         else:
             inside = columns + begin < SIZE
-            numbers = tl.load(source + begin, mask=inside[:, None], other=0.0)
+            numbers = tl.load(source + begin, mask=is_token & inside[:, None], other=0.0)
             matrix = tl.load(start + begin, mask=inside[None, :], other=0.0)
-        total = tl.dot(matrix.to(kind), numbers, total, input_precision="ieee")
-        if GATES:
-            if EVEN:
-                second = tl.load(start + below + begin)
-            else:
-                second = tl.load(start + below + begin, mask=inside[None, :], other=0.0)
-            other = tl.dot(second.to(kind), numbers, other, input_precision="ieee")
-    total *= tl.load(scales + bounded)[:, None]
-    if BIAS:
-        total += tl.load(bias + bounded).to(tl.float32)[:, None]
-    if GATES:
-        other *= tl.load(scales + num_out + bounded)[:, None]
+        total = tl.dot(matrix, numbers, total)
+    is_last = True
+    if SPLITS > 1:
+        mine = partial + (part * PAD + tokens[None, :]) * num_out + rows[:, None]
+        tl.store(mine, total, mask=(rows < num_out)[:, None])
+        tl.debug_barrier()
+        counter = counters + tl.program_id(0)
+        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            tl.store(counter, 0)
+            total = tl.zeros([ROWS, PAD], tl.float32)
+            for each in range(SPLITS):
+                place = partial + (each * PAD + tokens[None, :]) * num_out + rows[:, None]
+                total += tl.load(place, mask=(rows < num_out)[:, None], other=0.0, cache_modifier=".cg")
+    if is_last:
+        total *= tl.load(scales + bounded)[:, None]
+        total *= tl.load(x_scales + tokens, mask=tokens < num_rows, other=0.0)[None, :]
         if BIAS:
-            other += tl.load(bias + num_out + bounded).to(tl.float32)[:, None]
-        total = activated(total.to(kind).to(tl.float32), other.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
-    target = out + tokens[None, :] * num_out + rows[:, None]
-    tl.store(target, total.to(out.dtype.element_ty), mask=(tokens < num_rows)[None, :] & (rows < num_out)[:, None])
+            total += tl.load(bias + bounded).to(tl.float32)[:, None]
+        target = out + tokens[None, :] * num_out + rows[:, None]
+        tl.store(target, total.to(out.dtype.element_ty), mask=is_token & (rows < num_out)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product is cut: rows of the matrix a program reads, inputs at a time."""
+    """How a product is cut: rows of the matrix a program reads, columns at a time, programs a row's columns are split over."""
 
     rows: int
     block: int
     warps: int
     stages: int = 3
+    splits: int = 1
 
 
-ONE = Cut(rows=4, block=2048, warps=8)
-FEW = Cut(rows=32, block=256, warps=4, stages=4)
+WIDE = Cut(rows=64, block=256, warps=4, stages=4)
+NARROW = Cut(rows=64, block=512, warps=4, stages=3, splits=2)
+"""For matrices with too few rows to keep the whole chip busy."""
+MAX_NARROW = 80 * 64
 
 
-def few_rows(
-    x: Tensor, weight: Fp8, bias: Tensor | None, activation: Activation | None = None, cut: Cut | None = None
-) -> Tensor:
-    """One row by plain sums, up to 64 by the matrix units."""
-    num_rows, size = x.shape
-    num_out = weight.values.shape[0] // (1 if activation is None else 2)
-    cut = cut or (ONE if num_rows == 1 else FEW)
-    out = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device)
-    block = max(min(cut.block, triton.next_power_of_2(size)), 16)
-    grid = (triton.cdiv(num_out, cut.rows),)
-    shape = {
-        "SIZE": size, "ROWS": cut.rows, "BLOCK": block, "EVEN": size % block == 0, "BIAS": bias is not None,
-        "GATES": activation is not None, "KIND": KINDS[activation or "silu"], "CLAMP": CLAMP, "SHARPNESS": SHARPNESS,
-        "num_warps": cut.warps, "num_stages": cut.stages,
-    }  # fmt: skip
-    operands = (x, *weight, x if bias is None else bias, out)
-    if num_rows == 1:
-        _one[grid](*operands, num_out, **shape)
-    else:
-        _few[grid](*operands, num_rows, num_out, PAD=max(triton.next_power_of_2(num_rows), 16), **shape)
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """Zeros, as every launch leaves them."""
+    return torch.zeros(4096, dtype=torch.int32, device=device)
+
+
+def few_rows(x: Fp8, weight: Fp8, bias: Tensor | None, dtype: torch.dtype, cut: Cut) -> Tensor:
+    (num_rows, size), num_out = x.values.shape, weight.values.shape[0]
+    out = torch.empty((num_rows, num_out), dtype=dtype, device=x.values.device)
+    block = max(min(cut.block, triton.next_power_of_2(size)), 32)
+    pad = max(triton.next_power_of_2(num_rows), 16)
+    partial = torch.empty((cut.splits, pad, num_out) if cut.splits > 1 else (0,), device=out.device)
+    _few[(triton.cdiv(num_out, cut.rows), cut.splits)](
+        *x, *weight, out if bias is None else bias, out, partial, _counters(out.device), num_rows, num_out,
+        SIZE=size, PAD=pad, ROWS=cut.rows, BLOCK=block, SPLITS=cut.splits, EVEN=size % block == 0,
+        BIAS=bias is not None, **chained(), num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
     return out
 
 
@@ -200,7 +166,7 @@ def _launch_round(x: Tensor, size: int, activation: Activation | None) -> Fp8:
     _round[(num_rows,)](
         x, values, scales, SIZE=size, BLOCK=block, MOST=MOST, LEAST=LEAST,
         GATES=activation is not None, KIND=KINDS[activation or "silu"], CLAMP=CLAMP, SHARPNESS=SHARPNESS,
-        num_warps=min(max(block // 512, 1), 16),
+        **chained(), num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
     return Fp8(values, scales)
 
@@ -233,27 +199,21 @@ def round_normed_rows(x: Tensor, stream: Tensor | None, weight: Tensor, eps: flo
     _round_normed[(num_rows,)](
         x, x if stream is None else stream, weight, values, scales, eps,
         SIZE=size, BLOCK=block, ADDS=stream is not None, MOST=MOST, LEAST=LEAST,
-        num_warps=min(max(block // 512, 1), 16),
+        **chained(), num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
     return Fp8(values, scales)
 
 
-def _fits(x: Tensor, weight: Fp8, bias: Tensor | None) -> bool:
-    return 0 < x.shape[0] <= MAX_FEW and x.is_contiguous() and weight.values.is_contiguous()
+def _few_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> bool:
+    """The matrix units add 8-bit products with fewer bits than float32 has."""
+    is_plain = values.is_contiguous() and weight.values.is_contiguous()
+    return is_plain and 0 < values.shape[0] <= MAX_FEW and dtype.itemsize == 2
 
 
-def _gated_fits(x: Tensor, weight: Fp8, bias: Tensor | None, activation: Activation) -> bool:
-    return _fits(x, weight, bias)
-
-
-@linear_fp8.kernel("cuda", fits=_fits)
-def linear_few_rows(x: Tensor, weight: Fp8, bias: Tensor | None) -> Tensor:
-    return few_rows(x, weight, bias)
-
-
-@gated_linear_fp8.kernel("cuda", fits=_gated_fits)
-def gated_linear_few_rows(x: Tensor, weight: Fp8, bias: Tensor | None, activation: Activation) -> Tensor:
-    return few_rows(x, weight, bias, activation)
+@multiply_fp8.kernel("cuda", fits=_few_fits)
+def multiply_few(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    cut = NARROW if weight.values.shape[0] <= MAX_NARROW else WIDE
+    return few_rows(Fp8(values, scales), weight, bias, dtype, cut)
 
 
 def _scaled_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> bool:

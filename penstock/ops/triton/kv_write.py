@@ -9,6 +9,7 @@ from penstock.models.spec import GQA
 from penstock.ops.kv_write import LEAST, MOST_WHOLE, HeadNorms, place_qkv
 from penstock.ops.layout import AnyCache, ScaledCache
 from penstock.ops.rope import Angles
+from penstock.ops.triton.chain import await_others, chained
 
 TILE = 16
 """Tokens a program handles when there are many."""
@@ -36,9 +37,10 @@ def _place(
     qkv, cosine, sine, q_weight, k_weight, queries, keys, values, key_scales, value_scales, slots, eps, num_tokens,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
     NORMS: tl.constexpr, TURNS: tl.constexpr, TILE: tl.constexpr,
-    SCALES: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
+    SCALES: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """A head is read as its two rotary halves and what lies past them:  | first HALF | second HALF | rest |"""
+    await_others(CHAINS)
     tokens = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)
     present = (tokens < num_tokens)[:, None]
@@ -128,6 +130,7 @@ def place_heads(
         SCALES=isinstance(cache, ScaledCache),
         MOST=MOST_WHOLE,
         LEAST=LEAST,
+        **chained(),
         num_warps=1 if tile == 1 else 4,
     )
     return queries

@@ -19,6 +19,7 @@ from penstock.models.spec import MoE
 from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.moe import Experts, Groups, mix_experts, route
 from penstock.ops.triton.activation import KINDS, activated
+from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.sorting import sort_pairs
 
 MAX_EXPERTS = 256
@@ -30,8 +31,10 @@ MAX_SINGLE_TOKENS = 4
 def _route(
     scores, weights, chosen, num_experts,
     PAD: tl.constexpr, ACTIVE: tl.constexpr, ACTIVE_PAD: tl.constexpr, NORMALIZE: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One token: the best expert, taken out, as often as experts are active. Of equals the first."""
+    await_others(CHAINS)
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, PAD)
     there = experts < num_experts
@@ -60,8 +63,10 @@ def _gate_pair(
     x, chosen, gate_up, bias, out,
     ACTIVE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     BIAS: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """ROWS numbers of one pair between its expert's two products. Pairs lie next to each other in the launch."""
+    await_others(CHAINS)
     pair = tl.program_id(0)
     expert = tl.load(chosen + pair).to(tl.int64)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -93,8 +98,10 @@ def _down_token(
     inner, weights, chosen, down, bias, out,
     ACTIVE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     BIAS: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """ROWS numbers of one token: what each of its experts makes of its inner numbers, weighed and summed."""
+    await_others(CHAINS)
     token = tl.program_id(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     bounded = tl.minimum(rows, SIZE - 1)
@@ -124,8 +131,10 @@ def _gate_tile(
     ACTIVE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
     PAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
     BIAS: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One tile of pairs, ROWS numbers between the two products. Pairs past the tile's end repeat its last one."""
+    await_others(CHAINS)
     tile = tiles + tl.program_id(1) * 3
     expert = tl.load(tile).to(tl.int64)
     if expert < 0:
@@ -165,8 +174,10 @@ def _down_tile(
     inner, order, tiles, down, bias, out,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,
     PAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One tile of pairs, ROWS numbers of what their expert makes of them, laid down in the order of tokens."""
+    await_others(CHAINS)
     tile = tiles + tl.program_id(1) * 3
     expert = tl.load(tile).to(tl.int64)
     if expert < 0:
@@ -196,8 +207,9 @@ def _down_tile(
 
 
 @triton.jit
-def _weigh(made, weights, out, SIZE: tl.constexpr, ACTIVE: tl.constexpr, BLOCK: tl.constexpr):
+def _weigh(made, weights, out, SIZE: tl.constexpr, ACTIVE: tl.constexpr, BLOCK: tl.constexpr, CHAINS: tl.constexpr):
     """The weighted sum of what a token's experts made."""
+    await_others(CHAINS)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -218,7 +230,7 @@ def route_tokens(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
         _route[(num_tokens,)](
             scores, weights, chosen, num_experts,
             PAD=triton.next_power_of_2(num_experts), ACTIVE=spec.num_active,
-            ACTIVE_PAD=triton.next_power_of_2(spec.num_active), NORMALIZE=spec.normalize, num_warps=1,
+            ACTIVE_PAD=triton.next_power_of_2(spec.num_active), NORMALIZE=spec.normalize, **chained(), num_warps=1,
         )  # fmt: skip
     return weights, chosen
 
@@ -244,7 +256,7 @@ def gate_pairs(x: Tensor, chosen: Tensor, experts: Experts, spec: MoE, cut: Cut)
     _gate_pair[(num_tokens * active, triton.cdiv(width, cut.rows))](
         x, chosen, experts.gate_up, _or(experts.gate_up_bias, x), inner,
         ACTIVE=active, SIZE=size, WIDTH=width, ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(size)),
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), num_warps=cut.warps,
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=cut.warps,
     )  # fmt: skip
     return inner
 
@@ -257,7 +269,7 @@ def down_tokens(inner: Tensor, weights: Tensor, chosen: Tensor, experts: Experts
         inner, weights, chosen, experts.down, _or(experts.down_bias, inner), out,
         ACTIVE=spec.num_active, SIZE=size, WIDTH=width,
         ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(width)),
-        BIAS=experts.down_bias is not None, num_warps=cut.warps,
+        BIAS=experts.down_bias is not None, **chained(), num_warps=cut.warps,
     )  # fmt: skip
     return out
 
@@ -270,7 +282,7 @@ def gate_tiles(x: Tensor, groups: Groups, experts: Experts, spec: MoE, tile: int
     _gate_tile[(triton.cdiv(width, cut.rows), len(groups.tiles))](
         x, groups.order, groups.tiles, experts.gate_up, _or(experts.gate_up_bias, x), inner,
         ACTIVE=spec.num_active, SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=size % block == 0,
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), num_warps=cut.warps, num_stages=cut.stages,
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return inner
 
@@ -283,7 +295,7 @@ def down_tiles(inner: Tensor, groups: Groups, experts: Experts, tile: int, cut: 
     _down_tile[(triton.cdiv(size, cut.rows), len(groups.tiles))](
         inner, groups.order, groups.tiles, experts.down, _or(experts.down_bias, inner), made,
         SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=width % block == 0,
-        BIAS=experts.down_bias is not None, num_warps=cut.warps, num_stages=cut.stages,
+        BIAS=experts.down_bias is not None, **chained(), num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return made
 
@@ -293,7 +305,7 @@ def weigh(made: Tensor, weights: Tensor) -> Tensor:
     out = torch.empty((num_tokens, size), dtype=made.dtype, device=made.device)
     block = min(triton.next_power_of_2(size), 1024)
     _weigh[(num_tokens, triton.cdiv(size, block))](
-        made, weights, out, SIZE=size, ACTIVE=active, BLOCK=block, num_warps=4
+        made, weights, out, SIZE=size, ACTIVE=active, BLOCK=block, **chained(), num_warps=4
     )
     return out
 

@@ -5,12 +5,16 @@ import triton.language as tl
 from torch import Tensor, empty_like
 
 from penstock.ops.norm import add_rms_norm, rms_norm
+from penstock.ops.triton.chain import await_others, chained
 
 MAX_SIZE = 16384
 
 
 @triton.jit
-def _norm_rows(x, stream, weight, out, eps, size: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_rows(
+    x, stream, weight, out, eps, size: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr, CHAINS: tl.constexpr
+):
+    await_others(CHAINS)
     row = tl.program_id(0).to(tl.int64) * size
     columns = tl.arange(0, BLOCK)
     inside = columns < size
@@ -30,8 +34,9 @@ def _launch(x: Tensor, stream: Tensor | None, weight: Tensor, eps: float) -> Ten
     out = empty_like(x)
     block = triton.next_power_of_2(size)
     _norm_rows[(x.numel() // size,)](
-        x, stream, weight, out, eps, size, ADDS=stream is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8)
-    )
+        x, stream, weight, out, eps, size, ADDS=stream is not None, BLOCK=block,
+        **chained(), num_warps=min(max(block // 512, 1), 8),
+    )  # fmt: skip
     return out
 
 

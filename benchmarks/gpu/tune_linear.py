@@ -1,0 +1,68 @@
+"""Products of bfloat16 matrices at the shapes of Llama-3.1-8B and Qwen3-0.6B: the library's two ways, and ours.
+
+python -m benchmarks.gpu.tune_linear [--dry] [--only NAME] [--json FILE]
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
+
+SHAPES = {
+    "8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)},
+    "0.6b": {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)},
+}
+ROWS = {"8b": (8, 128, 256, 2048, 3072, 4096, 6144, 8192), "0.6b": (8, 16, 32, 64, 256, 8192)}
+CUTS = [
+    (16, 256, 4, 4), (16, 512, 4, 3), (16, 512, 2, 3), (16, 256, 1, 4), (32, 256, 4, 4), (32, 128, 2, 4),
+    (64, 128, 4, 4), (64, 256, 4, 3),
+]  # fmt: skip
+
+
+class Product:
+    def __init__(self, place: Place, shape: tuple[int, int], num_rows: int) -> None:
+        num_out, size = (place.size(side, 64) for side in shape)
+        generator = torch.Generator(place.device).manual_seed(0)
+        options = {"dtype": place.dtype, "device": place.device}
+        self.x = [torch.empty((num_rows, size), **options).normal_(generator=generator) for _ in range(NUM_SETS)]
+        weights = [torch.empty((num_out, size), **options) for _ in range(NUM_SETS)]
+        self.weights = [weight.normal_(std=size**-0.5, generator=generator) for weight in weights]
+        self.flops = 2.0 * num_rows * num_out * size
+        self.moved = 2.0 * num_out * size
+
+    def library(self, name: str, number: int) -> Tensor:
+        torch.backends.cuda.preferred_blas_library(name)
+        return functional.linear(self.x[number], self.weights[number])
+
+    def ours(self, cut: tuple[int, int, int, int], number: int) -> Tensor:
+        from penstock.ops.triton.linear import Cut, few_rows
+
+        return few_rows(self.x[number], self.weights[number], None, cut=Cut(*cut))
+
+
+def build(place: Place) -> list[Case]:
+    cases = []
+    for model, shapes in SHAPES.items():
+        for num_rows in ROWS[model] if not place.is_dry else (2, 20):
+            for name, shape in shapes.items():
+                product = Product(place, shape, num_rows)
+                group, is_few = f"{model} {name} {num_rows}", num_rows <= 64
+                rates = (product.moved, 0.0) if is_few else (0.0, product.flops)
+                for library in ("cublas", "cublaslt") if not place.is_dry else ():
+                    cases.append(Case(group, library, partial(product.library, library), *rates))
+                for cut in CUTS if is_few and model == "0.6b" else ():
+                    cases.append(Case(group, str(cut), partial(product.ours, cut), *rates))
+    return cases
+
+
+def check(place: Place) -> list[Check]:
+    product = Product(place, SHAPES["0.6b"]["down"], 7)
+    truth = functional.linear(product.x[0].float(), product.weights[0].float())
+    return [(f"{cut}", relative_error(product.ours(cut, 0), truth), 1e-2) for cut in CUTS]
+
+
+if __name__ == "__main__":
+    run(build, check, "benchmarks.gpu.tune_linear")

@@ -1,0 +1,327 @@
+"""Attention of single queries over the paged cache, the keys of a sequence split over programs."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.models.spec import GQA
+from penstock.ops.cached_attention import cached_attention
+from penstock.ops.kv_write import HeadNorms
+from penstock.ops.layout import AnyCache, LayerCache, Layout
+from penstock.ops.rope import Angles
+from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.paged import LOG2_E, capped, halves, kind_of_bytes, scales_of, shape, slots_of
+
+PROGRAMS = 264
+"""Programs that keep the whole chip busy: two on each multiprocessor."""
+MAX_SPLITS = 32
+MAX_PLACING_PROGRAMS = 32
+
+
+@triton.jit
+def _turned(
+    source, columns, inside, weight, cosine, sine, eps, kind: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """Rows of heads at `source`, normed and rotated. A column's partner in rotation lies HALF away."""
+    numbers = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(numbers * numbers, axis=1) / DIM + eps)[:, None]
+        numbers = (numbers * scale * tl.load(weight + columns, mask=columns < DIM, other=0.0)).to(kind).to(tl.float32)
+    if TURNS:
+        is_first = columns < HALF
+        partner = tl.where(is_first, columns + HALF, columns - HALF)
+        turns = columns < 2 * HALF
+        others = tl.load(source + partner, mask=inside & turns, other=0.0).to(tl.float32)
+        if NORMS:
+            others = (others * scale * tl.load(weight + partner, mask=turns, other=0.0)).to(kind).to(tl.float32)
+        angle = tl.where(is_first, columns, columns - HALF)
+        cos = tl.load(cosine + angle, mask=turns, other=1.0)
+        sin = tl.load(sine + angle, mask=turns, other=0.0)
+        numbers = numbers * cos + tl.where(is_first, -others, others) * sin
+    return numbers.to(kind)
+
+
+@triton.jit(do_not_specialize=["table_width"])
+def _decode(
+    q, cosine, sine, q_weight, k_weight, eps, keys, values, key_scales, value_scales,
+    tables, starts, contexts, members, sinks, out, partial, peaks, sums, counters, scale, table_width,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    DIM: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SINKS: tl.constexpr,
+    LISTED: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
+    SCALES: tl.constexpr, BYTES: tl.constexpr, NATIVE: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """One sequence's query, the heads that share a kv head, one of SPLITS runs of keys.
+
+    With PLACES, `q` is the joined q, k, v as projected: heads are normed and rotated here, and the first run takes the new
+    key and value from registers and lays them down in the cache. The run that ends last joins all of them.
+
+    With BYTES the cache is read as words of two 8-bit numbers: a head's even and odd numbers are multiplied by themselves.
+    """
+    await_others(CHAINS)
+    member = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    chunk = tl.load(members + member) if LISTED else member
+    token = tl.load(starts + chunk).to(tl.int64)
+    context = tl.load(contexts + chunk)
+    first = tl.maximum(context - WINDOW, 0) if WINDOW else 0
+    origin = first // TILE * TILE
+    end = context - 1 if PLACES else context
+    span = tl.cdiv(tl.cdiv(end - origin, TILE), SPLITS) * TILE
+    low = origin + split * span
+    high = tl.minimum(low + span, end)
+    table_start = chunk.to(tl.int64) * table_width
+
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, PAD)[None, :]
+    head = kv_head * GROUP + rows
+    is_query = (rows < GROUP)[:, None] & (columns < DIM)
+    kind: tl.constexpr = out.dtype.element_ty
+    if PLACES:
+        source = q + token * (HEADS + 2 * KV_HEADS) * DIM
+        cos, sin = cosine + token * HALF, sine + token * HALF
+        query = _turned(
+            source + head[:, None] * DIM, columns, is_query, q_weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS
+        )
+    else:
+        query = tl.load(q + (token * HEADS + head[:, None]) * DIM + columns, mask=is_query, other=0.0)
+    if BYTES:
+        words = tl.arange(0, PAD // 2)[None, :]
+        ours = q + (token * HEADS + head[:, None]) * DIM + 2 * words
+        is_word = (rows < GROUP)[:, None] & (words < DIM // 2)
+        even = tl.load(ours, mask=is_word, other=0.0).to(tl.float16)
+        odd = tl.load(ours + 1, mask=is_word, other=0.0).to(tl.float16)
+        mixed_even = tl.zeros([ROWS, PAD // 2], tl.float32)
+        mixed_odd = tl.zeros([ROWS, PAD // 2], tl.float32)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, PAD], tl.float32)
+    for begin in range(low, high, TILE):
+        positions = begin + tl.arange(0, TILE)
+        inside = (positions < high) & (positions >= first)
+        slot = slots_of(tables, table_start, positions, inside, BLOCK_SIZE)
+        if BYTES:
+            place = (slot * KV_HEADS + kv_head)[:, None] * (DIM // 2) + words
+            is_key = inside[:, None] & (words < DIM // 2)
+            key, key_odd = halves(tl.load(keys + place, mask=is_key, other=0), BYTES, NATIVE)
+            value, value_odd = halves(tl.load(values + place, mask=is_key, other=0), BYTES, NATIVE)
+            scores = tl.dot(odd, tl.trans(key_odd), tl.dot(even, tl.trans(key))) * scale
+        else:
+            place = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns
+            is_key = inside[:, None] & (columns < DIM)
+            key = tl.load(keys + place, mask=is_key, other=0.0).to(query.dtype)
+            value = tl.load(values + place, mask=is_key, other=0.0).to(query.dtype)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SCALES:
+            scores *= tl.load(key_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
+        scores = tl.where(inside[None, :], capped(scores, CAP, LOG2_E), float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(peak - higher)
+        total = total * fade + tl.sum(weights, axis=1)
+        largest = 1.0
+        if SCALES:
+            scales = tl.load(value_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)
+            largest = tl.max(scales, axis=0)  # taken out, so that small scales do not vanish in half precision
+            weights *= (scales / tl.where(largest == 0.0, 1.0, largest))[None, :]
+        if BYTES:
+            weights = weights.to(tl.float16)
+            mixed_even = mixed_even * fade[:, None] + tl.dot(weights, value) * largest
+            mixed_odd = mixed_odd * fade[:, None] + tl.dot(weights, value_odd) * largest
+        else:
+            added = tl.dot(weights.to(query.dtype), value, input_precision="ieee") * largest
+            mixed = mixed * fade[:, None] + added
+        peak = higher
+    if BYTES:
+        mixed = tl.interleave(mixed_even, mixed_odd)
+    if PLACES and split == 0:
+        ours = HEADS + kv_head + rows[:, None] * 0
+        key = _turned(
+            source + ours * DIM, columns, columns < DIM, k_weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS
+        )
+        value = tl.load(source + (ours + KV_HEADS) * DIM + columns, mask=columns < DIM, other=0.0)
+        block = tl.load(tables + table_start + end // BLOCK_SIZE).to(tl.int64)
+        place = ((block * BLOCK_SIZE + end % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM + columns + rows[:, None] * 0
+        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
+        tl.store(values + place, value.to(values.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
+        key = key.to(keys.dtype.element_ty).to(kind)  # as the steps after this one will read them
+        value = value.to(values.dtype.element_ty).to(kind)
+        score = capped(tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale, CAP, LOG2_E)
+        higher = tl.maximum(peak, score)
+        weight = tl.exp2(score - higher)
+        fade = tl.exp2(peak - higher)
+        total = total * fade + weight
+        mixed = mixed * fade[:, None] + weight[:, None] * value.to(tl.float32)
+        peak = higher
+    target = out + (token * HEADS + kv_head * GROUP) * DIM + columns
+    if SPLITS == 1:
+        if SINKS:
+            total += tl.exp2(tl.load(sinks + head, mask=rows < GROUP, other=0.0) * LOG2_E - peak)
+        tl.store(target + rows[:, None] * DIM, (mixed / total[:, None]).to(kind), mask=is_query)
+    else:
+        base = (member.to(tl.int64) * HEADS + head) * SPLITS + split
+        tl.store(peaks + base, peak, mask=rows < GROUP)
+        tl.store(sums + base, total, mask=rows < GROUP)
+        tl.store(partial + base[:, None] * DIM + columns, mixed, mask=is_query)
+        tl.debug_barrier()
+        counter = counters + member * KV_HEADS + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(counter, 0)
+            splits = tl.arange(0, SPLITS)
+            for number in range(GROUP):
+                base_of_head = (member.to(tl.int64) * HEADS + kv_head * GROUP + number) * SPLITS + splits
+                each = tl.load(peaks + base_of_head, cache_modifier=".cg")
+                highest = tl.max(each, axis=0)
+                share = tl.exp2(each - highest)
+                sum_of_all = tl.sum(share * tl.load(sums + base_of_head, cache_modifier=".cg"), axis=0)
+                if SINKS:
+                    sum_of_all += tl.exp2(tl.load(sinks + kv_head * GROUP + number) * LOG2_E - highest)
+                parts = tl.load(
+                    partial + base_of_head[:, None] * DIM + columns, mask=columns < DIM, other=0.0, cache_modifier=".cg"
+                )
+                joined = tl.sum(parts * share[:, None], axis=0)[None, :] / sum_of_all
+                tl.store(target + number * DIM, joined.to(kind), mask=columns < DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Keys a tile, warps, loads under way; and runs of keys a sequence is split into."""
+
+    tile: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+CUTS = {32: Cut(32, 2, 4), 128: Cut(64, 8, 2), 512: Cut(128, 4, 3), 1024: Cut(32, 2, 2)}
+"""By the most programs they are best for, measured on an H200."""
+
+
+def cut_of(num_programs: int, q: Tensor, cache: AnyCache) -> Cut:
+    splits = min(triton.next_power_of_2(max(PROGRAMS // num_programs, 1)), MAX_SPLITS)
+    if q.element_size() > 2 or q.shape[-1] > 128:
+        return Cut(32, 4, 1, splits)
+    for most, cut in CUTS.items():
+        if num_programs <= most:
+            return Cut(cut.tile, cut.warps, cut.stages, splits)
+    return Cut(128, 4, 3, splits)
+
+
+class Placing(NamedTuple):
+    """What is done to heads before they attend."""
+
+    norms: HeadNorms | None
+    angles: Angles | None
+
+
+class Singles(NamedTuple):
+    """The chunks of one query each: their numbers, or None when every chunk is one."""
+
+    num_chunks: int
+    members: Tensor | None = None
+
+
+@cached_attention.kernel("cuda", fits=lambda *arguments: _places_singles(*arguments))
+def placed_attention(
+    qkv: Tensor,
+    spec: GQA,
+    norms: HeadNorms | None,
+    angles: Angles | None,
+    cache: AnyCache,
+    layout: Layout,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Decodes alone: keys and values are laid down by the launch that attends."""
+    out = torch.empty((qkv.shape[0], spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+    attend_singles(qkv, cache, layout, spec, sinks, Singles(qkv.shape[0]), out, Placing(norms, angles))
+    return out
+
+
+def _places_singles(
+    qkv: Tensor,
+    spec: GQA,
+    norms: HeadNorms | None,
+    angles: Angles | None,
+    cache: AnyCache,
+    layout: Layout,
+    sinks: Tensor | None,
+) -> bool:
+    """Worth it while launches cost more than bytes: with many sequences the longer program hides less latency."""
+    is_by_head = norms is None or norms.q.shape[0] == spec.head_dim
+    is_small = len(layout.lengths) * spec.num_kv_heads <= MAX_PLACING_PROGRAMS
+    return (
+        isinstance(cache, LayerCache) and is_by_head and is_small and qkv.is_contiguous() and set(layout.lengths) == {1}
+    )
+
+
+def attend_singles(
+    q: Tensor,
+    cache: AnyCache,
+    layout: Layout,
+    spec: GQA,
+    sinks: Tensor | None,
+    singles: Singles,
+    out: Tensor,
+    placing: Placing | None = None,
+    cut: Cut | None = None,
+) -> None:
+    group = spec.num_heads // spec.num_kv_heads
+    num_programs = singles.num_chunks * spec.num_kv_heads
+    cut = cut or cut_of(num_programs, q, cache)
+    splits = cut.splits
+    is_half = q.element_size() == 2 and placing is None and spec.head_dim % 2 == 0 and spec.head_dim >= 32
+    kind = kind_of_bytes(cache) if is_half else 0
+    keys, values = (part.view(torch.int16) if kind else part for part in (cache.keys, cache.values))
+    counters = layout.derived.get("decode counters")
+    if counters is None:
+        counters = torch.zeros((singles.num_chunks, spec.num_kv_heads), dtype=torch.int32, device=q.device)
+        layout.derived["decode counters"] = counters
+    partial = torch.empty(
+        (singles.num_chunks, spec.num_heads, splits, spec.head_dim if splits > 1 else 0), device=q.device
+    )
+    peaks, sums = torch.empty((2, singles.num_chunks, spec.num_heads, splits), device=q.device)
+    norms, angles = placing or Placing(None, None)
+    _decode[(singles.num_chunks, spec.num_kv_heads, splits)](
+        q,
+        q if angles is None else angles.cosine,
+        q if angles is None else angles.sine,
+        q if norms is None else norms.q,
+        q if norms is None else norms.k,
+        0.0 if norms is None else norms.eps,
+        keys,
+        values,
+        *scales_of(cache),
+        layout.block_tables,
+        layout.query_starts,
+        layout.context_lengths,
+        layout.query_starts if singles.members is None else singles.members,
+        q if sinks is None else sinks,
+        out,
+        partial,
+        peaks,
+        sums,
+        counters,
+        spec.scale * LOG2_E,
+        layout.block_tables.stride(0),
+        **shape(cache, spec, sinks),
+        GROUP=group,
+        ROWS=max(triton.next_power_of_2(group), 16),
+        HALF=0 if angles is None else angles.cosine.shape[-1],
+        TILE=cut.tile,
+        SPLITS=splits,
+        LISTED=singles.members is not None,
+        PLACES=placing is not None,
+        NORMS=norms is not None,
+        TURNS=angles is not None,
+        BYTES=kind,
+        NATIVE=q.is_cuda,
+        **chained(),
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
