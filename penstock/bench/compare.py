@@ -103,6 +103,8 @@ def _faults(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Flag]:
             faults.append(
                 Flag("verdict", "invalid", f"the {name} is {report['verdict']}: its figures are not its server's")
             )
+        if report.get("is_partial"):
+            faults.append(Flag("partial", "invalid", f"the {name} was interrupted: it is not the whole load"))
         for flag in report["flags"]:
             if flag["level"] == "warning":
                 faults.append(Flag(flag["name"], "warning", f"the {name}: {flag['text']}"))

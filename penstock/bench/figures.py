@@ -76,6 +76,10 @@ class Figures:
     send_late_p99_s: float
     server: Counters
     is_saturated: bool
+    is_hopeless: bool
+    """Ended once its targets were out of reach."""
+    is_interrupted: bool
+    """Ended by whoever asked for it."""
     has_usage: bool
 
     @property
@@ -111,6 +115,8 @@ def figures_of(
         send_late_p99_s=quantile(late, 0.99) if late else 0.0,
         server=server,
         is_saturated=measured.is_saturated,
+        is_hopeless=measured.is_hopeless,
+        is_interrupted=measured.is_interrupted,
         has_usage=any(answer.usage is not None for answer in successes),
     )
 

@@ -78,6 +78,23 @@ def _saturated(figures: Figures) -> str:
     )
 
 
+def _interrupted(figures: Figures) -> str:
+    if not figures.is_interrupted:
+        return ""
+    num_ended = figures.num_requests - figures.num_abandoned
+    return (
+        f"partial: interrupted after {num_ended:,} of {figures.num_requests + figures.num_unsent:,} requests; answers under "
+        "way were given up, which favours short ones"
+    )
+
+
+def _hopeless(figures: Figures) -> str:
+    if not figures.is_hopeless:
+        return ""
+    rest = figures.num_unsent + figures.num_abandoned
+    return f"ended early: the targets were out of reach with {rest:,} requests unsent or unanswered"
+
+
 def _warm(figures: Figures) -> str:
     cache = figures.cache
     if cache.hit_fraction is None or cache.hit_fraction <= cache.repeated_fraction + WARM_FRACTION:
@@ -135,6 +152,7 @@ def _few(figures: Figures) -> str:
 CHECKS: tuple[tuple[str, Level, Callable[[Figures], str]], ...] = (
     ("client-bound", "invalid", _client_bound),
     ("no-success", "invalid", _nothing),
+    ("interrupted", "warning", _interrupted),
     ("failures", "warning", _failures),
     ("over-saturated", "warning", _saturated),
     ("warm-cache", "warning", _warm),
@@ -142,6 +160,7 @@ CHECKS: tuple[tuple[str, Level, Callable[[Figures], str]], ...] = (
     ("short-answers", "warning", _short_answers),
     ("no-usage", "warning", _no_usage),
     ("not-alone", "warning", _other_guests),
+    ("hopeless", "note", _hopeless),
     ("few-failures", "note", _few_failures),
     ("several-tokens-a-piece", "note", _several_a_piece),
     ("few-requests", "note", _few),

@@ -1,4 +1,7 @@
-"""The highest rate that a server carries within its targets, by doubling and bisection. How to try a rate is not its part."""
+"""The highest rate that a server carries within its targets, by doubling and bisection. How to try a rate is not its part.
+
+It ends by itself: after so many trials at the most, and it never goes below a rate at which requests hardly meet each other.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from penstock.errors import ConfigError
 
 MOST_RATE = 1e5
 LEAST_RATE = 1e-3
+MOST_TRIALS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,8 @@ class Trial:
     is_met: bool
     is_trusted: bool = True
     """False: the client, not the server, was at its end."""
+    is_alone: bool = False
+    """Requests came one at a time, each after the answer before it: `rate` is what came of that, and bounds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +32,26 @@ class Knee:
     beyond: float | None
     """The lowest that did not; None if all did that could be tried."""
     trials: tuple[Trial, ...]
+    is_partial: bool = False
+    """The search was ended before it was done."""
 
     @property
     def is_bounded_by_client(self) -> bool:
-        return any(not trial.is_trusted for trial in self.trials)
+        return any(not (trial.is_trusted or trial.is_alone) for trial in self.trials)
 
 
 async def find_knee(
-    attempt: Callable[[float], Awaitable[Trial]], start: float, precision: float = 0.1, most_trials: int = 16
+    attempt: Callable[[float], Awaitable[Trial | None]],
+    start: float,
+    *,
+    least: float = LEAST_RATE,
+    precision: float = 0.1,
+    most_trials: int = MOST_TRIALS,
 ) -> Knee:
-    """Double until the targets are missed (or halve until they are met), then halve the gap until it is small enough."""
+    """Double until the targets are missed (or halve until they are met), then halve the gap until it is small enough.
+
+    `attempt` gives None to end the search.
+    """
     if not LEAST_RATE <= start <= MOST_RATE:
         raise ConfigError(f"the search begins at {start} requests a second; choose {LEAST_RATE} to {MOST_RATE:,.0f}")
     trials: list[Trial] = []
@@ -44,6 +60,8 @@ async def find_knee(
     rate = start
     while len(trials) < most_trials:
         trial = await attempt(rate)
+        if trial is None:
+            return Knee(good, bad, tuple(trials), is_partial=True)
         trials.append(trial)
         if not trial.is_trusted:
             break
@@ -59,6 +77,6 @@ async def find_knee(
             break
         else:
             rate = (good * bad) ** 0.5
-        if not LEAST_RATE <= rate <= MOST_RATE:
+        if not least <= rate <= MOST_RATE:
             break
     return Knee(good, bad, tuple(trials))

@@ -17,6 +17,7 @@ from penstock.bench.http import Client, TransportError
 from penstock.bench.plan import Ask, Plan, Turn
 from penstock.bench.target import Target
 from penstock.errors import ConfigError
+from penstock.metrics.summary import Slo
 
 SAMPLE_S = 0.2
 MAX_PLAN_BYTES = 2**30
@@ -42,6 +43,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """When a run has failed: more than `most_missed` requests missed their targets, and the rest cannot mend it."""
+
+    slo: Slo
+    most_missed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """How a plan is sent. `users` of None: each request at its own time."""
 
@@ -55,6 +64,8 @@ class Shape:
     """A run whose backlog grows without end is stopped."""
     grace_s: float = 30.0
     """How long answers under way are awaited once a run has been stopped."""
+    limit: Limit | None = None
+    """A run that has failed is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +76,12 @@ class Measured:
     duration_s: float
     """From the first arrival to the last end."""
     health: Health
-    is_saturated: bool
     num_unsent: int
+    is_saturated: bool = False
+    is_hopeless: bool = False
+    """Stopped at its limit."""
+    is_interrupted: bool = False
+    """Stopped by whoever asked for it."""
 
 
 @dataclass(slots=True)
@@ -80,6 +95,11 @@ class _Run:
     progress: Progress
     answers: list[Answer] = field(default_factory=list)
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    open: dict[int, Answer] = field(default_factory=dict)
+    num_missed: int = 0
+    """Of answers that have ended."""
+    is_saturated: bool = False
+    is_hopeless: bool = False
 
     @property
     def now_s(self) -> float:
@@ -107,6 +127,7 @@ class _Run:
     async def send(self, turn: Turn, body: bytes, due_s: float, number: int, *, keeps_text: bool) -> Answer:
         answer = Answer(len(self.answers), due_s, turn.num_prompt, turn.num_answer, turn=number, keeps_text=keeps_text)
         self.answers.append(answer)
+        self.open[answer.number] = answer
         self.progress.num_sent += 1
         reader = AnswerReader(answer, self.start_s)
 
@@ -125,11 +146,28 @@ class _Run:
         finally:
             self.progress.num_ended += 1
             self.progress.num_failed += bool(answer.error)
+            del self.open[answer.number]
+            limit = self.shape.limit
+            self.num_missed += limit is not None and not limit.slo.is_met(answer.timeline())
         return answer
+
+    def is_beyond(self, limit: Limit) -> bool:
+        num_late = sum(_is_late(answer, limit.slo, self.now_s) for answer in self.open.values())
+        return self.num_missed + num_late > limit.most_missed
+
+
+def _is_late(answer: Answer, slo: Slo, now_s: float) -> bool:
+    """An answer under way has missed its targets already."""
+    first_s = answer.piece_times[0] if answer.piece_times else now_s
+    is_first_late = slo.ttft_s is not None and first_s - answer.scheduled_s > slo.ttft_s
+    return is_first_late or (slo.e2e_s is not None and now_s - answer.scheduled_s > slo.e2e_s)
 
 
 async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, watch: Watch | None = None) -> Measured:
-    """Send the whole plan. What it takes to make prompts is spent before the clock starts."""
+    """Send the whole plan. What it takes to make prompts is spent before the clock starts.
+
+    Cancelled, it gives up what is under way and hands back what it has, marked as interrupted.
+    """
     bodies = _prepared(target, plan)
     progress = Progress(num_total=plan.num_requests)
     backlog = Backlog(shape.variation)
@@ -138,19 +176,13 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
     with HealthMonitor() as monitor:
         run = _Run(client, target, shape, client.clock(), progress)
         sender = asyncio.create_task(_send_users(run, plan, bodies) if shape.users else _send_open(run, plan, bodies))
-        is_saturated = False
+        is_interrupted = False
         try:
-            while not (sender.done() and not run.tasks):
-                waited = run.tasks if sender.done() else {sender}
-                await asyncio.wait(waited, timeout=SAMPLE_S)
-                _observe(run, backlog, watch, is_arriving=not sender.done())
-                if shape.users is None and not is_saturated and (backlog.is_growing or backlog.is_left_over(run.now_s)):
-                    is_saturated = True
-                    if shape.stops:
-                        sender.cancel()
-                        await _drain(run, backlog, watch)
-            if sender.done() and not sender.cancelled():
-                sender.result()
+            await _supervise(run, sender, backlog, watch)
+        except asyncio.CancelledError:
+            is_interrupted = True
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
         finally:
             await _abandon({sender, *run.tasks})
             gc.unfreeze()
@@ -159,9 +191,27 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
         answers=tuple(run.answers),
         duration_s=end_s,
         health=monitor.health,
-        is_saturated=is_saturated,
         num_unsent=plan.num_requests - len(run.answers),
+        is_saturated=run.is_saturated,
+        is_hopeless=run.is_hopeless,
+        is_interrupted=is_interrupted,
     )
+
+
+async def _supervise(run: _Run, sender: "asyncio.Task[None]", backlog: Backlog, watch: Watch | None) -> None:
+    """Look on until all is answered, or until going on is of no use."""
+    shape = run.shape
+    while not (sender.done() and not run.tasks):
+        await asyncio.wait(run.tasks if sender.done() else {sender}, timeout=SAMPLE_S)
+        _observe(run, backlog, watch, is_arriving=not sender.done())
+        if shape.users is None and not run.is_saturated:
+            run.is_saturated = backlog.is_growing or backlog.is_left_over(run.now_s)
+        run.is_hopeless = shape.limit is not None and run.is_beyond(shape.limit)
+        if run.is_hopeless or (run.is_saturated and shape.stops):
+            sender.cancel()
+            await _drain(run, backlog, watch)
+            return
+    sender.result()
 
 
 def _prepared(target: Target, plan: Plan) -> list[list[Any]]:

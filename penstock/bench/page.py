@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from penstock.bench.plot import Line, plot
-from penstock.bench.report import HEADLINES
+from penstock.bench.report import HEADLINES, knee_words
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #667; --back: #fff; --line: #dde; --bad: #b3261e; --warn: #8a5a00 }
@@ -74,17 +74,16 @@ def _section(label: str, report: Mapping[str, Any]) -> str:
         half = found["half_width"] if found else None
         rows.append((words, *values, "" if half is None else f"{found['mean']:,.4g} ± {half:,.3g}"))
     columns = [_run_name(report, number) for number in range(len(report["runs"]))]
-    knee = report["knee"]
-    words = ""
-    if knee is not None and knee["rate"] is not None:
-        words = f"<p>Knee: <b>{knee['rate']:.4g} requests/s</b> within {escape(report['asked']['target']['slo'])}.</p>"
+    words = "" if report["knee"] is None else f"<p><b>{escape(knee_words(report))}</b></p>"
     shape = table(("", *columns, "mean, 95 %"), rows)
     return f"<h2>{escape(label)}</h2><p>{escape(facts)}</p>{shown}{words}{shape}"
 
 
 def _run_name(report: Mapping[str, Any], number: int) -> str:
     rate = report["runs"][number]["rate"]
-    return f"run {number + 1}" if rate is None or report["knee"] is None else f"{rate:.4g}/s"
+    if report["knee"] is None:
+        return f"run {number + 1}"
+    return "one at a time" if rate is None else f"{rate:.4g}/s"
 
 
 def _plots(labels: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -94,7 +94,8 @@ def report_of(
         "workload_digest": digest_of(workload),
         "formulas": FORMULAS,
         "verdict": verdict_of(runs),
-        "flags": [asdict(flag) for flag in merged_flags(runs)],
+        "is_partial": any(run.figures.is_interrupted for run in runs) or (knee is not None and knee.is_partial),
+        "flags": [asdict(flag) for flag in merged_flags(_judged(runs, knee))],
         "headlines": {
             name: asdict(interval([one[name] for one in repeated])) | {"values": [one[name] for one in repeated]}
             for name in HEADLINES
@@ -111,6 +112,13 @@ def verdict_of(runs: Sequence[Run]) -> str:
     return flags[0].name if flags else "valid"
 
 
+def _judged(runs: Sequence[Run], knee: Knee | None) -> Sequence[Run]:
+    """Runs whose doubts are the report's: of a search, that at its knee, for others are meant to fail; and those of no use."""
+    if knee is None or knee.rate is None:
+        return runs
+    return [run for run in runs if run.figures.rate == knee.rate or not run.is_valid]
+
+
 def merged_flags(runs: Sequence[Run]) -> list[Flag]:
     """Each doubt once, in the words of the first run that had it."""
     seen: dict[str, Flag] = {}
@@ -119,6 +127,27 @@ def merged_flags(runs: Sequence[Run]) -> list[Flag]:
             seen.setdefault(flag.name, flag)
     levels = ("invalid", "warning", "note")
     return sorted(seen.values(), key=lambda flag: levels.index(flag.level))
+
+
+def knee_words(report: Mapping[str, Any]) -> str:
+    """What came of a search, in a sentence."""
+    knee, slo = report["knee"], report["asked"]["target"]["slo"]
+    rate, beyond = knee["rate"], knee["beyond"]
+    if knee["is_partial"]:
+        least = f"at least {rate:.4g}" if rate is not None else "not bounded from below"
+        most = f", below {beyond:.4g}" if beyond is not None else ""
+        return f"Partial: the search was interrupted; the knee is {least}{most} requests/s."
+    if knee["is_bounded_by_client"]:
+        found = " before the server was" if rate is None else f"; at least {rate:.4g} requests/s meet {slo}"
+        return f"This client was at its end{found}."
+    if rate is None:
+        tried = (
+            "Even one request at a time does not meet" if beyond is None else f"Not even {beyond:.4g} requests/s meet"
+        )
+        return f"{tried} {slo}."
+    if beyond is None:
+        return f"At least {rate:.4g} requests/s meet {slo}, and more were not tried."
+    return f"Knee: {rate:.4g} requests/s meet {slo}; {beyond:.4g} do not."
 
 
 def digest_of(workload: Mapping[str, Any]) -> str:

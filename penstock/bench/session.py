@@ -3,6 +3,7 @@
 Each run sends words of its own: what one run has put into the server's cache helps no other.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,12 +14,17 @@ from penstock.bench.figures import Figures, figures_of
 from penstock.bench.flags import Flag, flags_of
 from penstock.bench.http import Client
 from penstock.bench.knee import Knee, Trial, find_knee
-from penstock.bench.load import Progress, Shape, run_plan
+from penstock.bench.load import Limit, Progress, Shape, run_plan
 from penstock.bench.plan import Plan
 from penstock.bench.target import Target
 from penstock.metrics.summary import Slo
 
 WARM_UP_USERS = 4
+HOPELESS_FRACTION = 0.5
+"""Of requests that meet their targets one at a time: with fewer, no rate will do."""
+LEAST_SHARE = 0.25
+"""Of the rate that comes of one request at a time: at less, requests hardly meet each other."""
+TRIAL_GRACE_S = 10.0
 
 
 class PlanMaker(Protocol):
@@ -47,7 +53,11 @@ class Goal:
 
     def is_met(self, run: Run) -> bool:
         figures = run.figures
-        return not figures.is_saturated and figures.summary.good_fraction >= self.attainment
+        is_whole = not (figures.is_saturated or figures.is_hopeless)
+        return is_whole and figures.summary.good_fraction >= self.attainment
+
+    def limit(self, num_requests: int) -> Limit:
+        return Limit(self.slo, int((1.0 - self.attainment) * num_requests + 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +75,53 @@ class Session:
         """Connections are opened, caches of code and memory filled; nothing of it is counted."""
         users = min(self.shape.users or WARM_UP_USERS, max(len(plan.asks), 1))
         shape = replace(self.shape, users=users, duration_s=None)
-        await run_plan(self.client, self.target, plan, shape, self._watch("warming up"))
+        measured = await run_plan(self.client, self.target, plan, shape, self._watch("warming up"))
+        if measured.is_interrupted:
+            raise asyncio.CancelledError
 
     async def measure(self, name: str, rate: float | None = None) -> Run:
-        plan = self.make_plan(name, rate)
+        return await self._run(name, self.make_plan(name, rate), self.shape, rate)
+
+    async def _run(self, name: str, plan: Plan, shape: Shape, rate: float | None) -> Run:
         before = await read_counters(self.client)
-        measured = await run_plan(self.client, self.target, plan, self.shape, self._watch(name))
+        measured = await run_plan(self.client, self.target, plan, shape, self._watch(name))
         server = (await read_counters(self.client)).since(before)
         figures = figures_of(measured, plan, self.target, self.goal.slo, server, rate)
         flags = flags_of(figures, is_closed=self.shape.users is not None)
         return Run(figures, tuple(flags), measured.answers)
 
-    async def find_knee(self, start: float) -> tuple[Knee, list[Run]]:
-        runs: list[Run] = []
+    async def find_knee(self, start: float | None, trial_s: float) -> tuple[Knee | None, list[Run]]:
+        """First one request at a time, for as long as a trial: where that misses its targets no rate can meet them, and the
+        rate that comes of it is where the search begins, unless told. No knee where the search was interrupted before a trial.
+        """
+        alone = await self._trial("one at a time", None, replace(self.shape, users=1, duration_s=trial_s))
+        runs = [alone]
+        own_rate = alone.figures.summary.requests_per_s
+        trial = Trial(own_rate, self.goal.is_met(alone), alone.is_valid, is_alone=True)
+        if alone.figures.is_interrupted:
+            return None, runs
+        if alone.figures.summary.good_fraction < HOPELESS_FRACTION or not alone.figures.summary.num_successes:
+            return Knee(None, None, (trial,)), runs
 
-        async def attempt(rate: float) -> Trial:
-            run = await self.measure(f"rate {rate:.4g}", rate)
+        async def attempt(rate: float) -> Trial | None:
+            run = await self._trial(f"rate {rate:.4g}", rate, replace(self.shape, grace_s=TRIAL_GRACE_S))
+            if run.figures.is_interrupted:
+                return None
             runs.append(run)
             return Trial(rate, self.goal.is_met(run), run.is_valid)
 
-        return await find_knee(attempt, start), runs
+        knee = await find_knee(attempt, start or own_rate, least=LEAST_SHARE * min(own_rate, start or own_rate))
+        return replace(knee, trials=(trial, *knee.trials)), runs
+
+    async def _trial(self, name: str, rate: float | None, shape: Shape) -> Run:
+        """Given up once it must fail. A client that was disturbed gets a second try, with other words."""
+        for words in (name, f"{name}, again"):
+            plan = self.make_plan(words, rate)
+            limit = None if rate is None else self.goal.limit(plan.num_requests)
+            run = await self._run(words, plan, replace(shape, limit=limit), rate)
+            if run.is_valid or run.figures.is_interrupted:
+                break
+        return run
 
     def _watch(self, name: str) -> Callable[[Progress], None] | None:
         watch = self.watch

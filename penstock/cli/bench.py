@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_USERS = 8
 FAULT_STATUS = 1
+INTERRUPTED_STATUS = 130
 TARGETS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 UNITS = {"ms": 1e-3, "s": 1.0}
 
@@ -243,7 +244,7 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
     from penstock.bench.report import report_of
     from penstock.bench.session import Goal, Session
     from penstock.bench.target import find_target
-    from penstock.cli.bench_plan import open_trace, plan_maker, warm_up_plan, workload_of
+    from penstock.cli.bench_plan import open_trace, plan_maker, trial_s, warm_up_plan, workload_of
 
     load = config.load
     trace = open_trace(config)
@@ -256,9 +257,11 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
         await session.warm_up(warm_up_plan(config, session))
     knee = None
     if config.target.find_knee:
-        knee, runs = await session.find_knee(load.rate or 1.0)
+        knee, runs = await session.find_knee(load.rate, trial_s(config))
     else:
-        runs = [await session.measure(f"run {number}", load.rate) for number in range(1, load.repeats + 1)]
+        runs = []
+        while len(runs) < load.repeats and not any(run.figures.is_interrupted for run in runs):
+            runs.append(await session.measure(f"run {len(runs) + 1}", load.rate))
     return report_of(
         runs,
         target=target,
@@ -310,6 +313,8 @@ def _tell(config: Config, report: dict[str, Any]) -> int:
         print_json(report)
     else:
         print_report(report)
+    if report["is_partial"]:
+        return INTERRUPTED_STATUS
     if report["verdict"] != "valid":
         print(f"penstock: {report['verdict']}: the figures are not the server's", file=sys.stderr)
         return FAULT_STATUS

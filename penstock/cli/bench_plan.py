@@ -16,7 +16,8 @@ from penstock.workload.workload import Recipe, SharedPrefix
 
 DEFAULT_REQUESTS = 100
 KNEE_TRIAL_S = 30.0
-KNEE_LEAST_REQUESTS = 50
+KNEE_REQUESTS = 50
+"""As many as a trial should have, if that takes no more than three times as long as it should; but never under 20."""
 
 
 def open_trace(config: Config) -> Trace | None:
@@ -69,11 +70,16 @@ def _num_requests(config: Config, rate: float | None) -> int:
     if load.num_requests is not None:
         return load.num_requests
     if config.target.find_knee and rate is not None:
-        return max(math.ceil(rate * (load.duration_s or KNEE_TRIAL_S)), KNEE_LEAST_REQUESTS)
+        count = math.ceil(rate * trial_s(config))
+        return max(count, min(KNEE_REQUESTS, max(3 * count, 20)))
     if load.duration_s is not None and rate is not None:
         expected = max(rate, load.ramp_to or 0.0) * load.duration_s
         return math.ceil(expected + 4.0 * math.sqrt(expected) * max(load.burstiness or 1.0, 1.0) + 1.0)
     return max(DEFAULT_REQUESTS, 4 * (config.num_users or 0))
+
+
+def trial_s(config: Config) -> float:
+    return config.load.duration_s or KNEE_TRIAL_S
 
 
 def warm_up_plan(config: Config, session: Session) -> Plan:

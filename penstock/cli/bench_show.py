@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.bench.report import HEADLINES, knee_words
 from penstock.cli.show import print_table, printable
 
 MARKS = {"invalid": "!!", "warning": "!", "note": "-"}
@@ -78,8 +79,6 @@ def _print_run(run: Mapping[str, Any], title: str) -> None:
 
 
 def _print_repeats(report: Mapping[str, Any]) -> None:
-    from penstock.bench.report import HEADLINES
-
     rows = []
     for name, (words, _) in HEADLINES.items():
         found = report["headlines"][name]
@@ -97,7 +96,7 @@ def _print_knee(report: Mapping[str, Any]) -> None:
         met = "yes" if trial["is_met"] else "over-saturated" if run["is_saturated"] else "no"
         rows.append(
             (
-                trial["rate"],
+                "one at a time" if trial["is_alone"] else f"{trial['rate']:.4g}",
                 met if trial["is_trusted"] else "client-bound",
                 *(found[name] for name in ("good_percent", "good_requests_per_s", "output_tokens_per_s")),
                 *(found[name] for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")),
@@ -106,15 +105,4 @@ def _print_knee(report: Mapping[str, Any]) -> None:
     columns = ("rate", "targets met", "good %", "goodput/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99")
     print_table(columns, rows)
     print()
-    slo = report["asked"]["target"]["slo"]
-    if knee["rate"] is None:
-        print(
-            "This client was at its end before the server."
-            if knee["is_bounded_by_client"]
-            else f"No rate tried meets {slo}."
-        )
-    elif knee["beyond"] is None:
-        why = "where this client was at its end" if knee["is_bounded_by_client"] else "and more could not be tried"
-        print(f"At least {knee['rate']:.4g} requests/s meet {slo}, {why}.")
-    else:
-        print(f"Knee: {knee['rate']:.4g} requests/s meet {slo}; {knee['beyond']:.4g} do not.")
+    print(knee_words(report))

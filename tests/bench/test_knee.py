@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.knee import LEAST_RATE, MOST_RATE, Knee, Trial, find_knee
+from penstock.bench.knee import LEAST_RATE, MOST_RATE, MOST_TRIALS, Knee, Trial, find_knee
 from penstock.errors import ConfigError
 
 
@@ -37,6 +37,25 @@ def test_a_server_without_a_limit_is_tried_as_far_as_a_client_can():
     bounded = search(1e9, 1.0, trusted_below=20.0)
     assert bounded.is_bounded_by_client
     assert (bounded.rate, bounded.beyond) == (16.0, None)
+
+
+@given(limit=st.floats(0.0, 1e9), start=st.floats(0.1, 500))
+def test_the_search_ends_after_so_many_trials_and_keeps_above_the_least(limit, start):
+    knee = search(limit, start, least=start / 4)
+    assert len(knee.trials) <= MOST_TRIALS
+    assert all(trial.rate >= start / 4 for trial in knee.trials)
+
+
+def test_a_search_that_is_ended_says_what_it_knows():
+    tried = []
+
+    async def attempt(rate: float) -> Trial | None:
+        tried.append(rate)
+        return Trial(rate, rate <= 5.0) if len(tried) < 5 else None
+
+    knee = asyncio.run(find_knee(attempt, 1.0))
+    assert (knee.rate, knee.beyond, knee.is_partial) == (4.0, 8.0, True)
+    assert len(knee.trials) == 4
 
 
 @pytest.mark.parametrize("start", [0.0, -1.0, float("nan"), float("inf")])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.bench.http import Client, address_of
+from penstock.bench.knee import MOST_TRIALS, Knee
 from penstock.bench.load import Progress, Shape
 from penstock.bench.plan import Plan, plan_of_recipe
 from penstock.bench.session import Goal, Run, Session
@@ -254,26 +255,69 @@ def test_an_answer_that_never_ends_is_a_failure():
     assert run.figures.failures == {"no complete answer within 0.3 s": 4}
 
 
-def test_a_search_finds_the_rate_that_the_server_carries():
+def search(stub: Stub, slo: Slo, *, trial_s: float, start: float | None = None) -> tuple[Knee | None, list[Run]]:
     async def scenario():
-        async with Stub(first_s=0.025, capacity=2) as stub:
+        async with stub:
             client = Client(address_of(stub.url))
             target = await find_target(client, "", "chat", "n")
 
             def make(run: str, rate: float | None) -> Plan:
-                recipe = Recipe(Constant(rate), Fixed(20), Fixed(1), num_requests=max(int(rate), 30))
+                arrivals = AtOnce() if rate is None else Constant(rate)
+                recipe = Recipe(arrivals, Fixed(20), Fixed(1), num_requests=max(int(rate or 0.0), 30))
                 return plan_of_recipe(recipe, 1, name=f"{run} ")
 
-            session = Session(client, target, OPEN, Goal(Slo(ttft_s=0.4)), make)
-            knee, runs = await session.find_knee(40.0)
-            client.close()
-            return knee, runs
+            session = Session(client, target, OPEN, Goal(slo), make)
+            try:
+                return await session.find_knee(start, trial_s)
+            finally:
+                client.close()
 
-    knee, runs = asyncio.run(scenario())
+    return asyncio.run(scenario())
+
+
+def test_a_search_finds_the_rate_that_the_server_carries():
+    knee, runs = search(Stub(first_s=0.025, capacity=2), Slo(ttft_s=0.4), trial_s=0.5)
     # Two at a time, 25 ms each, are 80 a second; a busy machine may find less, and may say that the client was at its end.
     assert knee.rate is None or knee.rate <= 130.0
     assert knee.is_bounded_by_client or knee.beyond is not None
-    assert [run.figures.rate for run in runs] == [trial.rate for trial in knee.trials]
+    assert [run.figures.rate for run in runs] == [None if trial.is_alone else trial.rate for trial in knee.trials]
+    assert [trial.is_alone for trial in knee.trials] == [True] + [False] * (len(runs) - 1)
+    assert len(knee.trials) <= 1 + MOST_TRIALS
+
+
+def test_a_search_ends_at_once_where_even_one_request_at_a_time_is_too_slow():
+    knee, runs = search(Stub(first_s=0.1), Slo(ttft_s=0.05), trial_s=0.5)
+    assert (knee.rate, knee.beyond) == (None, None)
+    assert len(runs) == len(knee.trials) == 1
+    assert len(runs[0].answers) <= 6
+
+
+def test_a_rate_that_must_fail_is_given_up_before_all_was_sent():
+    knee, runs = search(Stub(first_s=0.05, capacity=1), Slo(ttft_s=0.2), trial_s=1.0, start=100.0)
+    assert knee.beyond == 100.0 or knee.is_bounded_by_client
+    failed = next(run for run in runs if run.figures.rate == 100.0)
+    assert failed.figures.num_unsent + failed.figures.num_abandoned > 0
+    assert {flag.name for flag in failed.flags} & {"hopeless", "over-saturated"}
+    assert not Goal(Slo()).is_met(failed)
+
+
+def test_a_cancelled_run_hands_back_what_it_has():
+    async def scenario() -> Run:
+        async with Stub(token_s=0.02) as stub:
+            task = asyncio.create_task(bench(stub, replace(RECIPE, num_requests=4000), watch=enough))
+            return await task
+
+    def enough(name: str, progress: Progress) -> None:
+        if progress.num_ended >= 5:
+            for task in asyncio.all_tasks():
+                if task.get_coro().__name__ == "bench":
+                    task.cancel()
+
+    run = asyncio.run(scenario())
+    assert run.figures.is_interrupted
+    assert run.figures.summary.num_successes >= 5
+    assert run.figures.num_unsent > 0
+    assert raised(run, "interrupted")
 
 
 def test_a_server_that_is_not_there_or_refuses_is_an_error_with_a_way_out():
