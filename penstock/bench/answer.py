@@ -169,7 +169,7 @@ class AnswerReader:
         if answer.error:
             return
         if status != 200:
-            answer.error = f"status {status}: {_body_message(self._refusal)}"
+            answer.error = f"status {status}: {body_message(self._refusal)}"
         elif answer.finish_reason is None and not self._is_over:
             answer.error = "the stream ended before the answer did"
         elif not answer.num_tokens:
@@ -185,7 +185,8 @@ def _message(error: Any) -> str:
     return str(message)[:300]
 
 
-def _body_message(body: bytes) -> str:
+def body_message(body: bytes) -> str:
+    """What a refusal says."""
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -12,6 +12,7 @@ from penstock.bench.figures import Figures
 Level = Literal["invalid", "warning", "note"]
 
 SHOUTED_FAILURES = 0.01
+MOST_FAILURES = 0.5
 WARM_FRACTION = 0.05
 """Prompt tokens that a cache gave beyond what the workload repeats."""
 PROMPT_ERROR = 0.02
@@ -51,13 +52,23 @@ def _nothing(figures: Figures) -> str:
     return "" if figures.summary.num_successes else "no request succeeded"
 
 
-def _failures(figures: Figures) -> str:
-    if not figures.num_failed or figures.failed_fraction < SHOUTED_FAILURES:
+def _mostly_failed(figures: Figures) -> str:
+    if figures.failed_fraction < MOST_FAILURES or not figures.summary.num_successes:
         return ""
+    return f"most requests failed: {_told_failures(figures)}; those that did not say nothing of the others"
+
+
+def _failures(figures: Figures) -> str:
+    if not SHOUTED_FAILURES <= figures.failed_fraction < MOST_FAILURES and figures.summary.num_successes:
+        return ""
+    return f"{_told_failures(figures)}; latencies are of the others" if figures.num_failed else ""
+
+
+def _told_failures(figures: Figures) -> str:
     commonest = next(iter(figures.failures))
     return (
         f"{figures.num_failed:,} of {figures.num_requests:,} requests FAILED ({100 * figures.failed_fraction:.1f} %), "
-        f"mostly: {commonest}; latencies are of the others"
+        f"mostly: {commonest}"
     )
 
 
@@ -152,6 +163,7 @@ def _few(figures: Figures) -> str:
 CHECKS: tuple[tuple[str, Level, Callable[[Figures], str]], ...] = (
     ("client-bound", "invalid", _client_bound),
     ("no-success", "invalid", _nothing),
+    ("mostly-failed", "invalid", _mostly_failed),
     ("interrupted", "warning", _interrupted),
     ("failures", "warning", _failures),
     ("over-saturated", "warning", _saturated),

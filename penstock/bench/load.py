@@ -140,7 +140,8 @@ class _Run:
                 response = await self.client.request("POST", self.target.path, body, reader.body, sent)
             reader.end(response.status, clock())
         except TransportError as error:
-            reader.fail(str(error), clock())
+            where = "in the middle of an answer" if answer.piece_times else "before any of an answer"
+            reader.fail(f"{error}, {where}", clock())
         except TimeoutError:
             reader.fail(f"no complete answer within {self.shape.timeout_s:g} s", clock())
         finally:

@@ -160,7 +160,7 @@ def _prompt_source(target: Target) -> str:
         return "token ids"
     if target.has_tokenizer:
         return "words measured with the server's tokenizer"
-    return "words calibrated on usage" if target.tells_usage else "words, taken for one token each"
+    return "words calibrated on usage" if target.is_calibrated else "words, taken for one token each"
 
 
 def _run_data(run: Run, *, with_rows: bool) -> dict[str, Any]:

@@ -4,13 +4,13 @@ Nothing about a particular engine is assumed: what a server does not offer is do
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.bench.answer import Answer, AnswerReader
+from penstock.bench.answer import Answer, AnswerReader, Usage, body_message
 from penstock.bench.http import Client, TransportError
 from penstock.bench.prompts import FILLERS, WORDS, Segment, Vocabulary
 from penstock.errors import ConfigError
@@ -49,6 +49,20 @@ DIALECTS = (
 """From the one that measures best to the plainest: the first that is not refused is used."""
 
 
+class Tokenizer(NamedTuple):
+    """A route that turns text into tokens, and what it is sent."""
+
+    path: str
+    body: Callable[[str, str], dict[str, Any]]
+
+
+TOKENIZERS = (
+    Tokenizer("/tokenize", lambda model, text: {"model": model, "prompt": text, "add_special_tokens": False}),
+    Tokenizer("/tokenize", lambda model, text: {"content": text}),
+    Tokenizer("/extras/tokenize", lambda model, text: {"model": model, "input": text}),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     model: str
@@ -56,7 +70,10 @@ class Target:
     dialect: Dialect
     vocabulary: Vocabulary
     tells_usage: bool
+    """At the end of a stream."""
     has_tokenizer: bool
+    is_calibrated: bool = False
+    """What it adds to a prompt is known, from its own count."""
     server: str = ""
     """What it calls itself."""
 
@@ -69,11 +86,21 @@ class Target:
             return self.vocabulary.ids(segments)
         return self.vocabulary.text(segments)
 
-    def body(self, prompt: str | list[int], num_answer: int, history: Sequence[Mapping[str, str]] = ()) -> bytes:
+    def body(
+        self,
+        prompt: str | list[int],
+        num_answer: int,
+        history: Sequence[Mapping[str, str]] = (),
+        *,
+        is_streamed: bool = True,
+    ) -> bytes:
         content: dict[str, Any] = {"prompt": prompt}
         if self.route == "chat":
             content = {"messages": [*history, {"role": "user", "content": prompt}]}
-        return msgspec.json.encode({"model": self.model, **content, **self.dialect.fields(num_answer)})
+        fields = self.dialect.fields(num_answer)
+        if not is_streamed:
+            fields = {name: value for name, value in fields.items() if name not in ("stream", "stream_options")}
+        return msgspec.json.encode({"model": self.model, **content, **fields})
 
 
 async def find_target(client: Client, model: str, route: Route, nonce: str) -> Target:
@@ -98,6 +125,8 @@ async def _first_model(client: Client) -> str:
     status, body = await client.fetch("GET", "/v1/models")
     if status in (401, 403):
         raise ConfigError(f"{client.address.url} answers {status}; give --api-key")
+    if status == 503:
+        raise ConfigError(f"{client.address.url} is not ready ({body_message(body)}); wait until it serves")
     try:
         return str(msgspec.json.decode(body)["data"][0]["id"])
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
@@ -106,15 +135,18 @@ async def _first_model(client: Client) -> str:
 
 async def _word_costs(client: Client, model: str) -> tuple[dict[str, float], tuple[int, ...]]:
     """Tokens of each word after another one, and plain tokens; nothing where there is no tokenizer to ask."""
-    base = await _tokens(client, model, "a")
-    if not base:
+    for form in TOKENIZERS:
+        base = await _tokens(client, form, model, "a")
+        if base:
+            break
+    else:
         return {}, ()
     semaphore = asyncio.Semaphore(NUM_TOKENIZERS)
     ids: set[int] = set()
 
     async def cost(piece: str, copies: int) -> tuple[str, float]:
         async with semaphore:
-            tokens = await _tokens(client, model, "a" + piece * copies)
+            tokens = await _tokens(client, form, model, "a" + piece * copies)
         ids.update(tokens[len(base) :])
         return piece, (len(tokens) - len(base)) / copies
 
@@ -123,19 +155,16 @@ async def _word_costs(client: Client, model: str) -> tuple[dict[str, float], tup
     return {piece: cost for piece, cost in found if cost >= 1.0 and cost.is_integer()}, tuple(sorted(ids))
 
 
-async def _tokens(client: Client, model: str, text: str) -> list[int]:
-    """The tokens of a text by the server's own tokenizer; none if it has no such route. Two forms of it are known."""
-    for body in ({"model": model, "prompt": text, "add_special_tokens": False}, {"content": text}):
-        status, data = await client.fetch("POST", "/tokenize", msgspec.json.encode(body))
-        if status != 200:
-            continue
-        try:
-            tokens = msgspec.json.decode(data)["tokens"]
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
-            continue
-        if tokens and all(type(token) is int for token in tokens):
-            return list(tokens)
-    return []
+async def _tokens(client: Client, form: Tokenizer, model: str, text: str) -> list[int]:
+    """The tokens of a text by the server's own tokenizer; none if it has no such route."""
+    status, data = await client.fetch("POST", form.path, msgspec.json.encode(form.body(model, text)))
+    if status != 200:
+        return []
+    try:
+        tokens = msgspec.json.decode(data)["tokens"]
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+        return []
+    return list(tokens) if tokens and all(type(token) is int for token in tokens) else []
 
 
 async def _ask(client: Client, target: Target, prompt: str | list[int], name: str) -> tuple[Answer, str]:
@@ -166,15 +195,13 @@ async def _with_dialect(client: Client, target: Target) -> Target:
 
 async def _calibrated(client: Client, target: Target) -> Target:
     """What the server adds to a prompt; and, where it has no tokenizer to ask, what a word costs on the average."""
-    if not target.tells_usage:
-        return target
     seen: list[tuple[float, int]] = []
     for count in PROBE_TOKENS:
         prompt = target.vocabulary.text([Segment(f"calibration {count}", count)])
-        answer, _ = await _ask(client, target, prompt, "a short prompt")
-        if answer.error:
-            raise ConfigError(f"{client.address.url} failed on a prompt of {count} words: {answer.error}")
-        seen.append((count, answer.num_prompt or 0))
+        num_prompt = await _num_prompt(client, target, prompt, count)
+        if num_prompt is None:
+            return target
+        seen.append((count, num_prompt))
     vocabulary = target.vocabulary
     if not target.has_tokenizer:
         (few, few_tokens), (many, many_tokens) = seen
@@ -185,7 +212,27 @@ async def _calibrated(client: Client, target: Target) -> Target:
         overhead = round(few_tokens - cost * few)
     else:
         overhead = min(tokens - int(count) for count, tokens in seen)
-    return replace(target, vocabulary=replace(vocabulary, overhead=max(overhead, 0)))
+    return replace(target, vocabulary=replace(vocabulary, overhead=max(overhead, 0)), is_calibrated=True)
+
+
+async def _num_prompt(client: Client, target: Target, prompt: str | list[int], count: int) -> int | None:
+    """Tokens of a prompt as the server counts them. Some count only where an answer is not streamed."""
+    if target.tells_usage:
+        answer, _ = await _ask(client, target, prompt, "a short prompt")
+        if answer.error:
+            raise ConfigError(f"{client.address.url} failed on a prompt of {count} words: {answer.error}")
+        return answer.num_prompt
+    status, data = await client.fetch("POST", target.path, target.body(prompt, 1, is_streamed=False), 120.0)
+    try:
+        return msgspec.json.decode(data, type=_Whole).usage.prompt_tokens or None if status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class _Whole(msgspec.Struct):
+    """An answer that was not streamed."""
+
+    usage: Usage = msgspec.field(default_factory=Usage)
 
 
 async def _with_token_ids(client: Client, target: Target, token_ids: tuple[int, ...]) -> Target:

@@ -316,7 +316,7 @@ def _tell(config: Config, report: dict[str, Any]) -> int:
     if report["is_partial"]:
         return INTERRUPTED_STATUS
     if report["verdict"] != "valid":
-        print(f"penstock: {report['verdict']}: the figures are not the server's", file=sys.stderr)
+        print(f"penstock: {report['verdict']}: the figures say nothing of the server", file=sys.stderr)
         return FAULT_STATUS
     return 0
 

@@ -42,8 +42,7 @@ def _print_heading(report: Mapping[str, Any]) -> None:
     hits = "not told" if cache["hit_fraction"] is None else f"{100 * cache['hit_fraction']:.1f} % of prompt tokens"
     rows = [
         ("server", f"{target['url']}, {target['model']}{', ' + target['server'] if target['server'] else ''}"),
-        ("prompts", f"{target['prompts']}; {lengths['prompt_mean']:,.1f} tokens, {lengths['prompt_asked']:,.1f} asked, "
-                    f"at most {lengths['prompt_error_max']:,} off"),
+        ("prompts", f"{target['prompts']}; {_prompt_lengths(lengths)}"),
         ("answers", f"{lengths['answer_mean']:,.1f} tokens, {lengths['answer_asked']:,.1f} asked, "
                     f"{last['tokens_per_piece']:.2f} a piece"),
         ("cache hits", f"{hits} ({cache['source']}); the workload repeats {100 * cache['repeated_fraction']:.1f} %"),
@@ -55,8 +54,18 @@ def _print_heading(report: Mapping[str, Any]) -> None:
     print()
 
 
+def _prompt_lengths(lengths: Mapping[str, Any]) -> str:
+    if not lengths["num_checked"]:
+        return "their length is not told"
+    told = f"{lengths['prompt_mean']:,.1f} tokens, {lengths['prompt_asked']:,.1f} asked"
+    return f"{told}, at most {lengths['prompt_error_max']:,} off"
+
+
 def _print_run(run: Mapping[str, Any], title: str) -> None:
     summary = run["summary"]
+    if not any(summary[key]["count"] for key in LATENCIES.values()):
+        _print_failures(run)
+        return
     rows = [(name, *(1e3 * summary[key][share] for share in SHARES)) for name, key in LATENCIES.items()]
     print_table(("ms", *SHARES), rows, title)
     print()
@@ -73,9 +82,13 @@ def _print_run(run: Mapping[str, Any], title: str) -> None:
             ("goodput, %", 100.0 * summary["good_fraction"]),
         ],
     )
+    print()
+    _print_failures(run)
+
+
+def _print_failures(run: Mapping[str, Any]) -> None:
     if run["failures"]:
-        print()
-        print_table(("failures", "times"), list(run["failures"].items()))
+        print_table(("times", "failures"), [(f"{count:,}", text) for text, count in run["failures"].items()])
 
 
 def _print_repeats(report: Mapping[str, Any]) -> None:

@@ -29,6 +29,11 @@ class Stub:
     """What usage counts, whatever /tokenize says."""
     has_tokenizer: bool = True
     has_usage: bool = True
+    """At the end of a stream."""
+    counts_whole: bool = False
+    """Answers that are not streamed tell usage."""
+    tokenizer: tuple[str, str] = ("/tokenize", "prompt")
+    """Its route, and the field that holds the text."""
     has_metrics: bool = True
     takes_ignore_eos: bool = True
     takes_token_ids: bool = True
@@ -94,8 +99,9 @@ class Stub:
     def _plain(self, path: str, data: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/models":
             return 200, {"data": [{"id": "stub"}]}
-        if path == "/tokenize" and self.has_tokenizer:
-            tokens = data["prompt"].replace(".", " .").replace(",", " ,").replace("!", " !").split()
+        route, name = self.tokenizer
+        if path == route and name in data and self.has_tokenizer:
+            tokens = data[name].replace(".", " .").replace(",", " ,").replace("!", " !").split()
             return 200, {"tokens": [hash(token) % 10_000 for token in tokens]}
         if path == "/metrics" and self.has_metrics:
             names = ("prefix_cache_hits", "prefix_cache_queries", "request_success")
@@ -115,6 +121,10 @@ class Stub:
             return await self._refuse(writer, 400, "prompt must be text")
         if self.fails_every and number % self.fails_every == 0:
             return await self._refuse(writer, 500, "the boiler is out")
+        if self.counts_whole and not data.get("stream"):
+            words = len(prompt if isinstance(prompt, list) else prompt.split()) * self.tokens_a_word
+            usage = {"prompt_tokens": words + (TEMPLATE_TOKENS if "messages" in data else 0), "completion_tokens": 1}
+            return await self._answer(writer, 200, {"usage": usage})
         async with self._slots:
             await self._stream(data, path, prompt, writer, number)
         return not self._is_broken(number)
@@ -123,7 +133,10 @@ class Stub:
         return bool(self.breaks_every and number % self.breaks_every == 0)
 
     async def _refuse(self, writer: asyncio.StreamWriter, status: int, message: str) -> bool:
-        text = json.dumps({"error": {"message": message}})
+        return await self._answer(writer, status, {"error": {"message": message}})
+
+    async def _answer(self, writer: asyncio.StreamWriter, status: int, data: dict[str, Any]) -> bool:
+        text = json.dumps(data)
         await self._send(writer, f"HTTP/1.1 {status} X\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode())
         return True
 

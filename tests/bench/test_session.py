@@ -197,6 +197,35 @@ def test_without_usage_pieces_are_counted_and_it_is_said():
     assert run.figures.summary.num_output_tokens == sum(answer.num_answer_asked for answer in run.answers)
 
 
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_server_that_counts_only_whole_answers_gets_prompts_of_the_asked_length(has_tokenizer):
+    """Such is one whose streams tell no usage: it is asked once without a stream, and for its tokenizer where it has it."""
+
+    async def scenario() -> tuple[Run, list[int]]:
+        stub = Stub(
+            has_usage=False, counts_whole=True, has_tokenizer=has_tokenizer, tokenizer=("/extras/tokenize", "input")
+        )
+        async with stub:
+            run = await bench(stub, replace(RECIPE, prompts=Fixed(50)))
+            sent = [body["messages"][0]["content"] for body in stub.bodies[-40:]]
+            return run, [len(text.replace(",", " ,").replace(".", " .").split()) + TEMPLATE_TOKENS for text in sent]
+
+    run, sent = asyncio.run(scenario())
+    assert raised(run, *SERVER_FAULTS) == {"no-usage"}
+    assert set(sent) == {50}
+
+
+def test_a_run_of_which_most_failed_is_not_valid():
+    async def scenario() -> Run:
+        async with Stub() as stub:
+            return await bench(stub, before=lambda: setattr(stub, "breaks_every", 2))
+
+    run = asyncio.run(scenario())
+    assert not run.is_valid
+    assert raised(run, "mostly-failed", "failures") == {"mostly-failed"}
+    assert list(run.figures.failures) == ["the server closed the connection early, in the middle of an answer"]
+
+
 def test_other_guests_of_the_server_are_noticed():
     assert raised(run_bench(Stub(num_others=1)), *SERVER_FAULTS) == {"not-alone"}
     assert run_bench(Stub(has_metrics=False)).figures.cache.hit_fraction is None
@@ -294,7 +323,7 @@ def test_a_search_ends_at_once_where_even_one_request_at_a_time_is_too_slow():
 
 def test_a_rate_that_must_fail_is_given_up_before_all_was_sent():
     knee, runs = search(Stub(first_s=0.05, capacity=1), Slo(ttft_s=0.2), trial_s=1.0, start=100.0)
-    assert knee.beyond == 100.0 or knee.is_bounded_by_client
+    assert knee.rate is None or knee.rate < 100.0
     failed = next(run for run in runs if run.figures.rate == 100.0)
     assert failed.figures.num_unsent + failed.figures.num_abandoned > 0
     assert {flag.name for flag in failed.flags} & {"hopeless", "over-saturated"}
