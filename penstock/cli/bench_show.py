@@ -82,13 +82,13 @@ def _print_run(run: Mapping[str, Any], title: str) -> None:
             ("goodput, %", 100.0 * summary["good_fraction"]),
         ],
     )
-    print()
-    _print_failures(run)
+    if run["failures"]:
+        print()
+        _print_failures(run)
 
 
 def _print_failures(run: Mapping[str, Any]) -> None:
-    if run["failures"]:
-        print_table(("times", "failures"), [(f"{count:,}", text) for text, count in run["failures"].items()])
+    print_table(("times", "failures"), [(f"{count:,}", text) for text, count in run["failures"].items()])
 
 
 def _print_repeats(report: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.cli.serve import KEY_VARIABLE
@@ -35,10 +35,10 @@ WRONG_FIRST = (Verdict.FAULT, Verdict.WARNING, Verdict.OK)
 class Config:
     """Tell what is wrong, in which layer, and what to do about it.
 
-    Without --url this machine is examined; with it the server there, by its metrics alone. Exit status 1: a fault was found.
+    Without URL this machine is examined; with it the server there, by its metrics alone. Exit status 1: a fault was found.
     """
 
-    url: str = ""
+    url: str = field(default="", metadata={"positional": True})
     """Address of a running server to examine, for example http://127.0.0.1:8000"""
     api_key: str = ""
     """Key the server asks for; PENSTOCK_API_KEY holds one too"""
@@ -59,7 +59,7 @@ class Config:
         if not 0.1 <= self.window_s <= 3600.0:
             raise ConfigError(f"--window-s is {self.window_s}; choose 0.1 to 3600 seconds")
         if self.url and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url is {self.url}; it begins with http:// or https://")
+            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
         if bool(self.hardware) != bool(self.model):
@@ -147,7 +147,7 @@ class Patient:
         except (OSError, http.client.HTTPException):
             return NO_ANSWER, ""
         except ValueError as error:
-            raise ConfigError(f"--url is {self._url}; {error}") from error
+            raise ConfigError(f"the address is {self._url}; {error}") from error
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

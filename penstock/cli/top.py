@@ -4,7 +4,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.cli.show import print_json, print_table, printable
@@ -17,7 +17,7 @@ TIMEOUT_S = 5.0
 class Config:
     """Watch a running server: who runs, who waits, how fast tokens come."""
 
-    url: str = "http://127.0.0.1:8000"
+    url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
     """Address of the server"""
     api_key: str = ""
     """Key the server asks for"""
@@ -32,7 +32,7 @@ class Config:
         if not 0.05 <= self.every_s <= 3600.0:
             raise ConfigError(f"--every-s is {self.every_s}; choose 0.05 to 3600 seconds")
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url is {self.url}; it begins with http:// or https://")
+            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
 
 
 class Sample(NamedTuple):

@@ -31,7 +31,7 @@ RULES: tuple[Rule, ...] = (
         reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status == NO_ANSWER,
         evidence=lambda signs: "/metrics could not be read: refused, or no answer in time",
-        remedy="start it with penstock serve, give its address with --url, and see that --host and --port let you in",
+        remedy="start it with penstock serve, give its address, and see that --host and --port let you in",
     ),
     Rule(
         id="locked",
@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
         reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status >= 300.0 and signs.metrics_status not in (401.0, 403.0),
         evidence=lambda signs: f"/metrics answers {signs.metrics_status:.0f}",
-        remedy="give with --url the server itself, not a proxy in front of it, and no path after the port",
+        remedy="give the address of the server itself, not a proxy in front of it, and no path after the port",
     ),
     Rule(
         id="engine-down",

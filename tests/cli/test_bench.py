@@ -1,6 +1,9 @@
 """`penstock bench` as a user meets it: against the real server over a model of arithmetic, and at its flags."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +13,10 @@ from penstock.cli.bench import Config, Load, Recording, Target, Words, parse_slo
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
-from tests.server.serving import KEY, Server, serving
+from tests.server.serving import KEY, ROOT, Server, serving
 
 DOUBTS = {"failures", "over-saturated", "warm-cache", "prompt-lengths", "short-answers", "no-usage", "not-alone"}
+ENDED = "vllm:request_success_total"
 TRACE = """{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}
 {"timestamp": 100, "input_length": 900, "output_length": 6, "hash_ids": [1, 3]}
 {"timestamp": 250, "input_length": 40, "output_length": 7, "hash_ids": [4]}
@@ -103,6 +107,24 @@ def test_two_reports_are_compared_and_different_loads_refused(server, tmp_path, 
     assert "first and second" in page.read_text()
     assert main(["bench", "compare", paths[0], paths[1], "--json"]) in (0, 1)
     assert {"is_sound", "faults", "rows"} == set(json.loads(capsys.readouterr().out))
+
+
+def test_an_interrupted_benchmark_tells_what_it_has_and_that_it_is_partial(server, tmp_path):
+    path = tmp_path / "partial.json"
+    words = ["--rate", "20", "--num-requests", "2000", "--prompts", "20", "--answers", "3", "--warm-up", "0"]
+    command = [sys.executable, "-m", "penstock", "bench", server.url, "--api-key", KEY, "--json", str(path), *words]
+    before = server.metric(ENDED, 'finished_reason="length"')
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while server.metric(ENDED, 'finished_reason="length"') < before + 20.0 and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate()
+    assert process.returncode == 130
+    assert "partial: interrupted after" in printed
+    report = json.loads(path.read_text())
+    assert report["is_partial"]
+    assert 0 < report["runs"][0]["num_requests"] < 2000
+    assert main(["bench", "compare", str(path), str(path)]) == 1
 
 
 def test_a_wrong_key_is_one_line_with_a_way_out(server, capsys):

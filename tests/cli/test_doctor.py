@@ -165,7 +165,7 @@ def test_files_of_the_system_are_read(tmp_path) -> None:
 
 def test_a_server_is_examined_by_its_address(capsys) -> None:
     with serving(model="oracle:step_ms=5") as server:
-        words = ["doctor", "--url", server.url + "/", "--window-s", "0.3"]
+        words = ["doctor", server.url + "/", "--window-s", "0.3"]
         assert main(words) == 0
         printed = capsys.readouterr()
         assert "TTFT p95" in printed.out
@@ -181,14 +181,14 @@ def test_a_server_is_examined_by_its_address(capsys) -> None:
 
 def test_a_page_with_other_engines_names_is_judged_as_far_as_it_goes(capsys) -> None:
     with answering(VLLM_PAGE) as url:
-        assert main(["doctor", "--url", url, "--window-s", "0.1", "--json"]) == 0
+        assert main(["doctor", url, "--window-s", "0.1", "--json"]) == 0
         data = json.loads(capsys.readouterr().out)
         assert [finding["id"] for finding in data["findings"]] == ["kv-full"]
         assert data["findings"][0]["layer"] == "L4"
         assert "97 % of 1,600 tokens" in data["findings"][0]["evidence"]
         assert "penstock_engine_restarts_total" in data["unexamined"]["engine-restarting"]
         assert set(data["unexamined"]) < {rule.id for rule in RULES}
-        main(["doctor", "--url", url, "--window-s", "0.1"])
+        main(["doctor", url, "--window-s", "0.1"])
         printed = capsys.readouterr().out
     assert "warning: L4 scheduling: the KV cache is full, so requests wait" in printed
     assert "penstock_engine_steps_total" in printed.partition("not exposed: ")[2]
@@ -196,14 +196,14 @@ def test_a_page_with_other_engines_names_is_judged_as_far_as_it_goes(capsys) -> 
 
 def test_the_key_goes_nowhere_else(capsys) -> None:
     with answering(b"", location="http://127.0.0.1:9/metrics") as url:
-        assert main(["doctor", "--url", url, "--api-key", "secret-of-ours"]) == 1
+        assert main(["doctor", url, "--api-key", "secret-of-ours"]) == 1
         printed = capsys.readouterr().out
     assert "tells no metrics" in printed
     assert "302" in printed
 
 
 def test_nobody_there_is_a_finding_told_at_once(capsys) -> None:
-    assert main(["doctor", "--url", "http://127.0.0.1:9", "--window-s", "3600"]) == 1
+    assert main(["doctor", "http://127.0.0.1:9", "--window-s", "3600"]) == 1
     assert "L5 gateway: nobody answers" in capsys.readouterr().out
 
 
@@ -224,6 +224,6 @@ def test_what_cannot_be_done_is_refused(values: dict, reason: str) -> None:
 
 
 def test_a_machine_nobody_knows_is_refused_before_the_wait(capsys) -> None:
-    words = ["doctor", "--url", "http://127.0.0.1:9", "--hardware", "abacus", "--model", "llama-3.1-8b"]
+    words = ["doctor", "http://127.0.0.1:9", "--hardware", "abacus", "--model", "llama-3.1-8b"]
     assert main(words) == 2
     assert "abacus" in capsys.readouterr().err

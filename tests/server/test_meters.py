@@ -70,7 +70,7 @@ def test_a_call_that_waits_is_told_its_place_and_its_prompt_s_progress() -> None
 
 
 def test_top_tells_the_same_numbers(server: Server) -> None:
-    command = [sys.executable, "-m", "penstock", "top", "--url", server.url, "--once", "--json", "--every-s", "0.5"]
+    command = [sys.executable, "-m", "penstock", "top", server.url, "--once", "--json", "--every-s", "0.5"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     while process.poll() is None:
         server.post("/v1/completions", {"prompt": "top", "max_tokens": 20})
@@ -84,7 +84,7 @@ def test_top_tells_the_same_numbers(server: Server) -> None:
 
 
 def test_top_says_when_nobody_answers() -> None:
-    command = [sys.executable, "-m", "penstock", "top", "--url", "http://127.0.0.1:9", "--once"]
+    command = [sys.executable, "-m", "penstock", "top", "http://127.0.0.1:9", "--once"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 2
     assert "is the server running?" in done.stderr
