@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
-WIDTH, HEIGHT = 560, 260
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 44
+WIDTH, HEIGHT = 400, 240
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 30, 46
 NUM_TICKS = 5
 NUM_COLOURS = 6
+LEAST_RATIO = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    name: str
     points: Sequence[tuple[float, float]]
     colour: int = 0
     """Number of one of the page's colours (`.c0`, `.c1`, ...)."""
@@ -23,13 +23,7 @@ class Line:
 def plot(title: str, lines: Sequence[Line], x_name: str, y_name: str, *, is_logarithmic: bool = False) -> str:
     """One plot; an empty string where there is nothing to draw. A logarithmic x axis leaves out what is not above zero."""
     kept = [
-        Line(
-            line.name,
-            [point for point in line.points if not is_logarithmic or point[0] > 0.0],
-            line.colour,
-            line.has_dots,
-        )
-        for line in lines
+        replace(line, points=[point for point in line.points if not is_logarithmic or point[0] > 0.0]) for line in lines
     ]
     xs = [x for line in kept for x, _ in line.points]
     ys = [y for line in kept for _, y in line.points]
@@ -46,7 +40,6 @@ def plot(title: str, lines: Sequence[Line], x_name: str, y_name: str, *, is_loga
         f'<text class="axis" transform="translate(13 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_name)}</text>",
         *(_drawn(line, x_axis, y_axis) for line in kept),
-        *_legend(kept),
         "</svg>",
     ]
     return "\n".join(parts)
@@ -54,6 +47,7 @@ def plot(title: str, lines: Sequence[Line], x_name: str, y_name: str, *, is_loga
 
 class _Axis:
     def __init__(self, low: float, high: float, start: float, end: float, is_logarithmic: bool = False) -> None:
+        is_logarithmic = is_logarithmic and high >= LEAST_RATIO * low  # within less there are hardly any round numbers
         self._bend = math.log10 if is_logarithmic else float
         self.is_logarithmic = is_logarithmic
         self.low, self.high = low, high if high > low else low + (abs(low) or 1.0) * 0.01
@@ -68,7 +62,7 @@ class _Axis:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             whole = [10.0**power * step for power in range(first, last + 1) for step in (1, 2, 5)]
             inside = [value for value in whole if self.low <= value <= self.high]
-            return inside[:: max(1, len(inside) // 7)] or [self.low, self.high]
+            return inside[:: max(1, len(inside) // 5)] or [self.low, self.high]
         raw = (self.high - self.low) / NUM_TICKS
         scale = 10.0 ** math.floor(math.log10(raw))
         step = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= raw)
@@ -99,15 +93,6 @@ def _drawn(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = "".join(f'<circle class="c{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
     return f'<polyline class="c{colour}" points="{path}"/>{dots if line.has_dots else ""}'
-
-
-def _legend(lines: Sequence[Line]) -> list[str]:
-    parts = []
-    for number, line in enumerate(lines if len(lines) > 1 else ()):
-        y, colour = TOP + 12 + 15 * number, line.colour % NUM_COLOURS
-        parts.append(f'<line class="c{colour}" x1="{WIDTH - 150}" x2="{WIDTH - 130}" y1="{y - 4}" y2="{y - 4}"/>')
-        parts.append(f'<text class="tick" x="{WIDTH - 125}" y="{y}">{escape(line.name)}</text>')
-    return parts
 
 
 def _number(value: float) -> str:

@@ -22,7 +22,8 @@ from penstock.metrics.summary import quantile
 SCHEMA = "penstock-bench"
 VERSION = 1
 NUM_QUANTILES = 101
-NUM_BINS = 120
+MOST_BINS = 120
+LEAST_BINS = 12
 
 HEADLINES = {
     "ttft_p50_ms": ("TTFT p50, ms", "lower"),
@@ -190,21 +191,26 @@ def series_of(answers: Sequence[Answer], duration_s: float) -> dict[str, Any]:
     """Tokens a second, arrivals a second and requests under way, in even bins of time."""
     if duration_s <= 0.0:
         return {"bin_s": 0.0, "tokens_per_s": [], "arrivals_per_s": [], "in_flight": []}
-    bin_s = duration_s / NUM_BINS
-    tokens, arrivals, flight = ([0.0] * NUM_BINS for _ in range(3))
+    # As many as leave several arrivals in each: fewer would show chance alone.
+    num_bins = min(max(len(answers) // 4, LEAST_BINS), MOST_BINS)
+    bin_s = duration_s / num_bins
+    tokens, arrivals, flight = ([0.0] * num_bins for _ in range(3))
     for answer in answers:
         weight = answer.num_tokens / len(answer.piece_times) if answer.piece_times else 0.0
         for time_s in answer.piece_times:
-            tokens[_bin(time_s, bin_s)] += weight / bin_s
-        start, end_s = _bin(answer.scheduled_s, bin_s), answer.end_s if answer.end_s is not None else duration_s
+            tokens[_bin(time_s, bin_s, num_bins)] += weight / bin_s
+        start, end_s = (
+            _bin(answer.scheduled_s, bin_s, num_bins),
+            answer.end_s if answer.end_s is not None else duration_s,
+        )
         arrivals[start] += 1.0 / bin_s
         # Under way from arrival to end: whole bins between, shares of the first and the last.
-        for number in range(start, _bin(end_s, bin_s) + 1):
+        for number in range(start, _bin(end_s, bin_s, num_bins) + 1):
             inside_s = min(end_s, (number + 1) * bin_s) - max(answer.scheduled_s, number * bin_s)
             flight[number] += max(inside_s, 0.0) / bin_s
     named = {"tokens_per_s": tokens, "arrivals_per_s": arrivals, "in_flight": flight}
     return {"bin_s": bin_s} | {name: [round(value, 3) for value in values] for name, values in named.items()}
 
 
-def _bin(time_s: float, bin_s: float) -> int:
-    return min(max(int(time_s / bin_s), 0), NUM_BINS - 1)
+def _bin(time_s: float, bin_s: float, num_bins: int) -> int:
+    return min(max(int(time_s / bin_s), 0), num_bins - 1)

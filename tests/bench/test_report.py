@@ -10,7 +10,7 @@ import pytest
 from penstock.bench.compare import compare, read_report
 from penstock.bench.knee import Knee, Trial
 from penstock.bench.page import page_of
-from penstock.bench.plot import Line, plot
+from penstock.bench.plot import HEIGHT, WIDTH, Line, plot
 from penstock.bench.report import HEADLINES, merged_flags
 from penstock.errors import ConfigError
 from tests.bench.figures import COUNT, HEALTHY, answer, measured, report, run
@@ -95,16 +95,16 @@ def test_a_page_shows_names_as_names():
 
 
 def test_plots_draw_what_can_be_drawn():
-    assert plot("nothing", [Line("a", [])], "x", "y") == ""
-    assert plot("zero on a logarithm", [Line("a", [(0.0, 1.0)])], "x", "y", is_logarithmic=True) == ""
+    assert plot("nothing", [Line([])], "x", "y") == ""
+    assert plot("zero on a logarithm", [Line([(0.0, 1.0)])], "x", "y", is_logarithmic=True) == ""
     for points in ([(1.0, 1.0)], [(0.0, 0.0), (1e9, 1e-9)], [(5.0, -3.0), (5.0, 3.0)]):
-        drawn = plot("t", [Line("a", points), Line("b", points, 1)], "x", "y", is_logarithmic=points[0][0] > 0)
+        drawn = plot("t", [Line(points), Line(points, 1)], "x", "y", is_logarithmic=points[0][0] > 0)
         numbers = re.findall(r'points="([^"]*)"', drawn)
         assert len(numbers) == 2
         for pair in numbers[0].split():
             x, y = map(float, pair.split(","))
-            assert 0 <= x <= 560
-            assert 0 <= y <= 260
+            assert 0 <= x <= WIDTH
+            assert 0 <= y <= HEIGHT
 
 
 def test_a_difference_is_called_only_where_chance_is_excluded():
