@@ -16,8 +16,8 @@ def main() -> None:
     together = [completion.choices[0].token_ids for completion in fast.generate(made, params)]
     alone = [fast.generate([prompt], params)[0].choices[0].token_ids for prompt in made]
     plain = LLM("dummy:smollm2-135m", device="cpu", **settings)
-    copied = dict(fast._loaded.network.named_parameters())
-    for name, parameter in plain._loaded.network.named_parameters():
+    copied = dict(fast.loaded.network.named_parameters())
+    for name, parameter in plain.loaded.network.named_parameters():
         parameter.data = copied[name].data.cpu()
     slow = [completion.choices[0].token_ids for completion in plain.generate(made, params)]
     scored = fast.generate(made, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=1))

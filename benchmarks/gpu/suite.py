@@ -7,6 +7,7 @@ Prompts are random tokens; sequences run to their full length; medians where a w
 
 import argparse
 import json
+import platform
 import random
 import statistics
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 START = time.perf_counter()
 
 import torch  # noqa: E402 - the clock starts before anything is imported
+import triton  # noqa: E402
 
 from penstock import LLM, SamplingParams  # noqa: E402
 
@@ -34,6 +36,28 @@ def timed(run: Callable[[], object]) -> float:
     run()
     torch.cuda.synchronize()
     return time.perf_counter() - begun
+
+
+def measure_ceilings() -> dict[str, float]:
+    """Bytes read and copied, and products of large matrices, as fast as the machine does them in this run."""
+    numbers = torch.randn(2**31, device="cuda", dtype=torch.bfloat16)
+    room = torch.empty_like(numbers)
+    left, right = torch.randn((2, 8192, 8192), device="cuda", dtype=torch.bfloat16)
+    rows, columns = (side.to(torch.float8_e4m3fn) for side in (left, right))
+    ones = torch.ones(8192, device="cuda")
+
+    def multiply_8_bit() -> object:
+        return torch._scaled_mm(rows, columns.t(), ones[:, None], ones[None, :], out_dtype=torch.bfloat16)
+
+    def rate(work: float, run: Callable[[], object]) -> float:
+        return work / statistics.median([timed(run) for _ in range(8)][2:]) / 1e12
+
+    return {
+        "read_tb_s": rate(numbers.nbytes, lambda: numbers.view(torch.int32).max()),
+        "copy_tb_s": rate(2 * numbers.nbytes, lambda: room.copy_(numbers)),
+        "bf16_tflops": rate(2 * 8192**3, lambda: left @ right),
+        "fp8_tflops": rate(2 * 8192**3, multiply_8_bit),
+    }
 
 
 class Suite:
@@ -90,8 +114,17 @@ def measure(model: str, settings: dict[str, object], workloads: list[str]) -> di
     for name in workloads:
         results[name] = WORKLOADS[name](suite)
         print(f"{model} {name} {results[name]:.3f}", flush=True)
+    results |= ledger(llm)
     llm.close()
     return results
+
+
+def ledger(llm: LLM) -> dict[str, float]:
+    """Where the memory went, in GiB: what was set aside at start, and the most that was ever taken beside weights and cache."""
+    sizing = llm.sizing
+    beside = torch.cuda.max_memory_allocated() - sizing.weight_bytes - sizing.kv_bytes
+    parts = {"weights": sizing.weight_bytes, "cache": sizing.kv_bytes, "set_aside": sizing.workspace_bytes}
+    return {f"{name}_gib": number / 2**30 for name, number in {**parts, "beside": beside}.items()}
 
 
 def main() -> None:
@@ -105,10 +138,16 @@ def main() -> None:
     settings: dict[str, object] = {"weights": "fp8", "kv": "fp8"} if arguments.fp8 else {}
     settings["max_batch_tokens"] = arguments.chunk
     print(f"imports took {time.perf_counter() - START:.1f} s")
+    ceilings = measure_ceilings()
+    print({name: round(value, 2) for name, value in ceilings.items()}, flush=True)
     record = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "chunk": arguments.chunk,
         "fp8": arguments.fp8,
+        "ceilings": ceilings,
         "results": {model: measure(model, settings, arguments.only) for model in arguments.models.split(",")},
     }
     if arguments.json:

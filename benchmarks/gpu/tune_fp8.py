@@ -40,10 +40,11 @@ class Matrix:
         return [self.normal(num_rows, self.size) for _ in range(NUM_SETS)]
 
 
-def _few(matrix: Matrix, rows: list[Any], cut: Any, number: int) -> Tensor:
-    from penstock.ops.triton import fp8
+def _few(matrix: Matrix, rows: list[Any], cut: tuple[int, ...], number: int) -> Tensor:
+    from penstock.ops.triton.few import Cut, Scales, few_rows
 
-    return fp8.few_rows(rows[number], matrix.rounded[number], None, matrix.place.dtype, cut)
+    (values, scales), weight = rows[number], matrix.rounded[number]
+    return few_rows(values, weight.values, None, matrix.place.dtype, Cut(*cut), scales=Scales(scales, weight.scales))
 
 
 def _library(matrix: Matrix, rows: list[Any], number: int) -> Tensor:
@@ -70,7 +71,6 @@ def _plain(matrix: Matrix, rows: list[Tensor], number: int) -> Tensor:
 
 def build(place: Place) -> list[Case]:
     from penstock.ops.fp8 import round_gated, round_normed, round_rows
-    from penstock.ops.triton import fp8
 
     cases = []
     for name, shape in SHAPES.items():
@@ -81,7 +81,7 @@ def build(place: Place) -> list[Case]:
             ready = [round_rows(each) for each in rows]
             group = f"{name} {num_rows}"
             for numbers in FEW_CUTS:
-                cases.append(Case(group, str(numbers), partial(_few, matrix, ready, fp8.Cut(*numbers)), moved))
+                cases.append(Case(group, str(numbers), partial(_few, matrix, ready, numbers), moved))
             if not place.is_dry:
                 cases.append(Case(group, "library", partial(_library, matrix, ready), moved))
             cases.append(Case(group, "library bf16", partial(_plain, matrix, rows), moved))
@@ -103,7 +103,6 @@ def build(place: Place) -> list[Case]:
 
 def check(place: Place) -> list[Check]:
     from penstock.ops.fp8 import Fp8, multiply_fp8, round_rows
-    from penstock.ops.triton import fp8
 
     matrix = Matrix(place, SHAPES["down"])
     weight = matrix.rounded[0]
@@ -112,7 +111,7 @@ def check(place: Place) -> list[Check]:
         rounded = round_rows(matrix.rows(num_rows)[0])
         reference = multiply_fp8.definition(*rounded, weight, None, torch.float32)
         for numbers in FEW_CUTS:
-            mine = fp8.few_rows(rounded, weight, None, place.dtype, fp8.Cut(*numbers))
+            mine = _few(matrix, [rounded], numbers, 0)
             checks.append((f"few rows {num_rows} {numbers}", relative_error(mine, reference), 1e-2))
     x = matrix.rows(place.size(300, 20))[0]
     values, scales = round_rows(x)

@@ -15,10 +15,11 @@ SHAPES = {
     "8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)},
     "0.6b": {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)},
 }
-ROWS = {"8b": (8, 128, 256, 2048, 3072, 4096, 6144, 8192), "0.6b": (8, 16, 32, 64, 256, 8192)}
+ROWS = {"8b": (8, 32, 64, 2048), "0.6b": (16, 32, 64)}
 CUTS = [
     (16, 256, 4, 4), (16, 512, 4, 3), (16, 512, 2, 3), (16, 256, 1, 4), (32, 256, 4, 4), (32, 128, 2, 4),
-    (64, 128, 4, 4), (64, 256, 4, 3),
+    (64, 128, 4, 4), (64, 256, 4, 3), (64, 128, 4, 4, 2), (64, 256, 4, 3, 2), (64, 128, 4, 4, 4), (128, 128, 4, 3, 4),
+    (128, 64, 4, 4, 4),
 ]  # fmt: skip
 
 
@@ -37,10 +38,10 @@ class Product:
         torch.backends.cuda.preferred_blas_library(name)
         return functional.linear(self.x[number], self.weights[number])
 
-    def ours(self, cut: tuple[int, int, int, int], number: int) -> Tensor:
-        from penstock.ops.triton.linear import Cut, few_rows
+    def ours(self, cut: tuple[int, ...], number: int) -> Tensor:
+        from penstock.ops.triton.few import Cut, few_rows
 
-        return few_rows(self.x[number], self.weights[number], None, cut=Cut(*cut))
+        return few_rows(self.x[number], self.weights[number], None, self.x[number].dtype, Cut(*cut))
 
 
 def build(place: Place) -> list[Case]:
@@ -53,7 +54,7 @@ def build(place: Place) -> list[Case]:
                 rates = (product.moved, 0.0) if is_few else (0.0, product.flops)
                 for library in ("cublas", "cublaslt") if not place.is_dry else ():
                     cases.append(Case(group, library, partial(product.library, library), *rates))
-                for cut in CUTS if is_few and model == "0.6b" else ():
+                for cut in CUTS if is_few else ():
                     cases.append(Case(group, str(cut), partial(product.ours, cut), *rates))
     return cases
 

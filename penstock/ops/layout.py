@@ -45,7 +45,11 @@ AnyCache = LayerCache | ScaledCache
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One step's chunks. The lists repeat two of the tensors for code that runs on the host."""
+    """One step's chunks. The lists repeat two of the tensors for code that runs on the host.
+
+    A step that is recorded for any chunks has empty lists: what its tensors will hold is known on the device alone, chunks may
+    have no tokens, and tokens past the last chunk are padding.
+    """
 
     positions: Tensor
     """[tokens] place of each token in its sequence."""

@@ -1,8 +1,8 @@
 """A runner that never waits for the GPU between steps.
 
 Tokens drawn stay in their rows on the device, where the next step reads them; the host learns them later, from the ticket.
-Steps that only decode replay a graph. What needs the host in the middle of a step (log probabilities, penalties, drafts)
-takes the plain runner's way over the same rows.
+Steps that only decode replay a graph, and so do those with prompts whose launches would take longer than they. What needs the
+host in the middle of a step (log probabilities, penalties, drafts) takes the plain runner's way over the same rows.
 """
 
 from collections import deque
@@ -15,8 +15,9 @@ from penstock.core.batch import Batch, Chunk, StepOutput
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Step
 from penstock.runtime.device_rows import DeviceRows
-from penstock.runtime.graphs import DecodeGraphs, padded_size
+from penstock.runtime.graphs import DecodeGraphs, Recorder, padded_size
 from penstock.runtime.inputs import make_inputs
+from penstock.runtime.mixed_graphs import MixedGraphs, padded_chunks
 from penstock.runtime.runner import ModelRunner, Ticket
 from penstock.runtime.sampler import NOT_FINITE
 
@@ -30,8 +31,8 @@ class Flight:
 
     arrived: torch.cuda.Event
     tokens: Tensor
-    owners: list[int]
-    """The chunk each token is for."""
+    owners: list[int | None]
+    """The chunk each token is for; none where nothing was to be drawn."""
     num_chunks: int
 
     def result(self) -> StepOutput:
@@ -39,11 +40,10 @@ class Flight:
         drawn = self.tokens.tolist()
         tokens: list[tuple[int, ...]] = [()] * self.num_chunks
         for owner, token in zip(self.owners, drawn):
-            tokens[owner] = (token,)
-        if min(drawn, default=0) < 0:
-            failures = [(index, NOT_FINITE) for index, token in enumerate(tokens) if token and token[0] < 0]
-            return StepOutput(tuple(tokens), failures=tuple(failures))
-        return StepOutput(tuple(tokens))
+            if owner is not None:
+                tokens[owner] = (token,)
+        failures = [(index, NOT_FINITE) for index, token in enumerate(tokens) if token and token[0] < 0]
+        return StepOutput(tuple(tokens), failures=tuple(failures))
 
 
 class Pinned:
@@ -73,9 +73,11 @@ class CudaRunner(ModelRunner):
         max_blocks = -(-max_context // block_size)
         self._idle_row = max_sequences
         self._device_rows = DeviceRows(self._rows, max_sequences + 1, max_blocks, num_blocks, device)
-        self._graphs = DecodeGraphs(model, self._cache, self._rotations, self._device_rows)
+        parts = model, self._cache, self._rotations, self._device_rows, Recorder()
+        self._graphs = DecodeGraphs(*parts)
+        self._mixed_graphs = MixedGraphs(*parts, self._idle_row)
         self._places = Pinned(2, padded_size(max_sequences))
-        self._tokens_out = Pinned(padded_size(max_sequences))
+        self._tokens_out = Pinned(max(padded_size(max_sequences), padded_chunks(max_sequences)))
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Ticket:
@@ -88,16 +90,22 @@ class CudaRunner(ModelRunner):
         chunks = list(batch.chunks)
         self._rows.place(batch.step, chunks)
         self._device_rows.take_blocks(chunks)
-        only_decodes = chunks and all(chunk.length == 1 and not chunk.token_ids for chunk in chunks)
-        if only_decodes:
-            # Longest first: programs with much to read begin before those with little, and none is left over at the end.
-            owners = sorted(range(len(chunks)), key=lambda index: -chunks[index].start)
-            drawn: Tensor | None = self._decode([chunks[index] for index in owners])
-        else:
-            owners = [index for index, chunk in enumerate(chunks) if chunk.samples]
-            drawn = self._compute_mixed(chunks)
+        drawn, owners = self._draws(chunks)
         self._rows.commit(batch.step, chunks, [])
         return self._send(drawn, owners, len(chunks))
+
+    def _draws(self, chunks: list[Chunk]) -> tuple[Tensor | None, list[int | None]]:
+        """Tokens on the device, and the chunk each is for."""
+        if chunks and all(chunk.length == 1 and not chunk.token_ids for chunk in chunks):
+            # Longest first: programs with much to read begin before those with little, and none is left over at the end.
+            order = sorted(range(len(chunks)), key=lambda index: -chunks[index].start)
+            return self._decode([chunks[index] for index in order]), list(order)
+        sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
+        if chunks and not any(self._device_rows.is_filtered(chunks[index]) for index in sampling):
+            drawn = self._mixed_graphs.replay(chunks)
+            if drawn is not None:
+                return drawn, [index if chunk.samples else None for index, chunk in enumerate(chunks)]
+        return self._compute_mixed(chunks), list(sampling)
 
     def _decode(self, chunks: list[Chunk]) -> Tensor:
         padding = padded_size(len(chunks)) - len(chunks)
@@ -126,7 +134,7 @@ class CudaRunner(ModelRunner):
         filtered = any(self._device_rows.is_filtered(chunk) for chunk, _ in sampling)
         return self._device_rows.draw(logits, rows, positions, filtered=filtered)
 
-    def _send(self, drawn: Tensor | None, owners: list[int], num_chunks: int) -> Flight:
+    def _send(self, drawn: Tensor | None, owners: list[int | None], num_chunks: int) -> Flight:
         """Start the tokens on their way to the host."""
         out = self._tokens_out.next()[: len(owners)]
         if drawn is not None:

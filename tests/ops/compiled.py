@@ -15,8 +15,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from penstock.ops.attention import attention
 from tests.ops.covering import covering
 from tests.ops.parity import cases, has_dtype
+from tests.ops.recorded import padded_examples
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -25,6 +27,7 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.int8: "*i8",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
@@ -75,6 +78,9 @@ def main() -> None:
         try:
             for arguments in covering(served):
                 kernel.run(*copy.deepcopy(arguments))
+            if op is attention:
+                for arguments, _ in padded_examples():
+                    kernel.run(*arguments)
             verdict = "compiled" if examples else "fits nothing here"
         except Exception:
             verdict = traceback.format_exc()

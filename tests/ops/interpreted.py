@@ -15,8 +15,10 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from penstock.ops.triton import decode
+from penstock.ops.triton.attention import paged_attention
 from tests.ops.covering import covering
 from tests.ops.parity import cases, has_dtype, same
+from tests.ops.recorded import NAME, padded_examples
 
 _plain_conversion = interpreter._convert_float
 
@@ -40,6 +42,12 @@ def _verdict(op, kernel) -> str:
     return "equal" if examples else "fits nothing here"
 
 
+def _recorded_verdict() -> str:
+    for arguments, truth in padded_examples():
+        same(paged_attention(*arguments)[: len(truth)], truth)
+    return "equal"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     interpreter._convert_float = _convert
@@ -56,6 +64,7 @@ def main() -> None:
                 verdict = traceback.format_exc()
             took = round(time.process_time() - begun, 2)
             print(json.dumps({"kernel": kernel.name, "verdict": verdict, "seconds": took}), flush=True)
+    print(json.dumps({"kernel": NAME, "verdict": _recorded_verdict()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops.parity import cases
+from tests.ops.recorded import NAME
 
 pytest.importorskip("triton", reason="triton is not installed here")
 
@@ -45,6 +46,10 @@ def test_interpreted_kernel_equals_definition(interpreted: dict[str, str], kerne
     if interpreted[kernel] == "fits nothing here":
         pytest.skip("calls a library that only a GPU has")
     assert interpreted[kernel] == "equal", interpreted[kernel]
+
+
+def test_attention_recorded_for_any_chunks_equals_definition(interpreted: dict[str, str]) -> None:
+    assert interpreted[NAME] == "equal"
 
 
 @pytest.mark.slow

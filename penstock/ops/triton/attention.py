@@ -89,6 +89,8 @@ def _runs(
     tile = tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)
     chunk = tl.load(tile_chunks + tile)
+    if chunk < 0:
+        return
     offset = tl.load(tile_offsets + tile)
     start = tl.load(starts + chunk)
     length = tl.load(starts + chunk + 1) - start
@@ -150,6 +152,20 @@ class Plan:
     """Long prompts computed in one piece: the library's dense attention is faster for them."""
 
 
+def _plan_on_device(layout: Layout, queries: int, num_tokens: int) -> Plan:
+    """As many tiles as there could be; those past the last belong to chunk -1. Every chunk may be a single query."""
+    lengths = layout.query_starts.diff()
+    num_tiles = torch.where(lengths > 1, (lengths + queries - 1) // queries, 0)
+    ends = num_tiles.cumsum(0)
+    tiles = torch.arange(num_tokens // queries + len(lengths), device=lengths.device)
+    owners = torch.searchsorted(ends, tiles, right=True)
+    is_there = owners < len(lengths)
+    bounded = owners.clamp(max=len(lengths) - 1)
+    offsets = torch.where(is_there, (tiles - (ends - num_tiles)[bounded]) * queries, 0)
+    chunks = torch.where(is_there, owners, -1)
+    return Plan(Singles(len(lengths), is_checked=True), chunks.int().flip(0), offsets.int().flip(0))
+
+
 def plan_of(layout: Layout, queries: int, *, is_plain: bool = False) -> Plan:
     single = [chunk for chunk, length in enumerate(layout.lengths) if length == 1]
     if len(single) == len(layout.lengths):
@@ -181,7 +197,10 @@ def paged_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks
     is_plain = spec.window is None and spec.logit_softcap is None and sinks is None and q.element_size() == 2
     plan = layout.derived.get(("triton attention", cut.queries, is_plain))
     if plan is None:
-        plan = plan_of(layout, cut.queries, is_plain=is_plain)
+        if layout.lengths:
+            plan = plan_of(layout, cut.queries, is_plain=is_plain)
+        else:
+            plan = _plan_on_device(layout, cut.queries, q.shape[0])
         layout.derived["triton attention", cut.queries, is_plain] = plan
     out = torch.empty_like(q)
     if plan.singles.num_chunks:

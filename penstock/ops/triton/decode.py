@@ -53,7 +53,7 @@ def _decode(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     DIM: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SINKS: tl.constexpr,
-    LISTED: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
+    LISTED: tl.constexpr, CHECKED: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
     SCALES: tl.constexpr, BYTES: tl.constexpr, NATIVE: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One sequence's query, the heads that share a kv head, one of SPLITS runs of keys.
@@ -69,6 +69,8 @@ def _decode(
     split = tl.program_id(2)
     chunk = tl.load(members + member) if LISTED else member
     token = tl.load(starts + chunk).to(tl.int64)
+    if CHECKED and tl.load(starts + chunk + 1) - token != 1:
+        return
     context = tl.load(contexts + chunk)
     first = tl.maximum(context - WINDOW, 0) if WINDOW else 0
     origin = first // TILE * TILE
@@ -221,10 +223,11 @@ class Placing(NamedTuple):
 
 
 class Singles(NamedTuple):
-    """The chunks of one query each: their numbers, or None when every chunk is one."""
+    """The chunks of one query each: their numbers, or None when every chunk is one, or is to be asked whether it is."""
 
     num_chunks: int
     members: Tensor | None = None
+    is_checked: bool = False
 
 
 @cached_attention.kernel("cuda", fits=lambda *arguments: _places_singles(*arguments))
@@ -252,12 +255,14 @@ def _places_singles(
     layout: Layout,
     sinks: Tensor | None,
 ) -> bool:
-    """Worth it while launches cost more than bytes: with many sequences the longer program hides less latency."""
+    """Worth it while launches cost more than bytes: with many sequences the longer program hides less latency.
+
+    A cache of 8-bit numbers is read too slowly this way.
+    """
     is_by_head = norms is None or norms.q.shape[0] == spec.head_dim
     is_small = len(layout.lengths) * spec.num_kv_heads <= MAX_PLACING_PROGRAMS
-    return (
-        isinstance(cache, LayerCache) and is_by_head and is_small and qkv.is_contiguous() and set(layout.lengths) == {1}
-    )
+    is_plain = isinstance(cache, LayerCache) and cache.keys.element_size() > 1 and qkv.is_contiguous()
+    return is_plain and is_by_head and is_small and set(layout.lengths) == {1}
 
 
 def attend_singles(
@@ -316,6 +321,7 @@ def attend_singles(
         TILE=cut.tile,
         SPLITS=splits,
         LISTED=singles.members is not None,
+        CHECKED=singles.is_checked,
         PLACES=placing is not None,
         NORMS=norms is not None,
         TURNS=angles is not None,

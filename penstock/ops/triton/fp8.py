@@ -3,9 +3,6 @@
 Products of many rows go to the library, which scales by row and column.
 """
 
-from dataclasses import dataclass
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +13,13 @@ from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated, round_normed, round_rows
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.few import Cut, Scales, few_rows
 
 MAX_SIZE = 32768
-MAX_FEW = 32
+MAX_FEW = 64
+MAX_FEW_OF_SHORT = 128
+"""Rows of x up to which products here are faster than the library's: with any matrix, and with one of few rows."""
+MAX_SHORT = 8192
 
 
 @triton.jit
@@ -69,93 +70,10 @@ def _round_normed(
     tl.store(scales + row, tl.div_rn(most, MOST))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _few(
-    x, x_scales, values, scales, bias, out, partial, counters, num_rows, num_out,
-    SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    EVEN: tl.constexpr, BIAS: tl.constexpr, CHAINS: tl.constexpr,
-):  # fmt: skip
-    """Up to PAD rows of x: rows of the matrix are the tall side of the matrix units' tile.
-
-    With SPLITS each program sums a part of the columns, and the one that ends last adds the parts in their order.
-    """
-    part = tl.program_id(1)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    bounded = tl.minimum(rows, num_out - 1)
-    tokens = tl.arange(0, PAD)
-    columns = tl.arange(0, BLOCK)
-    start = values + bounded.to(tl.int64)[:, None] * SIZE + columns[None, :]
-    source = x + tokens[None, :] * SIZE + columns[:, None]
-    is_token = (tokens < num_rows)[None, :]
-    await_others(CHAINS)
-    total = tl.zeros([ROWS, PAD], tl.float32)
-    span: tl.constexpr = (SIZE + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK
-    for begin in range(part * span, tl.minimum(part * span + span, SIZE), BLOCK):
-        if EVEN:
-            numbers = tl.load(source + begin, mask=is_token, other=0.0)
-            matrix = tl.load(start + begin)
-        else:
-            inside = columns + begin < SIZE
-            numbers = tl.load(source + begin, mask=is_token & inside[:, None], other=0.0)
-            matrix = tl.load(start + begin, mask=inside[None, :], other=0.0)
-        total = tl.dot(matrix, numbers, total)
-    is_last = True
-    if SPLITS > 1:
-        mine = partial + (part * PAD + tokens[None, :]) * num_out + rows[:, None]
-        tl.store(mine, total, mask=(rows < num_out)[:, None])
-        tl.debug_barrier()
-        counter = counters + tl.program_id(0)
-        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            tl.store(counter, 0)
-            total = tl.zeros([ROWS, PAD], tl.float32)
-            for each in range(SPLITS):
-                place = partial + (each * PAD + tokens[None, :]) * num_out + rows[:, None]
-                total += tl.load(place, mask=(rows < num_out)[:, None], other=0.0, cache_modifier=".cg")
-    if is_last:
-        total *= tl.load(scales + bounded)[:, None]
-        total *= tl.load(x_scales + tokens, mask=tokens < num_rows, other=0.0)[None, :]
-        if BIAS:
-            total += tl.load(bias + bounded).to(tl.float32)[:, None]
-        target = out + tokens[None, :] * num_out + rows[:, None]
-        tl.store(target, total.to(out.dtype.element_ty), mask=is_token & (rows < num_out)[:, None])
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut: rows of the matrix a program reads, columns at a time, programs a row's columns are split over."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int = 3
-    splits: int = 1
-
-
 WIDE = Cut(rows=64, block=256, warps=4, stages=4)
-NARROW = Cut(rows=64, block=512, warps=4, stages=3, splits=2)
+NARROW = Cut(rows=64, block=256, warps=4, stages=4, splits=2)
 """For matrices with too few rows to keep the whole chip busy."""
-MAX_NARROW = 80 * 64
-
-
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """Zeros, as every launch leaves them."""
-    return torch.zeros(4096, dtype=torch.int32, device=device)
-
-
-def few_rows(x: Fp8, weight: Fp8, bias: Tensor | None, dtype: torch.dtype, cut: Cut) -> Tensor:
-    (num_rows, size), num_out = x.values.shape, weight.values.shape[0]
-    out = torch.empty((num_rows, num_out), dtype=dtype, device=x.values.device)
-    block = max(min(cut.block, triton.next_power_of_2(size)), 32)
-    pad = max(triton.next_power_of_2(num_rows), 16)
-    partial = torch.empty((cut.splits, pad, num_out) if cut.splits > 1 else (0,), device=out.device)
-    _few[(triton.cdiv(num_out, cut.rows), cut.splits)](
-        *x, *weight, out if bias is None else bias, out, partial, _counters(out.device), num_rows, num_out,
-        SIZE=size, PAD=pad, ROWS=cut.rows, BLOCK=block, SPLITS=cut.splits, EVEN=size % block == 0,
-        BIAS=bias is not None, **chained(), num_warps=cut.warps, num_stages=cut.stages,
-    )  # fmt: skip
-    return out
+MAX_NARROW = 5120
 
 
 def _launch_round(x: Tensor, size: int, activation: Activation | None) -> Fp8:
@@ -206,14 +124,15 @@ def round_normed_rows(x: Tensor, stream: Tensor | None, weight: Tensor, eps: flo
 
 def _few_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> bool:
     """The matrix units add 8-bit products with fewer bits than float32 has."""
+    most = MAX_FEW_OF_SHORT if weight.values.shape[0] <= MAX_SHORT else MAX_FEW
     is_plain = values.is_contiguous() and weight.values.is_contiguous()
-    return is_plain and 0 < values.shape[0] <= MAX_FEW and dtype.itemsize == 2
+    return is_plain and 0 < values.shape[0] <= most and dtype.itemsize == 2
 
 
 @multiply_fp8.kernel("cuda", fits=_few_fits)
 def multiply_few(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     cut = NARROW if weight.values.shape[0] <= MAX_NARROW else WIDE
-    return few_rows(Fp8(values, scales), weight, bias, dtype, cut)
+    return few_rows(values, weight.values, bias, dtype, cut, scales=Scales(scales, weight.scales))
 
 
 def _scaled_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> bool:

@@ -3,8 +3,6 @@
 A library call wins once there are rows enough to fill the matrix units' tiles; below that it leaves bandwidth unused.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -15,9 +13,10 @@ from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.linear import gated_linear, linear, logits
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.few import Cut, few_rows
 
 MAX_FEW = 32
-MAX_BYTES = 16 << 20
+"""Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""
 
 
 @triton.jit
@@ -64,64 +63,9 @@ def _one(
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _few(
-    x, weight, bias, out, num_rows, num_out, SIZE: tl.constexpr,
-    PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
-    GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
-):  # fmt: skip
-    """Up to PAD rows of x: rows of the matrix are the tall side of the matrix units' tile."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    bounded = tl.minimum(rows, num_out - 1)
-    tokens = tl.arange(0, PAD)
-    columns = tl.arange(0, BLOCK)
-    start = weight + bounded.to(tl.int64)[:, None] * SIZE + columns[None, :]
-    below = num_out.to(tl.int64) * SIZE
-    source = x + tokens[None, :] * SIZE + columns[:, None]
-    is_token = (tokens < num_rows)[None, :]
-    await_others(CHAINS)
-    total = tl.zeros([ROWS, PAD], tl.float32)
-    other = tl.zeros([ROWS, PAD], tl.float32)
-    for begin in range(0, SIZE, BLOCK):
-        if EVEN:
-            numbers = tl.load(source + begin, mask=is_token, other=0.0)
-            matrix = tl.load(start + begin)
-        else:
-            inside = columns + begin < SIZE
-            numbers = tl.load(source + begin, mask=is_token & inside[:, None], other=0.0)
-            matrix = tl.load(start + begin, mask=inside[None, :], other=0.0)
-        total = tl.dot(matrix, numbers, total, input_precision="ieee")
-        if GATES:
-            if EVEN:
-                second = tl.load(start + below + begin)
-            else:
-                second = tl.load(start + below + begin, mask=inside[None, :], other=0.0)
-            other = tl.dot(second, numbers, other, input_precision="ieee")
-    kind = out.dtype.element_ty
-    if BIAS:
-        total += tl.load(bias + bounded).to(tl.float32)[:, None]
-    if GATES:
-        if BIAS:
-            other += tl.load(bias + num_out + bounded).to(tl.float32)[:, None]
-        total = activated(total.to(kind).to(tl.float32), other.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
-    target = out + tokens[None, :] * num_out + rows[:, None]
-    tl.store(target, total.to(kind), mask=is_token & (rows < num_out)[:, None])
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product of a few rows is cut: rows of the matrix a program reads, columns at a time, warps, loads under way."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int
-
-
-WIDE = Cut(64, 128, 4, 4)
 NARROW = Cut(16, 512, 2, 3)
-"""For matrices with too few rows to keep the whole chip busy."""
-MAX_NARROW = 2048
+SPLIT = Cut(64, 128, 4, 4, splits=2)
+WIDE = Cut(64, 128, 4, 4)
 
 
 def one_row(
@@ -144,21 +88,11 @@ def one_row(
     return out
 
 
-def few_rows(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None, cut: Cut | None = None
-) -> Tensor:
-    num_rows, size = x.shape
-    num_out = weight.shape[0] // (1 if activation is None else 2)
-    cut = cut or (NARROW if num_out <= MAX_NARROW else WIDE)
-    out = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device)
-    block = max(min(cut.block, triton.next_power_of_2(size)), 16)
-    _few[(triton.cdiv(num_out, cut.rows),)](
-        x, weight, x if bias is None else bias, out, num_rows, num_out, size,
-        PAD=max(triton.next_power_of_2(num_rows), 16), ROWS=cut.rows, BLOCK=block, EVEN=size % block == 0,
-        BIAS=bias is not None, GATES=activation is not None, KIND=KINDS[activation or "silu"], CLAMP=CLAMP,
-        SHARPNESS=SHARPNESS, **chained(), num_warps=cut.warps, num_stages=cut.stages,
-    )  # fmt: skip
-    return out
+def cut_of(num_out: int, size: int) -> Cut:
+    """Measured on an H200: few rows of the matrix alone do not keep the whole chip busy."""
+    if num_out <= 2048:
+        return NARROW
+    return SPLIT if num_out <= 5120 and size >= 4096 else WIDE
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -166,8 +100,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _few_fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Worth it while a product is short: then it gains more from beginning early than the library's does by being better."""
-    is_few = x.ndim == 2 and 1 < x.shape[0] <= MAX_FEW and weight.nbytes <= MAX_BYTES
+    is_few = x.ndim == 2 and 1 < x.shape[0] <= MAX_FEW
     return is_few and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
 
 
@@ -186,7 +119,7 @@ def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activat
 
 @gated_linear.kernel("cuda", fits=_gated_few_fits)
 def gated_linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    return few_rows(x, weight, bias, activation)
+    return few_rows(x, weight, bias, x.dtype, cut_of(weight.shape[0] // 2, x.shape[1]), activation=activation)
 
 
 @linear.kernel("cuda", fits=_fits)
@@ -196,7 +129,7 @@ def linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @linear.kernel("cuda", fits=_few_fits)
 def linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return few_rows(x, weight, bias)
+    return few_rows(x, weight, bias, x.dtype, cut_of(weight.shape[0], x.shape[1]))
 
 
 def _logits_fit(x: Tensor, weight: Tensor, softcap: float | None) -> bool:

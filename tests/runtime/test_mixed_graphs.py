@@ -1,0 +1,68 @@
+"""Steps recorded for any chunks: sizes, and what is worked out on the device against what the host works out."""
+
+import random
+
+import pytest
+import torch
+
+from penstock.core.batch import Arrival, Chunk
+from penstock.core.request import SamplingParams
+from penstock.runtime.device_rows import DeviceRows
+from penstock.runtime.inputs import make_inputs
+from penstock.runtime.mixed_graphs import padded_chunks, padded_tokens, spread
+from penstock.runtime.rows import Rows
+
+BLOCK_SIZE, NUM_ROWS, MAX_CONTEXT, IDLE_BLOCK = 4, 6, 64, 99
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("num_tokens", [*range(1, 300), 1000, 2047, 2048, 2049, 8191, 8192])
+def test_padding_adds_little_and_sizes_are_few(num_tokens: int) -> None:
+    padded = padded_tokens(num_tokens)
+    assert num_tokens <= padded <= max(num_tokens * 9 // 8 + 1, num_tokens + 63)
+    assert padded_tokens(padded) == padded
+
+
+def test_chunks_are_padded_to_powers_of_two() -> None:
+    assert [padded_chunks(number) for number in (1, 4, 5, 8, 9, 256, 257)] == [4, 4, 8, 8, 16, 256, 512]
+
+
+def arriving(row: int, length: int, numbers: random.Random) -> Chunk:
+    num_blocks = -(-length // BLOCK_SIZE)
+    blocks = tuple(numbers.randrange(90) for _ in range(num_blocks))
+    tokens = tuple(numbers.randrange(1000) for _ in range(length))
+    return Chunk(row, 0, length, tokens, blocks, True, Arrival(SamplingParams(), 0, length, (), ""))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None:
+    numbers = random.Random(seed)
+    rows = Rows(NUM_ROWS + 1, MAX_CONTEXT, BLOCK_SIZE, 1000, CPU)
+    held = DeviceRows(rows, NUM_ROWS + 1, MAX_CONTEXT // BLOCK_SIZE, IDLE_BLOCK, CPU)
+    chunks = [arriving(row, numbers.randint(1, 30), numbers) for row in numbers.sample(range(NUM_ROWS), 4)]
+    rows.place(0, chunks)
+    held.take_blocks(chunks)
+    rows.commit(0, chunks, [])
+    # Any later part of each, as a chunk behind a cached prefix is, or a single last token.
+    later = []
+    for chunk in chunks:
+        start = numbers.randrange(chunk.length)
+        later.append(
+            chunk._replace(start=start, length=chunk.length - start, token_ids=(), new_blocks=(), arrival=None)
+        )
+    told = make_inputs(later, rows)
+    total = sum(chunk.length for chunk in later)
+    described = [(chunk.row, chunk.start, chunk.length, 1) for chunk in later] + [(NUM_ROWS, 0, 0, 0)] * 3
+    token_ids, layout = spread(torch.tensor(described).t(), total + 7, held, BLOCK_SIZE, NUM_ROWS)
+    assert torch.equal(token_ids[:total], told.token_ids)
+    assert torch.equal(layout.positions[:total], told.layout.positions)
+    assert torch.equal(layout.slots[:total], told.layout.slots)
+    assert torch.equal(layout.query_starts[: len(later) + 1], told.layout.query_starts)
+    assert torch.equal(layout.context_lengths[: len(later)], told.layout.context_lengths)
+    width = told.layout.block_tables.shape[1]
+    for mine, theirs, chunk in zip(layout.block_tables, told.layout.block_tables, later):
+        seen = -(-chunk.end // BLOCK_SIZE)
+        assert torch.equal(mine[:width][:seen], theirs[:seen])
+    padding = layout.slots[total:]
+    assert torch.equal(padding, torch.full_like(padding, IDLE_BLOCK * BLOCK_SIZE))
+    assert bool((layout.query_starts[len(later) :] == total).all())
