@@ -21,6 +21,8 @@ from penstock.runtime.kv_cache import KVCache
 
 MAX_LAYER_WORK = 3e11
 """Tokens times weights of a layer, up to which an H200 computes a layer faster than its launches are made."""
+MAX_RECORDINGS = 96
+"""A recording of hundreds of launches takes some megabytes; sizes that come later are launched piece by piece."""
 LEAST_TOKENS = 64
 LEAST_CHUNKS = 4
 
@@ -65,10 +67,14 @@ class MixedGraphs:
         recording = self._recordings.get(size)
         if recording is None:
             fixed = told.to(self._rows.tokens.device, non_blocking=True)
-            if size not in self._seen:
+            if size not in self._seen or len(self._recordings) == MAX_RECORDINGS:
                 self._seen.add(size)
                 return self._forward(fixed, size[0])
-            graph, drawn = self._recorder.capture(lambda: self._forward(fixed, size[0]))
+            try:
+                graph, drawn = self._recorder.capture(lambda: self._forward(fixed, size[0]))
+            except torch.OutOfMemoryError:
+                self._seen.clear()  # what is left is needed: begin anew to count sizes
+                return self._forward(fixed, size[0])
             recording = self._recordings[size] = Recording(graph, fixed, drawn)
         recording.chunks.copy_(told, non_blocking=True)
         recording.graph.replay()
