@@ -1,7 +1,6 @@
 """What will be sent: the arrivals and lengths of a workload or a trace, as conversations of named prompt segments."""
 
 from dataclasses import dataclass
-from random import Random
 
 from penstock.bench.prompts import Segment
 from penstock.workload.trace import BLOCK_TOKENS, Trace
@@ -54,19 +53,17 @@ class Plan:
         return repeated
 
 
-def plan_of_recipe(recipe: Recipe, seed: int, num_turns: int = 1, think_s: float = 0.0, name: str = "") -> Plan:
-    """The same seed as a simulation's gives the same arrivals and lengths. Further turns are drawn from the same lengths."""
-    random = Random(f"{seed} turns")
+def plan_of_recipe(recipe: Recipe, seed: int, name: str = "") -> Plan:
+    """The same seed as a simulation's gives the same arrivals and lengths."""
+    think_s = recipe.conversation.think_s if recipe.conversation else 0.0
     asks = []
     for number, outline in enumerate(recipe.outlines(seed)):
         start = [Segment(f"{name}own {number}", outline.num_own)]
         if outline.prefix is not None and recipe.prefix is not None:
             start.insert(0, Segment(f"{name}shared {outline.prefix}", recipe.prefix.num_tokens))
         later = [
-            Turn(
-                (Segment(f"{name}own {number} turn {turn}", recipe.prompts.draw(random)),), recipe.answers.draw(random)
-            )
-            for turn in range(1, num_turns)
+            Turn((Segment(f"{name}own {number} turn {turn}", num_own),), num_answer)
+            for turn, (num_own, num_answer) in enumerate(outline.later, 1)
         ]
         asks.append(Ask(outline.arrival_s, (Turn(tuple(start), outline.num_answer), *later), think_s))
     return Plan(tuple(asks))

@@ -12,7 +12,7 @@ from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, Ramp
 from penstock.workload.trace import Trace
 from penstock.workload.trace_files import read
-from penstock.workload.workload import Recipe, SharedPrefix
+from penstock.workload.workload import Conversation, Recipe, SharedPrefix
 
 DEFAULT_REQUESTS = 100
 KNEE_TRIAL_S = 30.0
@@ -37,8 +37,7 @@ def plan_maker(config: Config, trace: Trace | None) -> PlanMaker:
     def make(name: str, rate: float | None) -> Plan:
         if trace is not None:
             return plan_of_trace(trace, f"{name} ")
-        words = config.words
-        return plan_of_recipe(recipe_of(config, rate), words.seed, words.turns, words.think_s, f"{name} ")
+        return plan_of_recipe(recipe_of(config, rate), config.words.seed, f"{name} ")
 
     return make
 
@@ -51,6 +50,7 @@ def recipe_of(config: Config, rate: float | None) -> Recipe:
         answers=lengths.parse(words.answers),
         num_requests=_num_requests(config, rate),
         prefix=SharedPrefix(words.shared_prefix, words.num_prefixes) if words.shared_prefix else None,
+        conversation=Conversation(words.turns, words.think_s) if words.turns > 1 else None,
     )
 
 

@@ -38,6 +38,10 @@ class Load:
     """Answer tokens instead of the workload's, written likewise"""
     shared_prefix: int | None = None
     """Tokens that all prompts begin with, before those of their own (default: the workload's)"""
+    turns: int = 1
+    """Turns of a conversation, each with all before it as its history; the rate stays that of requests"""
+    think_s: float = 0.0
+    """Seconds between an answer and the next turn"""
     burstiness: float = 1.0
     """Spread of the gaps between arrivals: 1 as of independent users, more in bursts"""
     trace: Path | None = None
@@ -127,6 +131,7 @@ def demand_of(load: Load) -> "Demand":
     from penstock.planner.demand import KINDS, Demand
     from penstock.workload import lengths
     from penstock.workload.trace_files import read
+    from penstock.workload.workload import Conversation
 
     kind = KINDS[load.workload]
     return Demand(
@@ -137,6 +142,7 @@ def demand_of(load: Load) -> "Demand":
         variation=load.burstiness,
         trace=None if load.trace is None else read(load.trace),
         seed=load.seed,
+        conversation=None if load.turns == 1 else Conversation(load.turns, load.think_s),
     )
 
 
@@ -222,7 +228,7 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
     )
     engine = MeasuredEngine(Measured(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)
     candidate = replace(candidate, measured=engine)
-    return Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.shared_prefix))
+    return Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.mean_repeated))
 
 
 def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ def plan_data(
             "p95_total": sizes.p95_total,
             "largest_total": sizes.largest_total,
             "shared_prefix": plan.demand.shared_prefix,
+            "num_turns": plan.demand.num_turns,
         },
         "target": asdict(plan.target),
         "took": {"seconds": round(seconds, 2), "num_simulations": num_runs, "num_fitting": plan.num_bounded},

@@ -40,7 +40,8 @@ def _print_head(data: Data) -> None:
         (
             "load",
             f"{demand['rate']:g} requests/s of {demand['mean_prompt']:,.0f} prompt and {demand['mean_answer']:,.0f} answer "
-            f"tokens on average, 95 % below {demand['p95_total']:,.0f} in all",
+            f"tokens on average, 95 % below {demand['p95_total']:,.0f} in all"
+            + (f"; conversations of {demand['num_turns']} turns" if demand["num_turns"] > 1 else ""),
         ),
         ("target", f"{bounds} for {100 * target['fraction']:g} % of requests"),
         (

@@ -132,17 +132,18 @@ def _filled(owner: Any, values: Mapping[str, Any]) -> Any:
 def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
     """The report of a short benchmark; what it prints goes to the error stream."""
     from penstock.cli import bench
+    from penstock.cli.plan import demand_of
     from penstock.planner.demand import KINDS
 
-    load, kind = asked.load, KINDS[asked.load.workload]
+    load, kind, demand = asked.load, KINDS[asked.load.workload], demand_of(asked.load)
     if load.trace is not None:
         recording = bench.Recording(trace=load.trace, trace_speed=_trace_speed(asked, rate))
         arrivals = bench.Load(num_requests=config.num_requests)
     else:
         recording = bench.Recording()
         arrivals = bench.Load(
-            rate=rate,
-            num_requests=config.num_requests,
+            rate=rate / demand.num_turns,
+            num_requests=demand.num_conversations(config.num_requests),
             arrivals="poisson" if load.burstiness == 1.0 else "gamma",
             burstiness=None if load.burstiness == 1.0 else load.burstiness,
         )
@@ -150,6 +151,8 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
         prompts=load.prompts or kind.prompts,
         answers=load.answers or kind.answers,
         shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
+        turns=load.turns,
+        think_s=load.think_s,
         seed=load.seed,
     )
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
@@ -167,6 +170,8 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
             )
         )
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if report["is_partial"]:
+        raise KeyboardInterrupt
     return report
 
 

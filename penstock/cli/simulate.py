@@ -31,7 +31,7 @@ from penstock.sim.tracing import Tracer
 from penstock.sizing import GIB, Memory, size_engine
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
-from penstock.workload.workload import Recipe, SharedPrefix, Workload
+from penstock.workload.workload import Conversation, Recipe, SharedPrefix, Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
 PolicyName = Literal[
@@ -100,6 +100,10 @@ class Load:
     """How many such beginnings there are"""
     shared_fraction: float = 1.0
     """Share of the prompts that begin so"""
+    turns: int = 1
+    """Turns of a conversation, each with all before it as its history; rate and number are then of conversations"""
+    think_s: float = 0.0
+    """Seconds between an answer and the next turn"""
     trace: Path | None = None
     """Recorded arrivals to replay instead: Mooncake, Azure, BurstGPT or our own recording"""
     trace_speed: float = 1.0
@@ -110,13 +114,15 @@ class Load:
     """The same seed gives the same load"""
 
     def workload(self, vocab_size: int) -> Workload:
+        if self.trace is not None and self.turns != 1:
+            raise ConfigError("--trace has requests of its own; leave --turns")
         workload = self._traced(self.trace, vocab_size) if self.trace else self.recipe(vocab_size).make(self.seed)
         if self.deadline_s is None:
             return workload
         if not 0.0 < self.deadline_s < 1e9:
             raise ConfigError(f"--deadline-s is {self.deadline_s}; choose a number of seconds above 0")
         late = self.deadline_s
-        return Workload([replace(one, deadline_s=one.arrival_s + late) for one in workload.requests])
+        return Workload([replace(one, deadline_s=one.arrival_s + late) for one in workload.requests], workload.later)
 
     def _traced(self, path: Path, vocab_size: int) -> Workload:
         from penstock.workload import trace_files  # numpy: not needed to say what the flags are
@@ -132,6 +138,7 @@ class Load:
             num_requests=self.num_requests,
             prefix=self._prefix(),
             vocab_size=vocab_size,
+            conversation=None if self.turns == 1 else Conversation(self.turns, self.think_s),
         )
 
     def _prefix(self) -> SharedPrefix | None:

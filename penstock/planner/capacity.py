@@ -28,6 +28,10 @@ FIRST_TRY = 0.97
 """Of the bound."""
 WARM_UP_FRACTION = 0.2
 MIN_REQUESTS, MAX_REQUESTS = 240, 1000
+MOST_LEAD = 0.5
+"""Share of a run that conversations may take to fill a fleet: runs are as long as that asks, but no more than
+`LONGEST_TALK` times as long as others."""
+LONGEST_TALK = 4
 TURNOVERS = 2.0
 """How many times the requests inside are replaced in a run."""
 
@@ -77,7 +81,7 @@ class Loads:
         self._target = target
         self._on_run = on_run
         self._runs: dict[int, Run] = {}
-        self.steady: Steady = bound(candidate, demand.sizes, target.slo, demand.shared_prefix)
+        self.steady: Steady = bound(candidate, demand.sizes, target.slo, demand.mean_repeated)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -103,8 +107,11 @@ def serve(candidate: Candidate, demand: Demand, target: Target, rate: float, num
     warm = warm_start(candidate, demand, plain, rate, num_copies)
     slo = target.slo
     result = simulate(candidate.fleet(num_copies), warm.workload, slo)
-    start_s = warm.start_s + WARM_UP_FRACTION * plain.span_s
-    judged = [timeline for timeline in result.timelines if timeline.arrival_s >= start_s]
+    # Conversations fill a fleet until the first of them have ended, and empty it when no more begin.
+    lead_s = min(conversation_s(candidate, demand, rate, num_copies), MOST_LEAD * plain.span_s)
+    start_s = warm.start_s + max(WARM_UP_FRACTION * plain.span_s, lead_s)
+    end_s = warm.start_s + plain.span_s if demand.num_turns > 1 else math.inf
+    judged = [timeline for timeline in result.timelines if start_s <= timeline.arrival_s <= end_s]
     duration_s = max(timeline.end_s or 0.0 for timeline in judged) - start_s
 
     def late(time: Callable[[Timeline], float | None], allowed: float | None) -> float:
@@ -127,10 +134,20 @@ def serve(candidate: Candidate, demand: Demand, target: Target, rate: float, num
 
 def run_length(candidate: Candidate, demand: Demand, rate: float, num_copies: int) -> int:
     """Long enough to replace those inside."""
-    inside = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.shared_prefix)
+    inside = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.mean_repeated)
     least, most = (count * math.sqrt(num_copies) for count in (MIN_REQUESTS, MAX_REQUESTS))
     wanted = round(min(max(TURNOVERS * inside, least), most))
+    talked = rate * conversation_s(candidate, demand, rate, num_copies) / MOST_LEAD
+    wanted = round(max(wanted, min(talked, LONGEST_TALK * most)))
     return min(wanted, demand.largest_run or wanted)
+
+
+def conversation_s(candidate: Candidate, demand: Demand, rate: float, num_copies: int) -> float:
+    """From a first turn to the last, by Little's law; 0 where there is but one."""
+    if demand.conversation is None:
+        return 0.0
+    inside = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.mean_repeated)
+    return (demand.num_turns - 1) * (demand.conversation.think_s + inside / rate)
 
 
 def find_capacity(loads: Loads, finest: int = COARSE) -> Capacity:

@@ -14,7 +14,7 @@ from penstock.metrics.summary import Slo, quantile
 from penstock.workload.arrivals import Gamma, Poisson
 from penstock.workload.lengths import Lengths
 from penstock.workload.trace import Trace
-from penstock.workload.workload import Recipe, SharedPrefix, Workload
+from penstock.workload.workload import Conversation, Recipe, SharedPrefix, Workload
 
 SAMPLE = 2000
 """Requests that stand for all in means and quantiles."""
@@ -65,8 +65,12 @@ class Demand:
     trace: Trace | None = None
     """Recorded requests to use instead of made-up ones, at their own spacing stretched to the rate."""
     seed: int = 0
+    conversation: Conversation | None = None
+    """Requests are turns of such; those of a conversation follow each other."""
 
     def __post_init__(self) -> None:
+        if self.trace is not None and self.conversation is not None:
+            raise ConfigError("a trace has requests of its own; leave either the trace or the conversations")
         if not (math.isfinite(self.rate) and 0.0 < self.rate <= 1e6):
             raise ConfigError(f"the load is {self.rate} requests a second; choose a number above 0")
         if not 0 <= self.shared_prefix <= 1_000_000:
@@ -78,26 +82,51 @@ class Demand:
             part = self.trace.first(num_requests)
             own_rate = len(part) / part.span_s if part.span_s > 0.0 else 1.0
             return part.faster(rate / own_rate).workload(vocab_size)
-        recipe = Recipe(
-            Poisson(rate) if self.variation == 1.0 else Gamma(rate, self.variation),
+        return self._recipe(rate, num_requests, vocab_size).make(self.seed)
+
+    @property
+    def num_turns(self) -> int:
+        return 1 if self.conversation is None else self.conversation.num_turns
+
+    def num_conversations(self, num_requests: int) -> int:
+        return max(1, round(num_requests / self.num_turns))
+
+    def _recipe(self, rate: float, num_requests: int, vocab_size: int) -> Recipe:
+        begin_rate = rate / self.num_turns
+        return Recipe(
+            Poisson(begin_rate) if self.variation == 1.0 else Gamma(begin_rate, self.variation),
             self.prompts,
             self.answers,
-            num_requests,
+            self.num_conversations(num_requests),
             SharedPrefix(self.shared_prefix) if self.shared_prefix else None,
             vocab_size,
+            self.conversation,
         )
-        return recipe.make(self.seed)
 
     @cached_property
     def sample(self) -> list[tuple[int, int]]:
-        """Lengths of prompts and answers: a trace's own, or drawn."""
+        """Lengths of prompts, histories included, and of answers: a trace's own, or drawn."""
         if self.trace is not None:
             return list(zip(self.trace.prompt_lengths, self.trace.answer_lengths, strict=True))
-        prompt_random, answer_random = Random(f"{self.seed} prompts"), Random(f"{self.seed} answers")
-        return [
-            (self.prompts.draw(prompt_random) + self.shared_prefix, self.answers.draw(answer_random))
-            for _ in range(SAMPLE)
-        ]
+        found = []
+        for outline in self._recipe(1.0, SAMPLE, 1).outlines(self.seed):
+            prompt, answer = self.shared_prefix + outline.num_own, outline.num_answer
+            found.append((prompt, answer))
+            for num_own, num_answer in outline.later:
+                prompt, answer = prompt + answer + num_own, num_answer
+                found.append((prompt, answer))
+        return found
+
+    @cached_property
+    def mean_repeated(self) -> float:
+        """Prompt tokens of a request that were sent before: of the shared beginning, or of the conversation so far."""
+        if self.num_turns == 1:
+            return self.shared_prefix
+        pairs = self.sample
+        said = [prompt + answer for prompt, answer in pairs]
+        firsts = range(0, len(pairs), self.num_turns)
+        later = sum(said[number - 1] for number in range(len(pairs)) if number % self.num_turns)
+        return (self.shared_prefix * len(firsts) + later) / len(pairs)
 
     @cached_property
     def sizes(self) -> "Sizes":

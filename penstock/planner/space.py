@@ -138,7 +138,7 @@ def _with_best_limits(plain: Candidate, demand: Demand, slo: Slo) -> Found:
                 _check_room(candidate, demand)
             except ConfigError:
                 continue
-            options.append(Found(candidate, bound(candidate, demand.sizes, slo, demand.shared_prefix)))
+            options.append(Found(candidate, bound(candidate, demand.sizes, slo, demand.mean_repeated)))
     if not options:
         raise ConfigError("no memory is left for the longest request beside the smallest batch")
     best = max(option.steady.rate for option in options)

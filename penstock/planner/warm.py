@@ -23,11 +23,11 @@ SLACK = 1.5
 
 def warm_start(candidate: Candidate, demand: Demand, workload: Workload, rate: float, num_copies: int) -> "Warm":
     """The workload after those who were there before it."""
-    count = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.shared_prefix)
+    count = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.mean_repeated)
     before = list(_inside(demand, count, candidate.spec.vocab_size))
     start_s = SLACK * _seconds(candidate, before) / num_copies
     after = [replace(request, arrival_s=request.arrival_s + start_s) for request in workload.requests]
-    return Warm(Workload((*before, *after)), start_s)
+    return Warm(Workload((*before, *after), workload.later), start_s)
 
 
 class Warm:

@@ -11,8 +11,8 @@ from penstock.core.batch import Delta, FinishReason
 from penstock.core.request import Request
 from penstock.cost.hardware import Link
 from penstock.errors import ConfigError
-from penstock.metrics.timeline import Timelines
 from penstock.sim.clock import EventQueue
+from penstock.sim.replica import Ledger
 
 _TOKEN = 0
 
@@ -42,7 +42,7 @@ class Disaggregation:
 class Arrived:
     """Stands before the timelines for decode replicas: a prompt that came over the link was not cached, it was computed."""
 
-    def __init__(self, timelines: Timelines, is_moved: Callable[[int], bool]) -> None:
+    def __init__(self, timelines: Ledger, is_moved: Callable[[int], bool]) -> None:
         self.gaps = timelines.gaps
         self._timelines = timelines
         self._is_moved = is_moved
@@ -66,7 +66,7 @@ class Handover:
     def __init__(
         self,
         split: Disaggregation,
-        timelines: Timelines,
+        timelines: Ledger,
         events: EventQueue,
         go_on: Callable[[Request, float], None],
     ) -> None:

@@ -46,8 +46,8 @@ class Pool:
         self.members: list[Member] = []
         self.num_starts = 0
         self.num_stops = 0
-        self.is_closing = False
-        """Nobody comes any more."""
+        self.has_more: Callable[[], bool] = lambda: True
+        """Whether somebody may still come."""
         self._kind = kind
         self._make = make
         self._policy = policy
@@ -142,7 +142,7 @@ class Pool:
             wanted_ones[-1].replica.set_ready(False)
             wanted_ones[-1].is_started = True
             self._stop_drained(now)
-        if not self.is_closing or self.num_pending:
+        if self.has_more() or self.num_pending:
             self._events.post(now + scaling.interval_s, self._review)
 
     def _stop_drained(self, now: float) -> None:

@@ -1,6 +1,6 @@
 """A fleet in virtual time: requests arrive, are routed, served and counted. It reads no clock; chance follows from seeds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.config import EngineConfig
@@ -11,6 +11,7 @@ from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
 from penstock.router.policy import LeastPending, Policy
 from penstock.sim.clock import EventQueue
+from penstock.sim.conversation import Conversations
 from penstock.sim.handover import Arrived, Disaggregation, Handover
 from penstock.sim.history import Sample
 from penstock.sim.pool import Member, Pool
@@ -20,7 +21,7 @@ from penstock.sim.speculation import Guessing, Speculation
 from penstock.sim.swift import SwiftReplica
 from penstock.sim.tracing import Tracer
 from penstock.sizing import Sizing, make_scheduler
-from penstock.workload.workload import Workload
+from penstock.workload.workload import FollowUp, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ def simulate(
 
     Requests are taken one by one, so that a million of them need not lie in memory.
     """
-    course = Course(fleet, Timelines(keep_times=keep_times), tracer)
+    later = workload.later if isinstance(workload, Workload) else {}
+    course = Course(fleet, Timelines(keep_times=keep_times), tracer, later)
     for request in workload.requests if isinstance(workload, Workload) else workload:
         course.arrive(request)
     return course.finish(slo)
@@ -156,19 +158,27 @@ def simulate(
 class Course:
     """One simulation under way."""
 
-    def __init__(self, fleet: Fleet, timelines: Timelines, tracer: Tracer | None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        timelines: Timelines,
+        tracer: Tracer | None,
+        later: Mapping[int, Sequence[FollowUp]] | None = None,
+    ) -> None:
         self._split = fleet.split
         self._timelines = timelines
         self._tracer = tracer
         self._events = EventQueue()
+        self._conversations = Conversations(later, timelines, self._events, self._take) if later else None
+        self._ledger: Ledger = self._conversations or timelines
         self._num_turned_away = 0
         self._moved: set[int] = set()
         self._handovers: dict[str, Handover] = {}
         self._prefill: Pool | None = None
-        ledger: Ledger = timelines
+        ledger: Ledger = self._ledger
         split = fleet.split
         if split is not None:
-            ledger = Arrived(timelines, self._moved.__contains__)
+            ledger = Arrived(ledger, self._moved.__contains__)
             self._prefill = Pool(
                 "prefill",
                 lambda name: fleet.replica(name, self._events, self._handover(name, split), tracer),
@@ -192,8 +202,12 @@ class Course:
 
     def arrive(self, request: Request) -> None:
         """A request comes, after everything that happens before it."""
-        now = request.arrival_s
-        self._events.run_before(now)
+        self._events.run_before(request.arrival_s)
+        self._take(request, request.arrival_s)
+
+    def _take(self, request: Request, now: float) -> None:
+        if self._conversations is not None:
+            self._conversations.begin(request)
         self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n)
         if self._split is not None and self._prefill is not None and not self._split.is_local(request):
             self._prefill.submit(request, now)
@@ -202,7 +216,8 @@ class Course:
 
     def finish(self, slo: Slo | None) -> Result:
         """No more come: serve those who are here, and count."""
-        self._pool.is_closing = True
+        conversations = self._conversations
+        self._pool.has_more = (lambda: False) if conversations is None else conversations.has_more
         self._events.run()
         timelines = self._timelines
         if timelines.num_open:
@@ -228,7 +243,7 @@ class Course:
         )
 
     def _handover(self, name: str, split: Disaggregation) -> Handover:
-        self._handovers[name] = Handover(split, self._timelines, self._events, self._go_on)
+        self._handovers[name] = Handover(split, self._ledger, self._events, self._go_on)
         return self._handovers[name]
 
     def _go_on(self, request: Request, now: float) -> None:
@@ -238,7 +253,7 @@ class Course:
 
     def _turn_away(self, request: Request, now: float) -> None:
         self._num_turned_away += 1
-        self._timelines.refuse(request.request_id, now)
+        self._ledger.refuse(request.request_id, now)
 
 
 def _report(member: Member, end_s: float) -> ReplicaReport:

@@ -3,8 +3,9 @@
 An answer's length is its `max_tokens` with end-of-text ignored, so that engine, bench and simulator generate the same tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
@@ -33,10 +34,47 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """Requests are the first of several turns, each with all before it as its history."""
+
+    num_turns: int
+    think_s: float = 0.0
+    """Between an answer and the next turn."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_turns <= 1000:
+            raise ConfigError(f"conversations of {self.num_turns} turns: choose 1 to 1000")
+        if not (math.isfinite(self.think_s) and 0.0 <= self.think_s <= 1e6):
+            raise ConfigError(f"{self.think_s} seconds between turns: choose 0 or more")
+
+
+class FollowUp(NamedTuple):
+    """A later turn of a conversation, which is said `think_s` after the answer before it."""
+
+    own: tuple[int, ...]
+    """Tokens of the turn itself, after its history."""
+    num_answer: int
+    think_s: float
+
+    def after(self, earlier: Request, answer: Sequence[int], request_id: int, arrival_s: float) -> Request:
+        late_s = None if earlier.deadline_s is None else earlier.deadline_s - earlier.arrival_s
+        return replace(
+            earlier,
+            request_id=request_id,
+            prompt=(*earlier.prompt, *answer, *self.own),
+            params=replace(earlier.params, max_tokens=self.num_answer),
+            arrival_s=arrival_s,
+            deadline_s=None if late_s is None else arrival_s + late_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Requests in order of arrival. They may be made only when they are asked for (`trace`): go through them in order."""
 
     requests: Sequence[Request]
+    later: Mapping[int, Sequence[FollowUp]] = field(default_factory=dict)
+    """Further turns of the conversation that a request begins, by its id."""
 
     def __post_init__(self) -> None:
         times = [request.arrival_s for request in self.requests]
@@ -46,19 +84,28 @@ class Workload:
             raise ConfigError("two requests of a workload have the same request_id; number them apart")
 
     def __len__(self) -> int:
-        return len(self.requests)
+        return len(self.requests) + sum(map(len, self.later.values()))
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(request.prompt) for request in self.requests)
+        """Histories included."""
+        total = 0
+        for request in self.requests:
+            length, answer = len(request.prompt), request.params.max_tokens or 0
+            total += length
+            for turn in self.later.get(request.request_id, ()):
+                length, answer = length + answer + len(turn.own), turn.num_answer
+                total += length
+        return total
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(request.params.max_tokens or 0 for request in self.requests)
+        first = sum(request.params.max_tokens or 0 for request in self.requests)
+        return first + sum(turn.num_answer for turns in self.later.values() for turn in turns)
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """From the first arrival to the last; later turns come after that."""
         return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
 
 
@@ -71,6 +118,8 @@ class Outline(NamedTuple):
     num_own: int
     """Prompt tokens after the prefix."""
     num_answer: int
+    later: tuple[tuple[int, int], ...] = ()
+    """Of each further turn, its own tokens and those of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +131,11 @@ class Recipe:
     """Of the part that is a prompt's own; a shared prefix comes on top."""
     answers: Lengths
     num_requests: int = 1000
+    """With a conversation: how many of them."""
     prefix: SharedPrefix | None = None
     vocab_size: int = 32_000
+    conversation: Conversation | None = None
+    """Further turns are drawn from the same lengths."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_requests <= 10_000_000:
@@ -104,6 +156,8 @@ class Recipe:
     def _make(self, seed: int, shared: list[tuple[int, ...]], token_random: Random) -> Workload:
         tokens = range(self.vocab_size)
         requests = []
+        later: dict[int, tuple[FollowUp, ...]] = {}
+        think_s = self.conversation.think_s if self.conversation else 0.0
         for number, outline in enumerate(self.outlines(seed)):
             start = () if outline.prefix is None else shared[outline.prefix]
             own = token_random.choices(tokens, k=outline.num_own)
@@ -111,7 +165,12 @@ class Recipe:
             requests.append(
                 Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=outline.arrival_s)
             )
-        return Workload(tuple(requests))
+            if outline.later:
+                later[number] = tuple(
+                    FollowUp(tuple(token_random.choices(tokens, k=num_own)), num_answer, think_s)
+                    for num_own, num_answer in outline.later
+                )
+        return Workload(tuple(requests), later)
 
     def outlines(self, seed: int) -> Iterator[Outline]:
         """The requests of `make` without their tokens, for those who make words of their own."""
@@ -119,11 +178,15 @@ class Recipe:
         prompt_random, answer_random = Random(f"{seed} prompts"), Random(f"{seed} answers")
         prefix_random = Random(f"{seed} prefixes")
         self._shared_prefixes(prefix_random)  # drawn before from the same numbers
+        turn_random = Random(f"{seed} turns")
+        num_later = self.conversation.num_turns - 1 if self.conversation else 0
         for arrival_s in times:
             prefix = None
             if self.prefix and prefix_random.random() < self.prefix.fraction:
                 prefix = prefix_random.choice(range(self.prefix.num_prefixes))
-            yield Outline(arrival_s, prefix, self.prompts.draw(prompt_random), self.answers.draw(answer_random))
+            own, answer = self.prompts.draw(prompt_random), self.answers.draw(answer_random)
+            later = [(self.prompts.draw(turn_random), self.answers.draw(turn_random)) for _ in range(num_later)]
+            yield Outline(arrival_s, prefix, own, answer, tuple(later))
 
     def _shared_prefixes(self, random: Random) -> list[tuple[int, ...]]:
         if self.prefix is None:

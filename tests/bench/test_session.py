@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 from penstock.workload.arrivals import AtOnce, Constant, Poisson
 from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import Recipe, SharedPrefix
+from penstock.workload.workload import Conversation, Recipe, SharedPrefix
 from tests.bench.stub import TEMPLATE_TOKENS, Stub
 
 RECIPE = Recipe(AtOnce(), Uniform(20, 60), Uniform(2, 9), num_requests=40)
@@ -42,7 +42,9 @@ async def bench(
 
     def make(run: str, rate: float | None) -> Plan:
         chosen = recipe if rate is None else replace(recipe, arrivals=Poisson(rate))
-        return plan_of_recipe(chosen, 1, turns, name=f"{run} ")
+        if turns > 1:
+            chosen = replace(chosen, conversation=Conversation(turns))
+        return plan_of_recipe(chosen, 1, name=f"{run} ")
 
     session = Session(client, target, shape, Goal(slo), make, watch)
     before()

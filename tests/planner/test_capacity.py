@@ -10,6 +10,7 @@ from penstock.planner.capacity import Loads, find_capacity, grid_rate, serve
 from penstock.planner.demand import Target
 from penstock.planner.steady import bound, num_inside, steady_batch
 from penstock.planner.warm import warm_start
+from penstock.workload.workload import Conversation
 from tests.planner.candidates import TARGET, make_candidate, make_demand
 
 
@@ -113,3 +114,33 @@ def test_a_long_run_agrees_with_a_warm_one():
     inside = num_inside(candidate, demand.sizes, 0.7 * steady.rate)
     expected = candidate.step_cost.step_s(steady_batch(inside, demand.sizes))
     assert run.summary.tpot.mean == pytest.approx(expected, rel=0.1)
+
+
+def test_conversations_are_turns_at_the_rate_of_requests_with_their_histories():
+    plain = make_demand(rate=20.0, prompts=(50, 50), answers=(10, 10))
+    talk = replace(plain, conversation=Conversation(4, 1.0))
+    workload = talk.workload(20.0, 400, 1000)
+    assert len(workload) == 400
+    assert len(workload.requests) == 100
+    assert len(workload.requests) / workload.span_s == pytest.approx(5.0, rel=0.3)
+    assert talk.sizes.mean_prompt == pytest.approx(50 + 60 * 1.5)
+    assert talk.mean_repeated == pytest.approx(60 * 1.5)
+    assert (plain.mean_repeated, plain.sizes.mean_prompt) == (0, 50)
+
+
+def test_histories_in_the_cache_cost_less_than_prompts_of_that_length():
+    candidate = make_candidate()
+    talk = replace(make_demand(prompts=(50, 50), answers=(10, 10)), conversation=Conversation(4, 0.1))
+    cold = make_demand(prompts=(140, 140), answers=(10, 10))
+    rates = [
+        find_capacity(Loads(candidate, demand, TARGET, lambda: None)).rate
+        for demand in (talk, cold, make_demand(prompts=(50, 50), answers=(10, 10)))
+    ]
+    assert rates[1] < rates[0] <= rates[2]
+
+
+def test_a_run_of_conversations_is_judged_at_the_rate_it_was_asked_for():
+    candidate = make_candidate()
+    talk = replace(make_demand(prompts=(50, 50), answers=(10, 10)), conversation=Conversation(4, 5.0))
+    run = serve(candidate, talk, TARGET, 40.0, 1)
+    assert run.summary.num_requests / run.summary.duration_s == pytest.approx(40.0, rel=0.15)
