@@ -145,14 +145,13 @@ def _lengths(answers: Sequence[Answer]) -> Lengths:
 
 
 def _cache(answers: Sequence[Answer], plan: Plan, target: Target, server: Counters) -> Cache:
-    num_prompt = sum(answer.num_prompt or answer.num_prompt_asked for answer in answers)
-    repeated = plan.num_repeated() * (len(answers) / max(plan.num_requests, 1)) + target.vocabulary.overhead * len(
-        answers
-    )
-    share = min(repeated / num_prompt, 1.0) if num_prompt else 0.0
+    num_planned = plan.num_prompt_tokens()
+    repeated = plan.num_repeated() + target.vocabulary.overhead * plan.num_requests
+    share = min(repeated / num_planned, 1.0) if num_planned else 0.0
     if server.cache_hits is not None and server.cache_queries:
         return Cache(server.cache_hits / server.cache_queries, share, "the server's metrics")
     told = [answer.num_cached for answer in answers if answer.num_cached is not None]
+    num_prompt = sum(answer.num_prompt or 0 for answer in answers)
     if told and num_prompt:
         return Cache(sum(told) / num_prompt, share, "usage")
     return Cache(None, share, "not told")

@@ -36,6 +36,16 @@ class Plan:
     def num_requests(self) -> int:
         return sum(len(ask.turns) for ask in self.asks)
 
+    def num_prompt_tokens(self) -> int:
+        """Histories included."""
+        total = 0
+        for ask in self.asks:
+            history = 0
+            for turn in ask.turns:
+                total += history + turn.num_prompt
+                history += turn.num_prompt + turn.num_answer
+        return total
+
     def num_repeated(self) -> int:
         """Prompt tokens that the plan itself sends again, which even a cold cache may answer."""
         seen: set[tuple[str, ...]] = set()

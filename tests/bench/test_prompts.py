@@ -1,5 +1,7 @@
 """Laws of prompts: they cost what was asked, equal names are equal words, another nonce is another text."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.workload.arrivals import Poisson
 from penstock.workload.lengths import Uniform
 from penstock.workload.trace import Row, trace_of_rows
-from penstock.workload.workload import Recipe, SharedPrefix
+from penstock.workload.workload import Conversation, Recipe, SharedPrefix
 
 PLAIN = Vocabulary(
     tuple(f" {word}" for word in WORDS), (1.0,) * len(WORDS), nonce="n", token_ids=tuple(range(100, 400))
@@ -65,14 +67,15 @@ RECIPE = Recipe(Poisson(2.0), Uniform(5, 90), Uniform(1, 9), 30, SharedPrefix(64
 
 
 def test_a_plan_has_the_arrivals_and_lengths_of_its_recipe():
-    plan = plan_of_recipe(RECIPE, 3, num_turns=2, think_s=0.5, name="x ")
+    recipe = replace(RECIPE, conversation=Conversation(2, 0.5))
+    plan = plan_of_recipe(recipe, 3, name="x ")
     for ask, request in zip(plan.asks, RECIPE.make(3).requests, strict=True):
         assert ask.arrival_s == request.arrival_s
         assert ask.turns[0].num_prompt == len(request.prompt)
         assert ask.turns[0].num_answer == request.params.max_tokens
         assert (len(ask.turns), ask.think_s) == (2, 0.5)
     assert plan.num_requests == 60
-    assert plan == plan_of_recipe(RECIPE, 3, num_turns=2, think_s=0.5, name="x ")
+    assert plan == plan_of_recipe(recipe, 3, name="x ")
     names = {turn.segments[-1].name for ask in plan.asks for turn in ask.turns}
     assert len(names) == 60
 
@@ -81,8 +84,9 @@ def test_what_a_plan_repeats_is_counted():
     plan = plan_of_recipe(RECIPE, 3)
     shared = [ask.turns[0].segments[0].name for ask in plan.asks if len(ask.turns[0].segments) > 1]
     assert plan.num_repeated() == 64 * (len(shared) - len(set(shared)))
-    turns = plan_of_recipe(Recipe(Poisson(2.0), Uniform(10, 10), Uniform(3, 3), 2), 0, num_turns=3)
+    turns = plan_of_recipe(Recipe(Poisson(2.0), Uniform(10, 10), Uniform(3, 3), 2, conversation=Conversation(3)), 0)
     assert turns.num_repeated() == 2 * (13 + 26)
+    assert turns.num_prompt_tokens() == 2 * (10 + 23 + 36)
     assert Plan(()).num_repeated() == 0
 
 
