@@ -61,7 +61,8 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     if native is not None:
         return LoadedModel(native, device, files)
     told = None if progress is None else lambda done, total: progress("load", done, total)
-    network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told)
+    packs = device.torch_device.type == "cuda" and _is_plain(config)
+    network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told, packs)
     return LoadedModel(_kept(config, network), device, files)
 
 
@@ -98,10 +99,15 @@ def make_engine(
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:
     """On a CPU, unless a number type was asked for: packed weights and native steps where model and machine allow."""
-    is_plain = config.model.dtype == config.model.weights == "auto" and config.cache.kv in ("auto", "int8")
-    if not isinstance(device, CpuDevice) or not is_plain or config.cache.block_size % TILE:
+    can_cache = config.cache.kv in ("auto", "int8") and config.cache.block_size % TILE == 0
+    if not isinstance(device, CpuDevice) or not _is_plain(config) or not can_cache:
         return None
     return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads)
+
+
+def _is_plain(config: EngineConfig) -> bool:
+    """Weights are wanted as the file has them."""
+    return config.model.dtype == config.model.weights == "auto"
 
 
 def _kept(config: EngineConfig, network: Decoder | Encoder) -> Decoder | Encoder:

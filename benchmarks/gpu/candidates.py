@@ -59,6 +59,7 @@ def run(
     check: Callable[[Place], Sequence[Check]],
     module: str,
     seconds: float = 80.0,
+    report: Callable[[Sequence[Case], Sequence[float]], None] | None = None,
 ) -> None:
     begun = time.perf_counter()
     parser = argparse.ArgumentParser()
@@ -89,7 +90,7 @@ def run(
     checks = check(place)
     for name, error, most in checks:
         print(f"{'ok   ' if error <= most else 'WRONG'} {name}: {error:.2e} (at most {most:.0e})")
-    _report(cases, times)
+    (report or _report)(cases, times)
     if arguments.json:
         record = [{"group": case.group, "label": case.label, "us": took * 1e6} for case, took in zip(cases, times)]
         with open(arguments.json, "w") as file:

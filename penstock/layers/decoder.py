@@ -5,7 +5,6 @@ from torch import Tensor
 from penstock.layers.linear import Linear
 from penstock.layers.trunk import Parts, Trunk
 from penstock.models.spec import ModelSpec
-from penstock.ops.linear import logits
 
 
 class Decoder(Trunk):
@@ -18,4 +17,4 @@ class Decoder(Trunk):
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states. Ask for few at a time: the result is wide."""
         matrix = self.embedding if self.output is None else self.output
-        return logits(hidden, matrix.weight, self.spec.logit_softcap)
+        return matrix.logits(hidden, self.spec.logit_softcap)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from penstock.layers.parameter import unfilled
 from penstock.ops.embedding import embed
+from penstock.ops.linear import logits
 
 
 class Embedding(nn.Module):
@@ -15,3 +16,15 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return embed(ids, self.weight, self.scale)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def logits(self, hidden: Tensor, softcap: float | None) -> Tensor:
+        """The same matrix as an output matrix."""
+        return logits(hidden, self.weight, softcap)

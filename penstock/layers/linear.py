@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.layers.parameter import unfilled
-from penstock.ops.linear import linear
+from penstock.models.spec import Activation
+from penstock.ops.linear import gated_linear, linear, logits
 
 
 class Linear(nn.Module):
@@ -15,3 +16,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """The first half of the outputs gates the second."""
+        return gated_linear(x, self.weight, self.bias, activation)
+
+    def logits(self, hidden: Tensor, softcap: float | None) -> Tensor:
+        return logits(hidden, self.weight, softcap)

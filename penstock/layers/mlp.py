@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from penstock.layers.linear import Linear
 from penstock.models.spec import GatedMLP, PlainMLP
 from penstock.ops.activation import activate
-from penstock.ops.linear import gated_linear
 
 
 class Gated(nn.Module):
@@ -17,8 +16,7 @@ class Gated(nn.Module):
         self.down = Linear(spec.width, hidden_size, spec.bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        gated = gated_linear(x, self.gate_up.weight, self.gate_up.bias, self.activation)
-        return self.down(gated)  # type: ignore[no-any-return]
+        return self.down(self.gate_up.gated(x, self.activation))  # type: ignore[no-any-return]
 
 
 class Plain(nn.Module):

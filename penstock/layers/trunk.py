@@ -37,12 +37,12 @@ class Trunk(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.weight.device
+        return self.embedding.device
 
     @property
     def cache_dtype(self) -> torch.dtype:
         """The numbers keys and values are kept in."""
-        return self.embedding.weight.dtype
+        return self.embedding.dtype
 
     def forward(self, token_ids: Tensor, step: Step) -> Tensor:
         """Final hidden states [tokens, hidden]."""

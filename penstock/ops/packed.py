@@ -7,19 +7,23 @@ numbers in the order kernels read them:
     for each run of 16 rows, for each group:  values | 16 scales | 16 minimums
     values, as bytes  [8 lines][16 rows][4 inputs]   of W4: [4 lines], low half line j, high half line j + 4
 
-Knows no file format.
+That is for CPUs. `Words` hold them row by row for GPUs, and products with them are operations. Knows no file format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from penstock.errors import ModelFileError
+from penstock.models.spec import Activation
+from penstock.ops.activation import gate
+from penstock.ops.op import operation
 
 GROUP = 32
+MAX_GROUP = 128
 TILE = 16
 SCALES_BYTES = TILE * 2
 MOST_INTEGER = 127.0 * 8
@@ -52,6 +56,11 @@ class Grouped:
         """Rows by number."""
         minimums = None if self.minimums is None else self.minimums.index_select(0, rows)
         return Grouped(self.values.index_select(0, rows), self.scales.index_select(0, rows), minimums, self.order)
+
+    def to(self, device: torch.device) -> "Grouped":
+        """Its numbers on a device; `order` stays."""
+        minimums = None if self.minimums is None else self.minimums.to(device)
+        return Grouped(self.values.to(device), self.scales.to(device), minimums, self.order)
 
     def with_order(self, order: Tensor | None) -> "Grouped":
         return replace(self, order=order)
@@ -184,6 +193,138 @@ def multiply(x: Tensor, packed: Packed) -> Tensor:
     if matrix.minimums is not None:
         result += torch.einsum("mg,ng->mn", rounded.sum(-1) * scales, matrix.minimums.double())
     return result.float()
+
+
+class Words(NamedTuple):
+    """Rows of 32-bit words. A word holds values of one group: value j of a group's word i is input j * words a group + i.
+
+    values    int32 [rows, words]; 8 values of 4 bits, 0 .. 15, or 4 of 8 bits, signed; the first lowest
+    scales    float16 [rows, columns / group], and minimums where there are any
+    group     inputs that share a scale: 32, 64 or 128
+    """
+
+    values: Tensor
+    scales: Tensor
+    minimums: Tensor | None
+    group: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        return self.scales.shape[1] * self.group
+
+    @property
+    def values_per_word(self) -> int:
+        return self.num_columns // self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.values, self.scales, self.minimums) if part is not None)
+
+    def rows(self, start: int, stop: int) -> "Words":
+        minimums = None if self.minimums is None else self.minimums[start:stop]
+        return Words(self.values[start:stop], self.scales[start:stop], minimums, self.group)
+
+    def dequantize(self) -> Tensor:
+        """[rows, columns] in float32."""
+        packed = self.values.contiguous().view(torch.uint8).view(self.num_rows, -1, 4)
+        if self.values_per_word == 8:
+            packed = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+        values = packed.view(torch.int8).view(self.num_rows, -1, GROUP // self.values_per_word, self.values_per_word)
+        numbers = values.transpose(2, 3).reshape(self.num_rows, -1, self.group).float()
+        numbers *= self.scales.float().unsqueeze(-1)
+        if self.minimums is not None:
+            numbers += self.minimums.float().unsqueeze(-1)
+        return numbers.flatten(1)
+
+
+def arrange(matrix: Grouped) -> Words:
+    """In the order GPUs read; groups that share scale and minimum are made one. The order of inputs is the caller's to keep."""
+    scales, minimums, group = matrix.scales, matrix.minimums, GROUP
+    while group < MAX_GROUP and _are_pairs(scales) and (minimums is None or _are_pairs(minimums)):
+        scales, group = scales[:, ::2].contiguous(), 2 * group
+        minimums = None if minimums is None else minimums[:, ::2].contiguous()
+    if matrix.bits == 8:
+        words = matrix.values.view(torch.uint8).view(matrix.num_rows, -1, 4, 8).transpose(2, 3)
+    else:
+        first, second, third, fourth = matrix.values.view(matrix.num_rows, -1, 4, 4).unbind(2)
+        low = ((first & 15) | (second << 4), (third & 15) | (fourth << 4))
+        high = ((first >> 4) | (second & 240), (third >> 4) | (fourth & 240))
+        words = torch.stack((*low, *high), dim=-1)
+    return Words(words.contiguous().view(torch.int32).flatten(1), scales, minimums, group)
+
+
+def _are_pairs(numbers: Tensor) -> bool:
+    return numbers.shape[1] % 2 == 0 and torch.equal(numbers[:, ::2], numbers[:, 1::2])
+
+
+def _word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(21)
+    shapes = ((1, 64, 48), (1, 1184, 20), (5, 96, 40), (16, 256, 72), (40, 160, 64), (140, 128, 32))
+    for number, (tokens, size, num_out) in enumerate(shapes):
+        for bits, has_minimum, share in ((4, True, 1), (8, False, 1), (8, True, 2)):
+            share = share if size % 64 == 0 else 1
+            bytes_of_group = GROUP * bits // 8
+            shape = (num_out, size // GROUP, bytes_of_group)
+            values = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device=device)
+            scales = torch.rand((num_out, size // GROUP // share), generator=generator, device=device) * 2 ** (1 - bits)
+            minimums = torch.randn(scales.shape, generator=generator, device=device) * 0.3
+            scales, minimums = (each.repeat_interleave(share, 1).half() * size**-0.5 for each in (scales, minimums))
+            matrix = Grouped(
+                values if bits == 4 else values.view(torch.int8), scales, minimums if has_minimum else None
+            )
+            for dtype in (torch.float32, torch.float16, torch.bfloat16):
+                x = torch.randn((tokens, size), generator=generator, device=device).to(dtype)
+                bias = torch.randn(num_out, generator=generator, device=device).to(dtype)
+                yield x, arrange(matrix), bias if number % 2 else None
+
+
+@operation(_word_examples)
+def linear_packed(x: Tensor, weight: Words, bias: Tensor | None) -> Tensor:
+    """x [rows, columns] times the matrix."""
+    product = x.float() @ weight.dequantize().t()
+    return (product if bias is None else product + bias).to(x.dtype)
+
+
+def _gated_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for number, (x, weight, bias) in enumerate(_word_examples(device)):
+        yield x, weight, bias, ("silu", "gelu", "gelu_tanh", "swiglu_clamped")[number % 4]
+
+
+@operation(_gated_word_examples)
+def gated_linear_packed(x: Tensor, weight: Words, bias: Tensor | None, activation: Activation) -> Tensor:
+    """The first half of the matrix's rows makes gates, the second what they let through."""
+    return gate(linear_packed(x, weight, bias), activation)
+
+
+def _logit_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, weight, bias in _word_examples(device):
+        if x.dtype == torch.float32:  # the result is, and is held to it
+            yield x, weight, None if bias is None else 2.0
+
+
+@operation(_logit_word_examples)
+def logits_packed(x: Tensor, weight: Words, softcap: float | None) -> Tensor:
+    """Numbers over the vocabulary in float32, bent below `softcap` where there is one."""
+    scores = x.float() @ weight.dequantize().t()
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _embed_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, weight, bias in _word_examples(device):
+        ids = torch.tensor([0, weight.num_rows - 1, 3, 3], device=device)
+        yield ids, weight, 1.0 if bias is None else 22.5, x.dtype
+
+
+@operation(_embed_word_examples)
+def embed_packed(ids: Tensor, weight: Words, scale: float, dtype: torch.dtype) -> Tensor:
+    """Rows looked up by number."""
+    minimums = None if weight.minimums is None else weight.minimums[ids]
+    rows = Words(weight.values[ids], weight.scales[ids], minimums, weight.group).dequantize()
+    return (rows if scale == 1.0 else rows * scale).to(dtype)
 
 
 def _integers(halves: Tensor) -> Tensor:

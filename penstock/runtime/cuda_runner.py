@@ -69,7 +69,7 @@ class CudaRunner(ModelRunner):
     ) -> None:
         """One row and one block more than asked for: padding of recorded batches reads and writes there."""
         super().__init__(model, num_blocks + 1, block_size, max_sequences + 1, max_context, cache_dtype)
-        device = model.embedding.weight.device
+        device = model.device
         max_blocks = -(-max_context // block_size)
         self._idle_row = max_sequences
         self._device_rows = DeviceRows(self._rows, max_sequences + 1, max_blocks, num_blocks, device)

@@ -16,7 +16,7 @@ from penstock.ops.layout import Layout
 class TextEncoder:
     def __init__(self, model: Encoder, max_batch_tokens: int = 4096) -> None:
         self._model = model
-        self._device = model.embedding.weight.device
+        self._device = model.device
         self._max_batch_tokens = max_batch_tokens
         self._rotations = Rotations(model.spec, model.spec.max_context, self._device)
 

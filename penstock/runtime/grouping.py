@@ -55,6 +55,10 @@ def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
     match recipe:
         case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
             return True
+        case recipes.Rows(parts) | recipes.Stack(parts):
+            return all(is_quantized(part, checkpoint) for part in parts)
+        case recipes.Take(part) | recipes.HalvesPaired(part):
+            return is_quantized(part, checkpoint)
         case _:
             return all(checkpoint.tensor(name).dtype not in UNQUANTIZED for name in recipes.sources(recipe))
 

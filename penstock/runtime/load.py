@@ -20,7 +20,9 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models import weights as recipes
 from penstock.models.spec import ModelSpec
+from penstock.runtime.grouping import group_recipe, is_quantized
 from penstock.runtime.leaves import Leaves, check_numbers
+from penstock.runtime.packing import can_pack, put_packed
 from penstock.runtime.recipe import Source, open_recipe
 
 Progress = Callable[[int, int], None]
@@ -46,7 +48,9 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress | None = None,
+    packs: bool = False,
 ) -> Decoder | Encoder:
+    """With `packs`, matrices of a decoder that the file holds in few bits stay in them."""
     model = build_model(spec, dtype)
     parameters = dict(model.named_parameters())
     _check_names(parameters, recipes, spec)
@@ -60,7 +64,10 @@ def load_model(
                 f"{name} should be {list(parameter.shape)}, but {_listed(leaves.reached)} make it {list(source.shape)}; "
                 "the file does not fit its own description"
             )
-        _put(model, name, _read(recipes[name], source, leaves, parameter.dtype, device))
+        if packs and can_pack(model, name) and is_quantized(recipes[name], checkpoint):
+            put_packed(model, name, group_recipe(recipes[name], checkpoint, leaves), device)
+        else:
+            _put(model, name, _read(recipes[name], source, leaves, parameter.dtype, device))
         leaves.check()
         used |= leaves.reached.keys()
         done += parameter.numel()

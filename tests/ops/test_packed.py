@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.packed import GROUP, Grouped, join_rows, multiply, pack, quantize, unpack
+from penstock.errors import ModelFileError
+from penstock.ops.packed import GROUP, Grouped, arrange, join_rows, multiply, pack, quantize, unpack
 from tests.ops.cpu.matrices import KINDS, random_matrix
 
 
@@ -52,3 +53,28 @@ def test_four_bits_widen_to_the_same_numbers() -> None:
     assert isinstance(wide, Grouped)
     assert wide.bits == 8
     assert torch.equal(wide.dequantize(), matrix.dequantize())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(num_rows=st.integers(1, 9), num_groups=st.integers(1, 6), share=st.sampled_from([1, 2, 3, 4, 8]))
+def test_words_hold_the_same_numbers(kind: str, num_rows: int, num_groups: int, share: int) -> None:
+    one = random_matrix(kind, num_rows, num_groups * GROUP)
+    minimums = None if one.minimums is None else one.minimums.repeat_interleave(share, 1)
+    matrix = Grouped(one.values.repeat_interleave(share, 1), one.scales.repeat_interleave(share, 1), minimums)
+    words = arrange(matrix)
+    assert torch.equal(words.dequantize(), matrix.dequantize())
+    assert torch.equal(words.rows(0, 1).dequantize(), matrix.dequantize()[:1])
+    assert words.num_columns == matrix.num_columns
+    assert words.values_per_word == 32 // matrix.bits
+    # As many groups as share their numbers are one, in twos and up to 128 inputs.
+    assert words.group % (GROUP * min(share & -share, 4)) == 0
+
+
+def test_numbers_in_another_order_come_back_in_place() -> None:
+    matrix = random_matrix("4 bits", 5, 64)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    shuffled = matrix.with_order(order)
+    assert torch.equal(shuffled.dequantize()[:, order], matrix.dequantize())
+    assert shuffled.take(torch.tensor([3])).order is order
+    with pytest.raises(ModelFileError, match="different orders"):
+        join_rows([matrix, shuffled])

@@ -148,6 +148,6 @@ def all_logits(model: Decoder, tokens: Sequence[int]) -> torch.Tensor:
         contexts=[length],
     )
     cpu = torch.device("cpu")
-    cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, model.embedding.weight.dtype, cpu)
+    cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, model.cache_dtype, cpu)
     step = Step(layout, Rotations(model.spec, length, cpu).at(layout.positions), cache.layers)
     return model.logits(model(torch.tensor(tokens), step))

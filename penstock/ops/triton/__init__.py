@@ -1,5 +1,5 @@
 """Kernels for NVIDIA GPUs, under the file names of the operations they serve."""
 
-from penstock.ops.triton import activation, attention, decode, draw, fp8, kv_write, linear, moe, norm, rows
+from penstock.ops.triton import activation, attention, decode, draw, fp8, kv_write, linear, moe, norm, packed, rows
 
-__all__ = ["activation", "attention", "decode", "draw", "fp8", "kv_write", "linear", "moe", "norm", "rows"]
+__all__ = ["activation", "attention", "decode", "draw", "fp8", "kv_write", "linear", "moe", "norm", "packed", "rows"]
