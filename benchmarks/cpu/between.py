@@ -17,6 +17,7 @@ from typing import Any
 from penstock import LLM, SamplingParams
 from penstock.core.request import Request
 from penstock.engine.wire import Step, encode
+from penstock.runtime.native import NativeDecoder
 
 clock = time.perf_counter_ns
 NATIVE = ("penstock_step", "penstock_rows", "penstock_product")
@@ -105,8 +106,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     llm = LLM(args.model, max_sequences=max(args.running))
-    library = llm.loaded.network._library
-    native = library._handle = Timed(library._handle, NATIVE)
+    network = llm.loaded.network
+    if not isinstance(network, NativeDecoder):
+        raise SystemExit("this model has no native steps")
+    native = Timed(network._library._handle, NATIVE)
+    network._library._handle = native  # type: ignore[assignment]
     loop = Loop(llm, args.temperature)
     record = {str(count): measure(loop, native, count, args.steps) for count in args.running}
     if args.out:

@@ -97,10 +97,11 @@ class Scheduler:
     @property
     def prompts(self) -> tuple[tuple[int, int, int], ...]:
         """Prompts partly computed: request id, tokens done, tokens in all."""
+        behind = [sequence for sequence in self._running if sequence.num_computed < sequence.num_prompt]
         return tuple(
             (sequence.request.request_id, sequence.num_computed, sequence.num_prompt)
-            for sequence in self._running
-            if not sequence.choice and sequence.num_computed < sequence.num_prompt
+            for sequence in behind
+            if not sequence.choice
         )
 
     @property
@@ -221,14 +222,20 @@ class Scheduler:
         self._now = now
         deltas: list[Delta] = []
         failures = dict(output.failures)
+        has_tokens_only = not (ahead or failures or output.drafts or output.logprobs or output.prompt_logprobs)
+        chunks, tokens = batch.chunks, output.tokens
         for index, (sequence, stay) in enumerate(self._flights.pop(batch.step)):
             if sequence.stay != stay:
                 continue  # it left after the launch; what was computed for it is nobody's
+            delta = self._go_on(sequence, chunks[index], tokens[index]) if has_tokens_only else None
+            if delta is not None:
+                deltas.append(delta)
+                continue
             if index in failures:
                 deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, failures[index], Fault.ENGINE)))
                 continue
             sequence.steps_ahead = ahead[index] if ahead else 0
-            delta = self._advance(sequence, batch.chunks[index], output, index)
+            delta = self._advance(sequence, chunks[index], output, index)
             if delta is not None:
                 deltas.append(delta)
             if sequence.siblings and sequence.num_computed >= sequence.num_prompt:
@@ -408,6 +415,24 @@ class Scheduler:
         return self._batching.opens_s(since, is_full=len(self._order) >= self.limits.max_sequences)
 
     # Taking in results
+
+    def _go_on(self, sequence: Sequence, chunk: Chunk, drawn: tuple[int, ...]) -> Delta | None:
+        """The one thing that nearly always happens, in few words: a sequence has its next token and goes on.
+
+        None, with nothing done, if something else happens.
+        """
+        known = sequence.tokens
+        if len(drawn) != 1 or chunk.length != 1 or not sequence.is_prefix_told or sequence.siblings:
+            return None
+        if drawn[0] in sequence.stop_ids or len(known) + 1 >= sequence.limit or sequence.steps_ahead:
+            return None
+        known.append(drawn[0])
+        sequence.num_pending -= 1
+        computed = sequence.num_computed = chunk.start + 1
+        self._order.charge(sequence, 1)
+        if computed >= (sequence.num_published + 1) * self.limits.block_size:
+            self.pool.publish(sequence)
+        return Delta(sequence.request.request_id, sequence.choice, drawn)
 
     def _advance(self, sequence: Sequence, chunk: Chunk, output: StepOutput, index: int) -> Delta | None:
         drawn = output.tokens[index]

@@ -35,6 +35,7 @@ class Sequence:
         "num_computed",
         "num_launched",
         "num_pending",
+        "num_prompt",
         "num_prompt_logprobs",
         "num_published",
         "num_verifying",
@@ -56,9 +57,10 @@ class Sequence:
         self.choice = choice
         self.number = number
         """Order of arrival: unique per request, never reused."""
+        self.num_prompt = len(request.prompt)
         self.limit = limit
         """Length at which the sequence ends."""
-        self.min_length = len(request.prompt) + request.params.min_tokens
+        self.min_length = self.num_prompt + request.params.min_tokens
         """Length up to which stop tokens do not end it."""
         self.stop_ids = frozenset() if request.params.ignore_eos else frozenset(request.params.stop_token_ids)
         self.tokens = list(request.prompt)
@@ -98,10 +100,6 @@ class Sequence:
         """Blocks offered to others, counted from the first."""
         self.tail: Content | None = None
         """What the last published block holds."""
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
 
     @property
     def is_running(self) -> bool:

@@ -6,6 +6,9 @@ reads tokens and block tables where the rows keep them, and writes what was draw
 runner's way over the same rows.
 """
 
+from itertools import accumulate, chain
+from struct import pack_into
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,6 +36,7 @@ class NativeRunner(ModelRunner):
         self._last_step = 0
         self._columns = np.zeros(4 * max_sequences, dtype=np.int64)
         """Rows, starts, lengths and whether a token is drawn, of one chunk after another."""
+        self._num_blocks_at = self._rows.num_blocks.ctypes.data
         self._drawn = np.zeros(max_sequences, dtype=np.int64)
         self._states = torch.empty((max_sequences, model.spec.hidden_size))
         angles = self._rotations.tables(model.ropes)
@@ -66,7 +70,7 @@ class NativeRunner(ModelRunner):
         self._rows.grow(batch.step, growing)
 
     def _decode(self, columns: tuple[tuple[int, ...], ...]) -> StepOutput:
-        self._step.num_blocks = self._rows.num_blocks.ctypes.data
+        self._step.num_blocks = self._num_blocks_at
         self._step.draws = True
         count = self._compute_columns(columns, len(columns[0]))
         tokens = self._drawn[:count].tolist()
@@ -83,12 +87,12 @@ class NativeRunner(ModelRunner):
         self._step.draws = False
         num_tokens = sum(lengths)
         self._compute_columns((rows, starts, lengths, samples), num_tokens)
-        begins = np.cumsum((0, *lengths[:-1])).tolist()
+        begins = list(accumulate(lengths[:-1], initial=0))
         return self._states[:num_tokens], begins
 
     def _compute_columns(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> int:
         count = len(columns[0])
-        self._columns[: 4 * count].reshape(4, count)[:] = columns
+        pack_into(f"{4 * count}q", self._columns, 0, *chain.from_iterable(columns))
         if num_tokens > len(self._states):
             self._states = torch.empty((num_tokens, self._states.shape[1]))
         self._step.hidden = self._states.data_ptr()
