@@ -28,6 +28,8 @@ from penstock.runtime.quantize import quantize_fp8
 from penstock.runtime.runner import ModelRunner
 from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
 
+KEPT_KV_BYTES = GIB // 4
+"""On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, and how much of how much is done."""
 
@@ -76,6 +78,7 @@ def size(config: EngineConfig, loaded: LoadedModel) -> Sizing:
         workspace_bytes=_workspace_bytes(loaded.device, spec, config),
         bytes_per_kv_value=bytes_per_value,
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
+        kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
     )
     return size_engine(config, spec, memory)
 

@@ -23,6 +23,8 @@ class Memory:
     bytes_per_kv_value: float = 2.0
     enough_kv_bytes: int | None = None
     """More cache than this is taken only if a number of blocks is asked for: a laptop has other uses for its memory."""
+    kept_kv_bytes: int | None = None
+    """More than this is filled only for sequences that run, unless a number of blocks is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class Sizing:
     weight_bytes: int
     workspace_bytes: int
     free_bytes: int
+    num_kept_blocks: int | None = None
+    """Blocks that may be filled for the sake of prefixes alone; None for all."""
 
     @property
     def kv_bytes(self) -> int:
@@ -64,6 +68,9 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory) -> Sizing
         num_blocks = min(num_fitting, -(-memory.enough_kv_bytes // block_bytes))
     if num_blocks > num_fitting or not num_fitting:
         raise ConfigError(_does_not_fit(config, memory, block_bytes, num_fitting))
+    num_kept = None
+    if config.cache.num_blocks is None and memory.kept_kv_bytes is not None:
+        num_kept = -(-memory.kept_kv_bytes // block_bytes)
     num_useful = config.scheduler.max_sequences * -(-max_context // block_size)
     return Sizing(
         num_blocks=min(num_blocks, num_useful),
@@ -73,6 +80,7 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory) -> Sizing
         weight_bytes=memory.weight_bytes,
         workspace_bytes=memory.workspace_bytes,
         free_bytes=memory.free_bytes,
+        num_kept_blocks=num_kept,
     )
 
 
@@ -88,6 +96,7 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
         max_waiting=asked.max_waiting,
         max_waiting_tokens=asked.max_waiting_tokens,
         prefix_caching=config.cache.prefix_caching,
+        num_kept_blocks=sizing.num_kept_blocks,
     )
     batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
     return Scheduler(limits, ORDERS[asked.order](), batching)

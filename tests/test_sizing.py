@@ -76,6 +76,13 @@ def test_enough_is_enough_unless_more_is_asked():
     assert size(scarce, memory_fraction=1.0).num_blocks == 5
 
 
+def test_prefixes_are_kept_up_to_a_bound_unless_blocks_are_asked_for():
+    memory = Memory(free_bytes=2**24, weight_bytes=0, kept_kv_bytes=3 * TOKEN_BYTES * 16)
+    assert size(memory).num_kept_blocks == 3
+    assert size(memory, num_blocks=50).num_kept_blocks is None
+    assert size(Memory(free_bytes=2**24, weight_bytes=0)).num_kept_blocks is None
+
+
 def test_a_context_is_at_most_the_models():
     assert size().max_context == 2048
     assert size(max_context=100).max_context == 100
@@ -98,7 +105,7 @@ def test_a_scheduler_is_made_as_asked():
     )  # fmt: skip
     sizing = size_engine(config, SPEC, Memory(free_bytes=2**24, weight_bytes=0))
     scheduler = make_scheduler(config, sizing)
-    assert scheduler.limits == (7, 8, 50, 9, 3, 4, 5, False)
+    assert scheduler.limits == (7, 8, 50, 9, 3, 4, 5, False, None)
     assert isinstance(scheduler._order, FairQueue)
     assert scheduler._batching == dynamic(0.5)
     for name, batching in (("continuous", CONTINUOUS), ("static", STATIC)):

@@ -73,6 +73,7 @@ def sizing_of(profile: Profile, config: EngineConfig) -> Sizing:
     return replace(
         sizing,
         num_blocks=config.cache.num_blocks or sizing.num_blocks,
+        num_kept_blocks=None if config.cache.num_blocks else sizing.num_kept_blocks,
         max_context=min(config.model.max_context or sizing.max_context, sizing.max_context),
     )
 

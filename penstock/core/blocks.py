@@ -2,7 +2,7 @@
 
 A block is in exactly one state:
 
-    free      holds nothing of use
+    free      holds nothing of use; if it never held anything it is fresh, and where memory is given on first use it has none
     held      one or more sequences reference it; written only while exactly one does
     cached    unreferenced, but its content is published and may be matched; taken in LRU order when free ones run out
     pinned    unreferenced and published like cached, but not for taking until its pin expires or is broken
@@ -56,14 +56,21 @@ class Fork(NamedTuple):
 class BlockPool:
     """Invariants: see `check`. Commands do all or nothing; queries change nothing."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, caching: bool = True, num_kept_blocks: int | None = None
+    ) -> None:
+        """Beyond `num_kept_blocks` (default: all) a fresh block is taken only when no cached one could be: what running
+        sequences need is theirs, but memory does not grow for the sake of what might be asked for again."""
         self.num_blocks = num_blocks
+        self._num_spared = 0 if num_kept_blocks is None else max(num_blocks - num_kept_blocks, 0)
+        """Fresh blocks that cached ones go before."""
         self.block_size = block_size
         self._caching = caching
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._fresh = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._pins: dict[int, float] = {}
         self._pin_ends: list[tuple[float, int, int]] = []
@@ -75,7 +82,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that could be reserved now."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._fresh) + len(self._cached)
 
     @property
     def num_held(self) -> int:
@@ -139,15 +146,16 @@ class BlockPool:
         if counts != self._references:
             raise RuntimeError("reference counts differ from the sequences that hold blocks")
         idle_pinned = {block for block in self._pins if not counts[block]}
-        groups = [set(self._free), set(self._cached), idle_pinned, {b for b, count in enumerate(counts) if count}]
+        free = [*self._free, *self._fresh]
+        groups = [set(free), set(self._cached), idle_pinned, {b for b, count in enumerate(counts) if count}]
         if sum(map(len, groups)) != self.num_blocks or set().union(*groups) != set(range(self.num_blocks)):
             raise RuntimeError("free, cached, pinned and held blocks do not add up to the pool")
-        if len(self._free) != len(groups[0]):
+        if len(free) != len(groups[0]):
             raise RuntimeError("a block is on the free list twice")
         published = {block: content.hash for block, content in enumerate(self._contents) if content}
         if {hash_: block for block, hash_ in published.items()} != self._index or len(published) != len(self._index):
             raise RuntimeError("the hash index differs from the published contents")
-        if any(self._contents[block] for block in self._free):
+        if any(self._contents[block] for block in free):
             raise RuntimeError("a free block still has published content")
         if any(not self._contents[block] for block in (*self._cached, *self._pins)):
             raise RuntimeError("a cached or pinned block has no published content")
@@ -281,10 +289,14 @@ class BlockPool:
 
     def _take(self) -> int:
         """A block nobody holds, its old content forgotten; the caller made sure that there is one."""
-        if not self._free:
+        if self._free:
+            block = self._free.pop()
+        elif len(self._fresh) > self._num_spared or (self._fresh and not self._cached):
+            block = self._fresh.pop()
+        else:
             self._forget(next(iter(self._cached)))
             self.num_evictions += 1
-        block = self._free.pop()
+            block = self._free.pop()
         self._references[block] = 1
         return block
 

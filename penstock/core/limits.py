@@ -15,6 +15,8 @@ class Limits(NamedTuple):
     max_waiting: int
     max_waiting_tokens: int
     prefix_caching: bool = True
+    num_kept_blocks: int | None = None
+    """Blocks that may be filled for the sake of prefixes alone; None for all."""
 
     @property
     def max_positions(self) -> int:

@@ -53,7 +53,12 @@ class Scheduler:
 
     def __init__(self, limits: Limits, order: Order | None = None, batching: Batching = CONTINUOUS) -> None:
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks, limits.block_size, caching=limits.prefix_caching)
+        self.pool = BlockPool(
+            limits.num_blocks,
+            limits.block_size,
+            caching=limits.prefix_caching,
+            num_kept_blocks=limits.num_kept_blocks,
+        )
         self.num_preemptions = 0
         self._order: Order = order if order is not None else Queue(by_arrival)
         self._batching = batching

@@ -24,7 +24,7 @@ class Profile:
     vocab_size: int
     depth: int
     """Steps the engine launches before it awaits the oldest."""
-    sizing: Mapping[str, int]
+    sizing: Mapping[str, Any]
     """Of the engine that was measured: its blocks, its context."""
     fitted: Fitted
     machine: Mapping[str, Any] = field(default_factory=dict)

@@ -46,8 +46,8 @@ def map_file(path: Path) -> Bytes:
 def let_go(view: Bytes) -> None:
     """Give back the memory that reading a mapped file took, once its numbers stand elsewhere; it can be read again."""
     owner: object = view
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
     if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         owner.madvise(mmap.MADV_DONTNEED)
 

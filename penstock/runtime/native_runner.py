@@ -92,7 +92,7 @@ class NativeRunner(ModelRunner):
 
     def _compute_columns(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> int:
         count = len(columns[0])
-        pack_into(f"{4 * count}q", self._columns, 0, *chain.from_iterable(columns))
+        pack_into(f"{4 * count}q", self._columns.data, 0, *chain.from_iterable(columns))
         if num_tokens > len(self._states):
             self._states = torch.empty((num_tokens, self._states.shape[1]))
         self._step.hidden = self._states.data_ptr()

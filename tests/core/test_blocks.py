@@ -19,6 +19,7 @@ def state(pool):
     return (
         list(pool._references),
         list(pool._free),
+        list(pool._fresh),
         list(pool._cached),
         dict(pool._pins),
         dict(pool._index),
@@ -375,3 +376,34 @@ def test_a_fork_needs_one_block(num_held, spare, fits):
         assert state(pool) == before
         assert child.blocks == []
     pool.check([parent, child])
+
+
+# Fresh blocks
+
+
+def test_a_fresh_block_is_taken_before_a_cached_one_up_to_the_number_kept():
+    pool = make_pool(8, 4, num_kept_blocks=5)
+    first, second = (compute(pool, make_sequence(range(base, base + 8))) for base in (0, 100))
+    for sequence in (first, second):
+        pool.release(sequence)
+    touched = 4
+    assert (pool.num_cached, len(pool._fresh)) == (4, 8 - touched)
+    third = compute(pool, make_sequence(range(200, 208)))
+    assert (len(pool._fresh), pool.num_evictions) == (3, 1), "the fifth block is fresh, the next a cached one"
+    pool.check([third])
+
+
+def test_those_who_run_take_fresh_blocks_when_nothing_cached_is_left():
+    pool = make_pool(8, 4, num_kept_blocks=2)
+    holders = [compute(pool, make_sequence(range(base, base + 8))) for base in (0, 100, 200, 300)]
+    assert (pool.num_available, pool.num_evictions) == (0, 0)
+    pool.check(holders)
+
+
+def test_memory_does_not_grow_for_prefixes():
+    pool = make_pool(64, 4, num_kept_blocks=6)
+    for base in range(0, 4000, 100):
+        pool.release(compute(pool, make_sequence(range(base, base + 8))))
+    assert len(pool._fresh) == 64 - 6
+    assert pool.num_cached == 6
+    pool.check([])

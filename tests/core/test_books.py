@@ -20,15 +20,15 @@ def corrupt_twice_held(pool, sequence):
 
 
 def corrupt_twice_free(pool, sequence):
-    pool._free.append(pool._free[0])
+    pool._fresh.append(pool._fresh[0])
 
 
 def corrupt_lost_block(pool, sequence):
-    pool._free.pop()
+    pool._fresh.pop()
 
 
 def corrupt_free_and_held(pool, sequence):
-    pool._free[0] = sequence.blocks[0]
+    pool._fresh[0] = sequence.blocks[0]
 
 
 def corrupt_cached_and_held(pool, sequence):
@@ -36,7 +36,7 @@ def corrupt_cached_and_held(pool, sequence):
 
 
 def corrupt_stranger(pool, sequence):
-    pool._free[0] = 99
+    pool._fresh[0] = 99
 
 
 def corrupt_index(pool, sequence):
@@ -52,18 +52,18 @@ def corrupt_lost_index(pool, sequence):
 
 
 def corrupt_free_content(pool, sequence):
-    block, content = pool._free[-1], pool._contents[sequence.blocks[0]]
+    block, content = pool._fresh[-1], pool._contents[sequence.blocks[0]]
     pool._contents[sequence.blocks[0]] = None
     pool._contents[block] = content
     pool._index[content.hash] = block
 
 
 def corrupt_cached_without_content(pool, sequence):
-    pool._cached[pool._free.pop()] = None
+    pool._cached[pool._fresh.pop()] = None
 
 
 def corrupt_pin_without_content(pool, sequence):
-    pool._pins[pool._free.pop()] = 1.0
+    pool._pins[pool._fresh.pop()] = 1.0
 
 
 def corrupt_twice_published(pool, sequence):

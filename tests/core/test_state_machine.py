@@ -56,6 +56,7 @@ def make_limits(digits: Digits) -> Limits:
         max_waiting=digits.pick(100, 3),
         max_waiting_tokens=digits.pick(1000, 20),
         prefix_caching=digits.pick(True, True, True, False),
+        num_kept_blocks=digits.pick(None, 4),
     )
 
 

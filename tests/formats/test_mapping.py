@@ -53,3 +53,19 @@ def test_what_was_let_go_is_read_again(tmp_path: Path) -> None:
     before = bytes(data)
     let_go(data[100:200].reshape(10, 10))
     assert bytes(data) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the kernel does not tell which pages are resident")
+def test_what_was_let_go_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(1 << 20))
+    data = map_file(path)
+    assert not data.any()
+    assert _resident_kib(path) >= 1024
+    let_go(data[100:200].reshape(10, 10))
+    assert _resident_kib(path) == 0
+
+
+def _resident_kib(path: Path) -> int:
+    _, _, entry = Path("/proc/self/smaps").read_text().partition(str(path))
+    return int(entry.partition("Rss:")[2].split()[0])
