@@ -30,6 +30,9 @@ from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
 
 KEPT_KV_BYTES = GIB // 4
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
+MOST_FLOATS = 0.5
+"""Share of a GPU's memory that weights may take as floats before they are kept packed."""
+
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, and how much of how much is done."""
 
@@ -63,7 +66,7 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     if native is not None:
         return LoadedModel(native, device, files)
     told = None if progress is None else lambda done, total: progress("load", done, total)
-    packs = device.torch_device.type == "cuda" and _is_plain(config)
+    packs = _packs(config, device, files.spec)
     network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told, packs)
     return LoadedModel(_kept(config, network), device, files)
 
@@ -109,8 +112,15 @@ def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> Nat
 
 
 def _is_plain(config: EngineConfig) -> bool:
-    """Weights are wanted as the file has them."""
-    return config.model.dtype == config.model.weights == "auto"
+    """Weights may be kept as the file has them."""
+    return config.model.dtype == "auto" and config.model.weights in ("auto", "packed")
+
+
+def _packs(config: EngineConfig, device: Device, spec: ModelSpec) -> bool:
+    """On a GPU, matrices of few bits save memory and are faster for one sequence, but slower for many at once."""
+    if device.torch_device.type != "cuda" or not _is_plain(config):
+        return False
+    return config.model.weights == "packed" or 2 * spec.num_parameters > device.free_bytes * MOST_FLOATS
 
 
 def _kept(config: EngineConfig, network: Decoder | Encoder) -> Decoder | Encoder:

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 
 Batching = Literal["continuous", "dynamic", "static"]
 OrderName = Literal["first-come", "priority", "deadline", "fair"]
-Weights = Literal["auto", "fp8"]
+Weights = Literal["auto", "packed", "fp8"]
 KV = Literal["auto", "fp8", "int8"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -28,7 +28,8 @@ class ModelConfig:
     dtype: DType = "auto"
     """Number format of weights and activations"""
     weights: Weights = "auto"
-    """How matrices are kept: auto (as the file has them, or in --dtype) or fp8 (8-bit floats, a scale a row)"""
+    """How matrices are kept: packed (as a quantized file has them), fp8 (8-bit floats, a scale a row) or auto (in --dtype; on a
+    CPU packed, on a GPU packed where floats would take over half its memory)"""
     max_context: int | None = None
     """Longest prompt plus answer, in tokens (default: the model's own, as far as memory holds it)"""
     device: Device = "auto"
