@@ -1,7 +1,7 @@
 """W5 and W3 through a real server: streaming clients over the loopback, first and later tokens, memory, processor time.
 
-    python benchmarks/cpu/http.py MODEL [--clients 8] [--requests 8] [--prompt 256] [--tokens 128] [--repeats 3]
-                                  [--serve=--kv=int8 ...] [--json record.json]
+    python benchmarks/cpu/streams.py MODEL [--clients 8] [--requests 8] [--prompt 256] [--tokens 128] [--repeats 3]
+                                     [--serve=--kv=int8 ...] [--json record.json]
 
 Starts `penstock serve` and reads streams from one client process: random token ids, greedy, end of text ignored. `--requests`
 above `--clients` keeps so many under way (64 and 32 are W3). `start_s` is from starting the command to the first token of an
