@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 MAX_PLAN_BYTES = 64 << 20
 OUTSIDE_STATUS = 1
+NOT_MEASURED = "measure this machine with penstock profile and plan with --profile"
+UNDER_LOAD = (
+    "the profile may be of another day or load: log this server's own steps with serve --step-log, fit them with "
+    "penstock profile --steps and plan with that; and see that nothing else runs beside it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ def run(config: Config) -> int:
         "verdict": report["verdict"],
         "tolerance": config.tolerance,
         "is_within": outcome.is_within and is_valid,
+        "is_profiled": asked.space.profile is not None,
         "rows": rows,
     }
     if config.json:
@@ -247,4 +253,4 @@ def print_verdict(told: Mapping[str, Any], worst: str) -> None:
         print(f"\nProved: every time and the throughput lie within {100 * told['tolerance']:g} %")
     else:
         print(f"\nNot proved: {worst.replace('_', ' ')} is off by more than {100 * told['tolerance']:g} %; ", end="")
-        print("measure this machine with penstock profile and plan with --profile")
+        print(UNDER_LOAD if told["is_profiled"] else NOT_MEASURED)
