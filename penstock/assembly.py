@@ -60,11 +60,13 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     dtype = device.dtype(config.model.dtype)
     spec = dummy_spec(config.model.model)
     if spec is not None:
+        _check_invariance(config)
         return LoadedModel(_kept(config, dummy_model(spec, device.torch_device, dtype)), device, None)
     files = open_files(config.model.model, cache, progress)
     native = _load_native(config, device, files)
     if native is not None:
         return LoadedModel(native, device, files)
+    _check_invariance(config)
     told = None if progress is None else lambda done, total: progress("load", done, total)
     packs = _packs(config, device, files.spec)
     network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told, packs)
@@ -108,7 +110,15 @@ def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> Nat
     can_cache = config.cache.kv in ("auto", "int8") and config.cache.block_size % TILE == 0
     if not isinstance(device, CpuDevice) or not _is_plain(config) or not can_cache:
         return None
-    return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads)
+    return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads, config.model.invariant)
+
+
+def _check_invariance(config: EngineConfig) -> None:
+    if config.model.invariant:
+        raise ConfigError(
+            "--invariant is kept by native steps alone: quantized models of a plain architecture, on a CPU, with the library "
+            f"built, blocks of a multiple of {TILE} and neither --dtype nor --weights given; change that or leave it out"
+        )
 
 
 def _is_plain(config: EngineConfig) -> bool:

@@ -34,6 +34,8 @@ class ModelConfig:
     """Longest prompt plus answer, in tokens (default: the model's own, as far as memory holds it)"""
     device: Device = "auto"
     """Where to compute"""
+    invariant: bool = False
+    """Compute the same numbers for a request whatever runs beside it: quantized models on a CPU, slower with many at once"""
 
     def __post_init__(self) -> None:
         _check_choice("--dtype", self.dtype, DType)

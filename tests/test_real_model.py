@@ -19,6 +19,7 @@ from penstock import LLM, SamplingParams
 from penstock.completion import Completion
 from penstock.config import configure
 from penstock.core.batch import Batch, Logprob
+from penstock.errors import ConfigError
 from penstock.perplexity import measure
 from tests.real import DEFAULT, WIKITEXT, model_path
 
@@ -262,3 +263,25 @@ def test_perplexity_of_an_encyclopedia_is_in_the_known_range(llm: LLM) -> None:
     text = model_path(WIKITEXT).read_text()
     tokens = llm.files.tokenizer.encode(text, special=False)[:20_000]
     assert 15.0 < measure(llm, tokens, context=1024, stride=512).value < 25.0
+
+
+def test_invariant_numbers_do_not_depend_on_company() -> None:
+    """Greedy, drawn and scored, in one batch and one by one: the same tokens and the same log probabilities."""
+    wishes = [
+        SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1),
+        SamplingParams(seed=7, max_tokens=6, ignore_eos=True, logprobs=0),
+        SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
+    ]
+    prompts = PROMPTS[:30]
+    each = [wishes[number % len(wishes)] for number in range(len(prompts))]
+    with LLM(str(model_path(DEFAULT)), max_context=256, invariant=True, prefix_caching=False) as model:
+        together = model.generate(prompts, each)
+        for number in range(0, len(prompts), 7):
+            (alone,) = model.generate(prompts[number], each[number])
+            choice, beside = alone.choices[0], together[number].choices[0]
+            assert (choice.token_ids, choice.logprobs) == (beside.token_ids, beside.logprobs)
+
+
+def test_invariance_that_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--invariant"):
+        LLM(str(model_path(DEFAULT)), dtype="float32", invariant=True)

@@ -18,7 +18,7 @@ from penstock.runtime.recipe import open_recipe
 
 
 def load_native(
-    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int
+    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int, is_invariant: bool = False
 ) -> NativeDecoder | None:
     """None where the library, the model or the file does not lend itself to it: the torch decoder serves all."""
     library = open_library(num_threads)
@@ -39,7 +39,7 @@ def load_native(
         let_go(raw.data)
     # From here on the library's threads do the work; torch's, which wait for more by spinning, would only be in their way.
     torch.set_num_threads(1)
-    return NativeDecoder(spec, NativeWeights(matrices, vectors), library)
+    return NativeDecoder(spec, NativeWeights(matrices, vectors), library, is_invariant)
 
 
 def _is_packable(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
