@@ -1,6 +1,6 @@
 """Does the simulator predict this machine? Calibrates, predicts workloads that were not fitted, serves them, and compares.
 
-    python -m benchmarks.accuracy [--model default] [--turns 3] [--out record.json]
+    python -m benchmarks.accuracy [--model default] [--turns 3] [--state turns.json] [--out record.json]
 
     steady chat      independent users, a few at a time
     bursty short     short questions in bursts that queue
@@ -34,7 +34,7 @@ from penstock.cli.profiles import Measuring as LoggedEngine
 from penstock.cli.profiles import fleet_of
 from penstock.cli.show import print_table
 from penstock.config import EngineConfig, configure
-from penstock.core.features import StepTime
+from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
 from penstock.cost.measured import fit_steps
 from penstock.cost.profile import Profile
@@ -91,37 +91,53 @@ class Bench:
         return {"num_steps": len(logged), "num_simulated": len(cost.asked), "num_alike": num_alike}
 
 
+class Found:
+    """What the turns so far have found; kept in a file, so that a long measurement can be made in several short ones."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        kept = json.loads(path.read_text()) if path and path.exists() else {}
+        self.seed: int = kept.get("seed", SystemRandom().randrange(2**31))
+        self.rounds: list[dict[str, Any]] = kept.get("rounds", [])
+        """Seconds and disturbance of each round of calibration."""
+        self.steps = [StepTime(*row, Features(*features)) for *row, features in kept.get("steps", [])]
+        self.served = {name: [Measurement(*row) for row in rows] for name, rows in kept.get("served", {}).items()}
+
+    def keep(self) -> None:
+        if self._path is not None:
+            data = {"seed": self.seed, "rounds": self.rounds, "steps": self.steps, "served": self.served}
+            self._path.write_text(json.dumps(data))
+
+
 class Measuring:
     """Rounds of calibration, between which others use the machine."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, bench: Bench, number: int) -> None:
         self._recorder = Recorder()
-        self._engine = make_engine(bench.config, bench.loaded, bench.sizing, self._recorder.hear)
-        self._calibration = Calibration(self._engine, self._recorder, bench.vocab_size, Random(bench.seed))
+        self.engine = make_engine(bench.config, bench.loaded, bench.sizing, self._recorder.hear)
+        self._calibration = Calibration(self.engine, self._recorder, bench.vocab_size, Random(bench.seed + number))
         self._calibration.warm_up()
-        self._seconds = 0.0
-        self._disturbed: list[float] = []
 
-    def round(self) -> None:
+    def round(self, found: Found) -> None:
         begin_s, disturbance = time.monotonic(), Disturbance()
         for _ in self._calibration.round():
             pass
-        self._seconds += time.monotonic() - begin_s
-        self._disturbed.append(disturbance.fraction or 0.0)
+        found.steps += self._recorder.quiet()
+        self._recorder.samples.clear()
+        seconds = round(time.monotonic() - begin_s, 1)
+        found.rounds.append({"seconds": seconds, "disturbed_fraction": disturbance.fraction})
 
-    def profile(self) -> Profile:
-        bench = self._bench
-        name = bench.loaded.files.name if bench.loaded.files else bench.config.model.model
-        facts = LoggedEngine(name, bench.config, bench.sizing, bench.vocab_size, self._engine.depth).facts()
-        measuring = {
-            "seconds": round(self._seconds, 1),
-            "num_rounds": len(self._disturbed),
-            "num_steps": len(self._recorder.samples),
-            "disturbed_fraction": max(self._disturbed),
-        }
-        fitted = fit_steps(self._recorder.quiet(), overlaps=self._engine.depth > 1)
-        return Profile(**facts, fitted=fitted, measuring=measuring)
+
+def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
+    name = bench.loaded.files.name if bench.loaded.files else bench.config.model.model
+    facts = LoggedEngine(name, bench.config, bench.sizing, bench.vocab_size, depth).facts()
+    measuring = {
+        "seconds": sum(one["seconds"] for one in found.rounds),
+        "num_rounds": len(found.rounds),
+        "num_steps": len(found.steps),
+        "disturbed_fraction": max(one["disturbed_fraction"] or 0.0 for one in found.rounds),
+    }
+    return Profile(**facts, fitted=fit_steps(found.steps, overlaps=depth > 1), measuring=measuring)
 
 
 def misses(data: dict[str, Any]) -> list[str]:
@@ -159,12 +175,12 @@ def show_fit(profile: Profile) -> None:
     print_table(("", "cells", "median", "p95", "bias"), percent)
 
 
-def ratio(found: dict[str, Comparison]) -> dict[str, Any]:
+def ratio(compared: dict[str, Comparison]) -> dict[str, Any]:
     """Output tokens a second of continuous over static batching; each turn's own ratio beside it."""
     key = "output_tokens_per_s"
-    ours_predicted, theirs_predicted = (found[name].figures[key][0] for name in ("continuous", "static"))
-    pairs = zip(found["continuous"].measured, found["static"].measured)
-    each = [ours.summary.output_tokens_per_s / theirs.summary.output_tokens_per_s for ours, theirs in pairs]
+    ours_predicted, theirs_predicted = (compared[name].figures[key][0] for name in ("continuous", "static"))
+    pairs = zip(compared["continuous"].measured, compared["static"].measured)
+    each = [ours.figures[key] / theirs.figures[key] for ours, theirs in pairs]
     predicted, measured = ours_predicted / theirs_predicted, median(each)
     return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1.0, "measured_each": each}
 
@@ -173,40 +189,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="simulator against engine")
     parser.add_argument("--model", default="default")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--state", type=Path, default=None, help="go on from these turns, and keep all of them there")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     config = configure(model=args.model)
     loaded = load(config)
-    bench = Bench(config, loaded, size(config, loaded), SystemRandom().randrange(2**31))
+    found = Found(args.state)
+    bench = Bench(config, loaded, size(config, loaded), found.seed)
     each = {name: (config, recipe) for name, recipe in recipes(bench.vocab_size).items()}
     uneven = Recipe(AtOnce(), Uniform(8, 64), LogNormal(24, 1.2, 2, 250), 32, vocab_size=bench.vocab_size)
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
     workloads = {name: (engine, recipe.make(bench.seed)) for name, (engine, recipe) in each.items()}
-    measuring = Measuring(bench)
-    served: dict[str, list[Measurement]] = {name: [] for name in workloads}
+    measuring = Measuring(bench, len(found.rounds))
     for turn in range(args.turns):
-        measuring.round()
+        measuring.round(found)
         for name, (engine_config, workload) in workloads.items():
-            served[name].append(bench.serve(engine_config, workload))
+            found.served.setdefault(name, []).append(bench.serve(engine_config, workload))
+        found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
-    profile = measuring.profile()
+    profile = profile_of(bench, found, measuring.engine.depth)
     show_fit(profile)
-    found = {}
+    compared = {}
     for name, (engine_config, workload) in workloads.items():
         predicted, outside_fraction = predict(fleet_of(profile, engine_config), workload)
-        found[name] = Comparison(predicted, tuple(served[name]), outside_fraction)
-        show(name, found[name].as_data())
-    print(f"\ncontinuous over static batching: {ratio(found)}")
+        compared[name] = Comparison(predicted, tuple(found.served[name]), outside_fraction)
+        show(name, compared[name].as_data())
+    print(f"\ncontinuous over static batching: {ratio(compared)}")
     replayed = bench.replay(recipes(bench.vocab_size)["bursty short"].make(bench.seed + 1))
     print(f"\nreplay: {replayed}")
-    data = {name: one.as_data() for name, one in found.items()}
+    data = {name: one.as_data() for name, one in compared.items()}
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "profile": json.loads(profile.to_json()),
         "seed": bench.seed,
         "workloads": {name: one for name, one in data.items() if name not in BATCHINGS},
         "replay": replayed,
-        "batching": {"ratio": ratio(found)} | {name: data[name] for name in BATCHINGS},
+        "batching": {"ratio": ratio(compared)} | {name: data[name] for name in BATCHINGS},
         "is_quiet": max((one["disturbed_fraction"] or 0.0) for one in data.values()) <= MAX_DISTURBED,
     }
     if args.out:

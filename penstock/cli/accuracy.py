@@ -21,11 +21,13 @@ RATES = {"output_tokens_per_s": "output tokens/s"}
 class Measurement(NamedTuple):
     """One workload, served."""
 
-    summary: Summary
+    num_requests: int
+    duration_s: float
+    figures: dict[str, float]
     disturbed_fraction: float | None
     """Of the machine, what others used meanwhile."""
-    replayed: Summary | None
-    """As simulated with the step times that were measured."""
+    replayed: dict[str, float] | None
+    """The same figures as simulated with the step times that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,10 @@ class Comparison:
     @property
     def figures(self) -> dict[str, tuple[float, float]]:
         """(predicted, measured), in seconds and tokens a second."""
-        each = [figures_of(one.summary) for one in self.measured]
         predicted = figures_of(self.predicted)
-        return {name: (value, median([one[name] for one in each])) for name, value in predicted.items()}
+        return {
+            name: (value, median([one.figures[name] for one in self.measured])) for name, value in predicted.items()
+        }
 
     @property
     def errors(self) -> dict[str, float]:
@@ -50,8 +53,8 @@ class Comparison:
         return {name: _off(one, other) for name, (one, other) in self.figures.items()}
 
     def as_data(self) -> dict[str, Any]:
-        each = [figures_of(one.summary) for one in self.measured]
-        replayed = [figures_of(one.replayed) for one in self.measured if one.replayed is not None]
+        each = [one.figures for one in self.measured]
+        replayed = [one.replayed for one in self.measured if one.replayed is not None]
         figures: dict[str, Any] = {}
         for name, (one, other) in self.figures.items():
             figures[name] = {
@@ -66,8 +69,8 @@ class Comparison:
                 figures[name]["replay_error"] = round(worst, 4)
         told = [one.disturbed_fraction for one in self.measured if one.disturbed_fraction is not None]
         return figures | {
-            "num_requests": self.measured[0].summary.num_requests,
-            "duration_s": round(median([one.summary.duration_s for one in self.measured]), 3),
+            "num_requests": self.measured[0].num_requests,
+            "duration_s": round(median([one.duration_s for one in self.measured]), 3),
             "disturbed_fraction": round(max(told), 4) if told else None,
             "extrapolated_fraction": round(self.outside_fraction, 4),
         }
@@ -128,8 +131,8 @@ def measure(fleet: Fleet, engine: Engine, workload: Workload, steps: Sequence[St
     served = serve_live(engine, workload)
     summary = summarize(served.timelines.ended, served.duration_s, None, served.timelines.gaps)
     fraction = disturbance.fraction
-    replayed = replay(fleet, workload, served, steps[num_before:]) if len(steps) > num_before else None
-    return Measurement(summary, fraction, replayed)
+    replayed = figures_of(replay(fleet, workload, served, steps[num_before:])) if len(steps) > num_before else None
+    return Measurement(summary.num_requests, summary.duration_s, figures_of(summary), fraction, replayed)
 
 
 def compare(fleet: Fleet, engine: Engine, workload: Workload) -> Comparison:

@@ -1,14 +1,16 @@
 """Measures an engine: drives it through batches of every size and shape with its own scheduler, step by step.
 
 A round visits prompts of many lengths alone, at once and after a rest, prompts with a cached beginning, batches that shrink
-from many sequences to one at short and long contexts, and arrivals at random. Rounds repeat, in another order, until the time
-is spent: a machine is not equally fast at all times. No prompt that is measured comes twice; those that only fill the long
-contexts of batches do, and are mostly found in the cache.
+from many sequences to one at short and long contexts, and arrivals at random. A machine is not equally fast from one second
+to the next, so what is alike is not measured in one go: a round is cut into small parts that follow each other by lot, and
+rounds repeat until the time is spent. No prompt that is measured comes twice; those that only fill the long contexts of
+batches do, and are mostly found in the cache.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -16,7 +18,6 @@ from typing import NamedTuple
 from penstock.cli.live import Disturbance
 from penstock.core.features import StepTime
 from penstock.core.request import Request, SamplingParams
-from penstock.cost.measured import REST_S
 from penstock.engine.engine import Engine
 
 SHORT_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 160, 192)
@@ -35,9 +36,8 @@ PAUSES = (2, 8, 24)
 """Most steps between two arrivals at random: a crowd, a few, mostly one at a time."""
 FIRST_ID = 1 << 40
 """Of our requests, out of the way of others."""
-QUIET = 0.93
-"""Of the processors that this process can have: steps with less were disturbed."""
-WINDOW_S = 0.2
+QUIET = 0.1
+"""Of the machine: what others may use, counted in hundredths of a second, before a part was disturbed."""
 
 
 class Stage(NamedTuple):
@@ -48,48 +48,52 @@ class Stage(NamedTuple):
     rests: bool = False
     """The engine sleeps a while before each."""
 
+    def parts(self, size: int) -> Iterator["Stage"]:
+        for start in range(0, len(self.requests), size):
+            yield self._replace(requests=self.requests[start : start + size])
+
 
 class Sample(NamedTuple):
-    """A step, and when it was heard: by the clock, and by the time all processors spent on this process."""
+    """The steps of one part of a stage, and what others used of the machine meanwhile."""
 
     stage: str
-    step: StepTime
-    at_s: float
-    cpu_s: float
+    steps: list[StepTime]
+    others_fraction: float
 
 
 class Recorder:
-    """Hears an engine's steps. On two processors of which others take one a step takes twice as long: that is no cost."""
+    """Hears an engine's steps. On two processors of which others take one a step takes twice as long: that is no cost.
+
+    What slows a step down and is no other's doing is: threads of ours that share a processor after a rest, say.
+    """
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
-        self.stage = ""
+        self._steps: list[StepTime] = []
+
+    @property
+    def steps(self) -> list[StepTime]:
+        return [step for sample in self.samples for step in sample.steps]
 
     def hear(self, step: StepTime) -> None:
-        self.samples.append(Sample(self.stage, step, time.monotonic(), time.process_time()))
+        self._steps.append(step)
+
+    @contextmanager
+    def part(self, stage: str) -> Iterator[None]:
+        self._steps = []
+        disturbance = Disturbance()
+        yield
+        self.samples.append(Sample(stage, self._steps, disturbance.fraction or 0.0))
 
     def quiet(self) -> list[StepTime]:
-        """Of each stage, the steps around which this process had as much of the processors as in its best moments, and all
-        that came after a rest: sleep takes no processor."""
+        """The steps of parts that others let alone; of a stage that never was, those of the quieter half of its parts."""
         shares: dict[str, list[float]] = {}
-        own = [self._processors(index) for index in range(len(self.samples))]
-        for sample, share in zip(self.samples, own):
-            shares.setdefault(sample.stage, []).append(share)
-        enough = {stage: QUIET * sorted(each)[len(each) * 9 // 10] for stage, each in shares.items()}
+        for sample in self.samples:
+            shares.setdefault(sample.stage, []).append(sample.others_fraction)
+        most = {stage: max(QUIET, sorted(each)[len(each) // 2]) for stage, each in shares.items()}
         return [
-            sample.step
-            for sample, share in zip(self.samples, own)
-            if share >= enough[sample.stage] or sample.step.rest_s >= REST_S
+            step for sample in self.samples if sample.others_fraction <= most[sample.stage] for step in sample.steps
         ]
-
-    def _processors(self, index: int) -> float:
-        """Had on average in a while around a step: the system counts too coarsely to tell of a single one."""
-        samples = self.samples
-        low, high = max(index - 1, 0), index
-        while samples[high].at_s - samples[low].at_s < WINDOW_S and (low > 0 or high < len(samples) - 1):
-            low, high = max(low - 1, 0), min(high + 1, len(samples) - 1)
-        first, last = samples[low], samples[high]
-        return (last.cpu_s - first.cpu_s) / max(last.at_s - first.at_s, 1e-9)
 
 
 @dataclass
@@ -128,13 +132,13 @@ class Calibration:
         self.recorder.samples.clear()
 
     def round(self) -> Iterator[str]:
-        """Visit every stage once; names each that is done."""
-        stages = list(self._stages())
-        self.random.shuffle(stages)
-        for stage in stages:
-            self.recorder.stage = stage.name
-            self._serve(stage)
-            yield stage.name
+        """Visit every stage once, in parts; names that of each part that is done."""
+        parts = list(self._parts())
+        self.random.shuffle(parts)
+        for part in parts:
+            with self.recorder.part(part.name):
+                self._serve(part)
+            yield part.name
 
     def _serve(self, stage: Stage) -> None:
         engine = self.engine
@@ -149,16 +153,17 @@ class Calibration:
         while engine.has_work:
             engine.step()
 
-    def _stages(self) -> Iterator[Stage]:
+    def _parts(self) -> Iterator[Stage]:
         limits = self.engine.scheduler.limits
         room = min(limits.max_context, limits.num_blocks * limits.block_size) - MAX_ANSWER
         longest = min(limits.max_batch_tokens, room)
-        for name, lengths in (("short prompts", SHORT_PROMPTS), ("long prompts", LONG_PROMPTS)):
-            yield Stage(name, [self._request(length, 1) for length in lengths if length <= longest], None)
+        for name, lengths, size in (("short prompts", SHORT_PROMPTS, 4), ("long prompts", LONG_PROMPTS, 1)):
+            requests = [self._request(length, 1) for length in lengths if length <= longest]
+            yield from Stage(name, self.random.sample(requests, len(requests)), None).parts(size)
         rested = [self._request(length, 2) for length in RESTED_PROMPTS if length <= longest]
-        yield Stage("after rest", self.random.sample(rested, len(rested)), None, rests=True)
+        yield from Stage("after rest", rested, None, rests=True).parts(1)
         if room > 2 * max(CACHED_REST):
-            yield Stage("cached prompts", list(self._cached(min(1536, room - max(CACHED_REST)))), None)
+            yield from Stage("cached prompts", list(self._cached(min(1536, room - max(CACHED_REST)))), None).parts(3)
         for context, most in CONTEXTS:
             most = min(most, limits.max_sequences)
             num_steps = STEPS_EACH * len([size for size in BATCHES if size <= most])
@@ -167,7 +172,9 @@ class Calibration:
             if fits:
                 yield Stage(f"batches at {context}", self._shrinking(context, most), 0)
         for pause in PAUSES:
-            yield Stage(f"arrivals every {pause}", self._at_random(min(400, longest)), pause)
+            yield from Stage(f"arrivals every {pause}", self._at_random(min(400, longest)), pause).parts(
+                NUM_RANDOM // 2
+            )
 
     def _cached(self, length: int) -> Iterator[Request]:
         """A prompt, and others whose beginning the cache holds then."""

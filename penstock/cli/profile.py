@@ -121,7 +121,7 @@ def _measured(config: Config) -> "Profile":
     measuring = {
         "from": "penstock profile",
         "seconds": round(time.monotonic() - begin_s, 1),
-        "num_steps": len(recorder.samples),
+        "num_steps": len(recorder.steps),
         "disturbed_fraction": calibration.disturbed_fraction,
     }
     name = loaded.files.name if loaded.files is not None else config.model.model

@@ -178,8 +178,7 @@ class BlockPool:
             sequence.blocks.extend(matched)
             sequence.num_published = len(matched)
             sequence.tail = match.tail if match else None
-        for _ in range(num_new):
-            sequence.blocks.append(self._take())
+        self._take_many(sequence.blocks, num_new)
         return True
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int, spare: int = 0) -> Fork | None:
@@ -213,32 +212,34 @@ class BlockPool:
         num_full = sequence.num_computed // self.block_size
         if not self._caching or num_full <= sequence.num_published:
             return
-        hashes = sequence.hashes
+        hashes, blocks, index, contents = sequence.hashes, sequence.blocks, self._index, self._contents
         if len(hashes) < sequence.num_published:
             self._extend_hashes(sequence, sequence.num_published)
+        parent = sequence.tail or sequence.namespace
+        tokens, size = sequence.tokens, self.block_size
         for number in range(sequence.num_published, num_full):
-            token_ids = self._tokens_of(sequence, number)
+            token_ids = tuple(tokens[number * size : (number + 1) * size])
             if number == len(hashes):
                 hashes.append(block_hash(hashes[-1] if hashes else sequence.namespace.hash, token_ids))
             hash_ = hashes[number]
-            parent = sequence.tail or sequence.namespace
-            present = self._index.get(hash_)
-            content = None if present is None else self._contents[present]
+            present = index.get(hash_)
+            content = None if present is None else contents[present]
             if present is not None and content is not None:
                 if content.continues(parent, token_ids):
-                    sequence.tail = content
+                    parent = sequence.tail = content
                     continue
                 self._forget(present)
-            block = sequence.blocks[number]
-            sequence.tail = self._contents[block] = Content(hash_, token_ids, parent)
-            self._index[hash_] = block
+            block = blocks[number]
+            parent = sequence.tail = contents[block] = Content(hash_, token_ids, parent)
+            index[hash_] = block
         sequence.num_published = num_full
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. The last goes first, so that a prefix outlives what was built on it."""
+        references = self._references
         for block in reversed(sequence.blocks):
-            self._references[block] -= 1
-            if not self._references[block]:
+            references[block] -= 1
+            if not references[block]:
                 self._rest(block)
         sequence.blocks.clear()
         sequence.num_published = 0
@@ -286,6 +287,26 @@ class BlockPool:
         if not self._references[block]:
             self._cached.pop(block, None)
         self._references[block] += 1
+
+    def _take_many(self, blocks: list[int], count: int) -> None:
+        """Append as many blocks as `_take` would give, without a call for each."""
+        free, references = self._free, self._references
+        num_free = min(count, len(free))
+        if num_free > 0:
+            taken = free[: -num_free - 1 : -1]
+            del free[-num_free:]
+            for block in taken:
+                references[block] = 1
+            blocks.extend(taken)
+        for _ in range(count - num_free):
+            block, _ = self._cached.popitem(last=False)
+            content = self._contents[block]
+            if content is not None:
+                del self._index[content.hash]
+                self._contents[block] = None
+            references[block] = 1
+            blocks.append(block)
+            self.num_evictions += 1
 
     def _take(self) -> int:
         """A block nobody holds, its old content forgotten; the caller made sure that there is one."""

@@ -63,6 +63,10 @@ class Scheduler:
         self._order: Order = order if order is not None else Queue(by_arrival)
         self._batching = batching
         self._running: dict[Sequence, None] = {}
+        self._present: dict[Sequence, None] = {}
+        """Those running that are not away."""
+        self._is_ordered = True
+        """They stand in the order of admission."""
         self._rows = list(range(limits.max_sequences - 1, -1, -1))
         self._requests: dict[int, list[Sequence]] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -70,6 +74,7 @@ class Scheduler:
         self._waiting_since: float | None = None
         self._num_waiting_tokens = 0
         self._num_added = 0
+        self._num_entered = 0
         self._step = 0
         self._now = 0.0
         """The time last told."""
@@ -128,6 +133,9 @@ class Scheduler:
         rows = [sequence.row for sequence in self._running] + self._rows
         if sorted(row for row in rows if row is not None) != list(range(self.limits.max_sequences)):
             raise RuntimeError("rows of running sequences and free rows do not add up")
+        away = {sequence for sequence in self._running if sequence.steps_ahead and sequence.num_verifying}
+        if away != self._running.keys() - self._present.keys():
+            raise RuntimeError("who is away and who is present do not add up to who is running")
         held = [sequence for sequence in self._order if sequence.blocks or sequence.is_running]
         if held:
             raise RuntimeError(f"waiting sequences hold blocks or rows: {held}")
@@ -266,7 +274,12 @@ class Scheduler:
 
         Returns those that are behind: prompts to compute.
         """
-        running = list(self._running)
+        running = list(self._present)
+        if not self._is_ordered:
+            running.sort(key=_place)
+            self._present = dict.fromkeys(running)
+            self._is_ordered = True
+        plan.budget -= len(self._running) - len(running)
         if not self._batching.joins:
             prompts = [sequence for sequence in running if not sequence.holds_next]
             if prompts:
@@ -276,9 +289,7 @@ class Scheduler:
         for index, sequence in enumerate(running):
             row = sequence.row
             if row is None or sequence.num_verifying:
-                # pushed out by one planned before it, or of unknown length until its drafts are judged or it is back
-                plan.budget -= sequence.steps_ahead > 0
-                continue
+                continue  # pushed out by one planned before it, or of unknown length until its drafts are judged
             if not sequence.holds_next:
                 prompts.append(sequence)
                 continue
@@ -297,6 +308,8 @@ class Scheduler:
                 if not self._make_room(sequence, end, plan):
                     continue
                 new_blocks = tuple(sequence.blocks[num_held:])
+            if sequence.steps_ahead and num_drafts:
+                del self._present[sequence]
             sequence.num_launched = end
             sequence.num_pending += 1
             plan.chunks[sequence] = Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts)
@@ -413,7 +426,9 @@ class Scheduler:
         self._num_waiting_tokens -= len(sequence.tokens)
         if not len(self._order):
             self._waiting_since = None
-        self._running[sequence] = None
+        self._running[sequence] = self._present[sequence] = None
+        self._num_entered += 1
+        sequence.place = self._num_entered
         sequence.enter(self._rows.pop(), num_cached)
 
     def _opens_s(self, since: float) -> float:
@@ -448,6 +463,9 @@ class Scheduler:
             # Positions of rejected drafts are computed again, with the tokens that were drawn instead.
             sequence.num_computed = sequence.num_launched = chunk.start + len(drawn)
             sequence.num_verifying = 0
+            if sequence not in self._present:
+                self._present[sequence] = None
+                self._is_ordered = False
         finish = None
         if drawn:
             sequence.num_pending -= 1
@@ -518,6 +536,7 @@ class Scheduler:
         if sequence.row is not None:
             self._rows.append(sequence.row)
         del self._running[sequence]
+        self._present.pop(sequence, None)
         self.pool.release(sequence)
         sequence.leave()
 
@@ -568,6 +587,10 @@ class Scheduler:
         for sequence in choices:
             sequence.siblings = [sibling for sibling in sequence.siblings if sibling not in choices]
         return tuple(self._finish(sequence, finish) for sequence in choices)
+
+
+def _place(sequence: Sequence) -> int:
+    return sequence.place
 
 
 class Plan:

@@ -41,6 +41,7 @@ class Sequence:
         "num_verifying",
         "number",
         "parent",
+        "place",
         "prefix",
         "request",
         "row",
@@ -79,6 +80,8 @@ class Sequence:
         self.stay = 0
         """Counts stays; an output computed in an earlier stay is stale."""
         self.row: int | None = None
+        self.place = 0
+        """Among all that were ever admitted, in order."""
         self.is_announced = False
         """The runner has been told who holds the row."""
         self.num_computed = 0

@@ -19,6 +19,8 @@ NUM_ROUNDS = 12
 """Of weighing down what lies far off."""
 HUBER = 1.5
 """Spreads beyond which a residual counts by its size, not by its square."""
+MAX_OFF = 4.0
+"""How many times too long or too short a prediction may be for its errors to be shares of it."""
 TOLERANCE = 1e-12
 
 
@@ -61,13 +63,18 @@ def column(ramp: Ramp, values: Numbers) -> Numbers:
 
 
 def fit(matrix: Numbers, seconds: Numbers, weights: Numbers) -> Numbers:
-    """Coefficients, none below 0, with the least relative error; what lies far off counts less and less."""
+    """Coefficients, none below 0, with the least relative error; what lies far off counts less and less.
+
+    Errors are shares of what is predicted, from round to round: as shares of what was measured, a step that took half its
+    time would weigh more than one that took twice as long, and noise alone would pull every prediction down.
+    """
     scale = np.maximum(matrix.max(axis=0), TOLERANCE)
-    relative = matrix / scale / seconds[:, None]
-    factors = np.sqrt(weights)
+    scaled = matrix / scale
+    reference, factors = seconds, np.sqrt(weights)
     for _ in range(NUM_ROUNDS):
-        found = non_negative(relative * factors[:, None], factors)
-        residuals = np.abs(relative @ found - 1.0)
+        found = non_negative(scaled * (factors / reference)[:, None], factors * seconds / reference)
+        reference = np.clip(scaled @ found, seconds / MAX_OFF, seconds * MAX_OFF)
+        residuals = np.abs(seconds / reference - 1.0)
         spread = max(1.4826 * float(np.median(residuals)), TOLERANCE)
         factors = np.sqrt(weights * np.minimum(1.0, HUBER * spread / np.maximum(residuals, TOLERANCE)))
     coefficients: Numbers = found / scale

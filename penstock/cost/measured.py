@@ -39,7 +39,8 @@ DEVICE_KNEES: Mapping[str, Sequence[float]] = {
     "max_kv": (),
     "long_pairs": (),
 }
-REST_KNEES: Mapping[str, Sequence[float]] = {"steps": (), "rows": (16, 64, 256)}
+REST_RAMPS = (Ramp("steps", 0.0, math.inf), Ramp("rows", 0.0, 256.0))
+"""Threads and caches are warm before a long step is over, so that what it costs to wake them has an end."""
 REST_S = 0.004
 """Shorter pauses are none: a pool's threads are still awake."""
 MIN_RESTED = 8
@@ -180,7 +181,7 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
     if len(usable) < MIN_STEPS:
         raise ConfigError(f"there are {len(usable)} steps to fit a cost to; log at least {MIN_STEPS}")
     cells = _gather(usable, lambda step: step.device_s)
-    device, rest, errors_in = _fit_ramps(cells, DEVICE_KNEES, REST_KNEES)
+    device, rest, errors_in = _fit_ramps(cells, DEVICE_KNEES, REST_RAMPS)
     gathered = Features(*cells.features.T)
     kinds = {
         "all": np.ones(len(cells.seconds), dtype=bool),
@@ -194,7 +195,7 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
     host: tuple[Ramp, ...] = ()
     if len(busy) >= MIN_STEPS:
         cells = _gather(busy, lambda step: step.host_s)
-        host, _, errors_in = _fit_ramps(cells, HOST_KNEES, {})
+        host, _, errors_in = _fit_ramps(cells, HOST_KNEES, ())
         errors["host"] = errors_in(np.ones(len(cells.seconds), dtype=bool))
     most = Features(*(max(values) for values in zip(*(step.features for step in usable))))
     return Fitted(device, host, overlaps, most, len(usable), errors, rest)
@@ -225,19 +226,18 @@ def _gather(steps: Sequence[StepTime], seconds_of: Callable[[StepTime], float]) 
 
 
 def _fit_ramps(
-    cells: _Cells, knees: Mapping[str, Sequence[float]], rest_knees: Mapping[str, Sequence[float]]
+    cells: _Cells, knees: Mapping[str, Sequence[float]], rests: Sequence[Ramp]
 ) -> tuple[tuple[Ramp, ...], tuple[Ramp, ...], Callable[[Mask], Errors]]:
     """Ramps, those of steps after a rest, and the errors of cells that a mask chooses, each predicted by a fit that had not
     seen it."""
     gathered = Features(*cells.features.T)
-    shape = cells.seconds.shape
-    values = {name: np.broadcast_to(np.asarray(VALUES[name](gathered), float), shape) for name in (*knees, *rest_knees)}
+    names = {*knees, *(ramp.feature for ramp in rests)}
+    values = {name: np.broadcast_to(np.asarray(VALUES[name](gathered), float), cells.seconds.shape) for name in names}
     ramps = [ramp for name, each in knees.items() for ramp in ramps_of(name, each, values[name])]
     columns = [column(ramp, values[ramp.feature]) for ramp in ramps]
-    rests: list[Ramp] = []
-    if cells.rested.sum() >= MIN_RESTED:
-        rests = [ramp for name, each in rest_knees.items() for ramp in ramps_of(name, each, values[name][cells.rested])]
-        columns += [cells.rested * column(ramp, values[ramp.feature]) for ramp in rests]
+    if cells.rested.sum() < MIN_RESTED:
+        rests = ()
+    columns += [cells.rested * column(ramp, values[ramp.feature]) for ramp in rests]
     matrix = np.stack(columns, axis=1)
     found = fit(matrix, cells.seconds, cells.weights)
     predicted = held_out(matrix, cells.seconds, cells.weights)

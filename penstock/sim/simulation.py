@@ -1,6 +1,8 @@
 """A fleet in virtual time: requests arrive, are routed, served and counted. It reads no clock; chance follows from seeds."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.config import EngineConfig
@@ -148,11 +150,25 @@ def simulate(
 
     Requests are taken one by one, so that a million of them need not lie in memory.
     """
-    later = workload.later if isinstance(workload, Workload) else {}
-    course = Course(fleet, Timelines(keep_times=keep_times), tracer, later)
-    for request in workload.requests if isinstance(workload, Workload) else workload:
-        course.arrive(request)
-    return course.finish(slo)
+    with _without_collection():
+        later = workload.later if isinstance(workload, Workload) else {}
+        course = Course(fleet, Timelines(keep_times=keep_times), tracer, later)
+        for request in workload.requests if isinstance(workload, Workload) else workload:
+            course.arrive(request)
+        return course.finish(slo)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Nothing that ends during a simulation refers to itself, and searching millions of live objects for what does takes a
+    fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Course:
