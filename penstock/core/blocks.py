@@ -178,7 +178,8 @@ class BlockPool:
             sequence.blocks.extend(matched)
             sequence.num_published = len(matched)
             sequence.tail = match.tail if match else None
-        self._take_many(sequence.blocks, num_new)
+        for _ in range(num_new):
+            sequence.blocks.append(self._take())
         return True
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int, spare: int = 0) -> Fork | None:
@@ -287,26 +288,6 @@ class BlockPool:
         if not self._references[block]:
             self._cached.pop(block, None)
         self._references[block] += 1
-
-    def _take_many(self, blocks: list[int], count: int) -> None:
-        """Append as many blocks as `_take` would give, without a call for each."""
-        free, references = self._free, self._references
-        num_free = min(count, len(free))
-        if num_free > 0:
-            taken = free[: -num_free - 1 : -1]
-            del free[-num_free:]
-            for block in taken:
-                references[block] = 1
-            blocks.extend(taken)
-        for _ in range(count - num_free):
-            block, _ = self._cached.popitem(last=False)
-            content = self._contents[block]
-            if content is not None:
-                del self._index[content.hash]
-                self._contents[block] = None
-            references[block] = 1
-            blocks.append(block)
-            self.num_evictions += 1
 
     def _take(self) -> int:
         """A block nobody holds, its old content forgotten; the caller made sure that there is one."""
