@@ -44,6 +44,7 @@ class Pool {
   alignas(64) std::atomic<int> num_arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
   alignas(64) std::atomic<int> taken_{0};
+  std::atomic<int> core_{-1};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::condition_variable wake_;
