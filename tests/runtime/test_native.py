@@ -20,6 +20,8 @@ from penstock.runtime.native_load import gate_order
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS, MAX_CONTEXT = 16, 64, 256
 LENGTHS = (37, 5, 70)
+LONG = (150, 3, 170)
+"""Rows enough for every thread to take some of them through whole layers by itself."""
 
 
 def plain_spec(**changes: object) -> ModelSpec:
@@ -74,9 +76,9 @@ def twins(spec: ModelSpec, kernels: str = "", is_invariant: bool = True) -> tupl
     return model, NativeDecoder(spec, NativeWeights(matrices, vectors), library, is_invariant)
 
 
-def texts(spec: ModelSpec) -> list[torch.Tensor]:
+def texts(spec: ModelSpec, num_tokens: Sequence[int]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(6)
-    return [torch.randint(0, spec.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    return [torch.randint(0, spec.vocab_size, (length,), generator=generator) for length in num_tokens]
 
 
 @torch.inference_mode()
@@ -86,7 +88,8 @@ def states(model: Decoder | NativeDecoder, steps: Sequence[tuple[int, ...]], see
     cache = KVCache(spec, NUM_BLOCKS, BLOCK_SIZE, model.cache_dtype, CPU)
     rotations = Rotations(spec, MAX_CONTEXT, CPU)
     tables = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(seed))[:60].view(3, 20).int()
-    done, results = [0] * len(LENGTHS), [[] for _ in LENGTHS]
+    every = texts(spec, [sum(counts) for counts in zip(*steps)])
+    done, results = [0] * len(every), [[] for _ in every]
     for counts in steps:
         chosen = [index for index, count in enumerate(counts) if count]
         lengths = [counts[index] for index in chosen]
@@ -97,7 +100,7 @@ def states(model: Decoder | NativeDecoder, steps: Sequence[tuple[int, ...]], see
         ends = torch.tensor(contexts).int()
         positions = torch.cat(places)
         layout = Layout(positions, torch.cat(slots), tables[chosen], starts, ends, lengths, contexts)
-        ids = torch.cat([texts(spec)[index][at] for index, at in zip(chosen, places)])
+        ids = torch.cat([every[index][at] for index, at in zip(chosen, places)])
         hidden = model(ids, Step(layout, rotations.at(positions), cache.layers))
         for index, part in zip(chosen, hidden.split(lengths)):
             results[index].append(part.clone())
@@ -129,6 +132,14 @@ def test_every_kernel_computes_the_model(kernels: str) -> None:
 def test_bf16_products_of_large_steps_stay_near() -> None:
     model, native = twins(SPECS["plain"], is_invariant=False)
     for mine, theirs in zip(states(native, [LENGTHS]), states(model, [LENGTHS])):
+        assert distance(mine, theirs) < 0.02
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_many_rows_go_through_a_layer_in_panels(name: str) -> None:
+    model, native = twins(SPECS[name], is_invariant=False)
+    steps = [LONG, (1, 1, 1)]
+    for mine, theirs in zip(states(native, steps), states(model, steps)):
         assert distance(mine, theirs) < 0.02
 
 

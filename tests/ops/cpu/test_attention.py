@@ -1,6 +1,7 @@
 """Native attention equals the definition over any chunks, blocks and groupings, and keeps what is stale out."""
 
 import ctypes
+import dataclasses
 
 import pytest
 import torch
@@ -123,3 +124,52 @@ def test_equals_the_definition(spec: GQA, kernels: str, block_size: int, kv: str
         queries = heads[picked, : spec.num_heads].float()
         theirs = attention.definition(queries, plain, layout, spec, None)
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
+
+
+def part_of(layout: Layout, chunk: int) -> Layout:
+    """One chunk by itself."""
+    one, begins = slice(chunk, chunk + 1), layout.query_starts.tolist()
+    tokens = slice(begins[chunk], begins[chunk + 1])
+    return Layout(
+        layout.positions[tokens],
+        layout.slots[tokens],
+        layout.block_tables[one].contiguous(),
+        torch.tensor((0, layout.lengths[chunk])).int(),
+        layout.context_lengths[one],
+        layout.lengths[one],
+        layout.contexts[one],
+    )
+
+
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")
+def test_a_shared_beginning_changes_no_bit(spec: GQA, kernels: str, kv: str) -> None:
+    """Sequences that begin with the same blocks, some further than others, and a prompt among them."""
+    generator = torch.Generator().manual_seed(12)
+    block_size, contexts = 16, [300, 560, 561, 33, 270, 600, 599, 290, 40, 522]
+    lengths = [7 if context == 40 else 1 for context in contexts]
+    layout = example_layout(lengths, contexts, block_size, 400, generator)
+    tables = layout.block_tables
+    tables[1:, :16] = tables[0, :16]  # as far as 256 positions are the same for all
+    tables[[2, 5, 6], :32] = tables[1, :32]
+    places = [tables[i, (c - n) // block_size : -(-c // block_size)] for i, (n, c) in enumerate(zip(lengths, contexts))]
+    fresh = 399
+    for place in places:  # what is written is nobody else's
+        for index in range(len(place)):
+            place[index], fresh = fresh, fresh - 1
+    slots = [
+        tables[i].long()[at // block_size] * block_size + at % block_size
+        for i, at in enumerate(layout.positions.split(lengths))
+    ]
+    layout = dataclasses.replace(layout, slots=torch.cat(slots))
+    numbers = torch.randn((2, 400, block_size, spec.num_kv_heads, spec.head_dim), generator=generator)
+    if kv == "int8":
+        scales = torch.rand((2, 400, block_size, spec.num_kv_heads), generator=generator) / 50
+        cache: AnyCache = ScaledCache(*(numbers * 40).to(torch.int8), *scales)
+    else:
+        cache = LayerCache(*numbers.bfloat16())
+    qkv = torch.randn((sum(lengths), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim), generator=generator)
+    together = run(kernels, spec, qkv.clone(), cache, layout).split(lengths)
+    for chunk, (mine, own) in enumerate(zip(together, qkv.split(lengths))):
+        assert torch.equal(mine, run(kernels, spec, own.clone(), cache, part_of(layout, chunk))), chunk

@@ -11,6 +11,7 @@
 #include "vnni.inl"
 #include "tiles.inl"
 #include "tile_attention.inl"
+#include "bf16_tiles.inl"
 
 namespace {
 
@@ -35,9 +36,6 @@ struct Unpacked {
   const uint8_t* lines;
   const float* scales;
 };
-
-template <int kBits, bool kHasMinimum>
-constexpr int kBlockBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
 
 template <int kBits, bool kHasMinimum>
 PENSTOCK_INLINE Unpacked unpack(const uint8_t* block, int num_groups, uint8_t* scratch) {
@@ -149,163 +147,6 @@ void multiply_all(const Rows& x, const Matrix& m, int first_tile, int num_tiles,
                                     values + i * kTile * kBlockStride});
     }
   }
-}
-
-// ---- bf16 tiles: sums 0-3, rows 4-5 [16][32], weights 6-7 [16][16][2]
-
-void shape_bf16() {
-  TileShapes shapes;
-  for (int i = 0; i < 8; ++i) shapes.set(i, kTile, 64);
-  shapes.apply();
-}
-
-// A block as bf16 [16 input pairs][16 outputs][2].
-//
-// The two numbers of a pair become neighbours before anything else: each output's four bytes are doubled, and even and odd
-// lanes turn another one of them to the top of a float's fraction. Beneath the right exponent that is 16 + q (of 4 bits) or
-// 256 + 128 + q (of 8), with no conversion; the offset is taken off with the minimum.
-template <int kBits, bool kHasMinimum>
-PENSTOCK_INLINE void widen(const uint8_t* block, uint16_t* to) {
-  constexpr int kAt = kBits == 4 ? 19 : 15;
-  const uint16_t* halves = (const uint16_t*)(block + (kBits == 4 ? 256 : 512));
-  const __m512 scale = load_halves(halves), least = kHasMinimum ? load_halves(halves + kTile) : _mm512_setzero_ps();
-  const __m512 offset = _mm512_fnmadd_ps(scale, _mm512_set1_ps(kBits == 4 ? 16.0f : 384.0f), least);
-  const __m512i twice[2] = {_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
-                            _mm512_set_epi32(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8)};
-  const __m512 scales[2] = {_mm512_permutexvar_ps(twice[0], scale), _mm512_permutexvar_ps(twice[1], scale)};
-  const __m512 offsets[2] = {_mm512_permutexvar_ps(twice[0], offset), _mm512_permutexvar_ps(twice[1], offset)};
-  const __m512i fraction = _mm512_set1_epi32(kBits == 4 ? 0x00780000 : 0x007f8000);
-  const __m512i exponent = _mm512_set1_epi32(kBits == 4 ? 0x41800000 : 0x43800000);
-  const __m512i odd = _mm512_set1_epi64((int64_t)8 << 32);
-#pragma GCC unroll 8
-  for (int line = 0; line < (kBits == 4 ? 4 : 8); ++line) {
-    __m512i bytes = _mm512_loadu_si512(block + line * 64);
-    if (kBits == 8) bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
-    const __m512i doubled[2] = {_mm512_permutexvar_epi32(twice[0], bytes), _mm512_permutexvar_epi32(twice[1], bytes)};
-#pragma GCC unroll 4
-    for (int turn = 0; turn < (kBits == 4 ? 4 : 2); ++turn) {
-      const int upper = turn / 2, pair = turn % 2;
-      const __m512i distance = _mm512_add_epi32(odd, _mm512_set1_epi32((16 * pair + 4 * upper - kAt) & 31));
-      __m512 w[2];
-      for (int i = 0; i < 2; ++i) {
-        const __m512i turned = _mm512_rorv_epi32(doubled[i], distance);
-        const __m512i number = _mm512_ternarylogic_epi32(turned, fraction, exponent, 0xea);  // (a & b) | c
-        w[i] = _mm512_fmadd_ps(_mm512_castsi512_ps(number), scales[i], offsets[i]);
-      }
-      _mm512_store_si512(to + ((line + 4 * upper) * 2 + pair) * 32, (__m512i)_mm512_cvtne2ps_pbh(w[1], w[0]));
-    }
-  }
-}
-
-// One group of two tiles of rows by two of outputs; a missing one of either kind repeats the other. Weights that only pass by
-// should not push the rows out of the nearest cache.
-template <bool kPassing>
-PENSTOCK_INLINE void add_square(const uint16_t* first, const uint16_t* second, const uint16_t* left,
-                                const uint16_t* right) {
-  _tile_loadd(4, first, 64);
-  if (kPassing)
-    _tile_stream_loadd(6, left, 64);
-  else
-    _tile_loadd(6, left, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  if (kPassing)
-    _tile_stream_loadd(7, right, 64);
-  else
-    _tile_loadd(7, right, 64);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_loadd(5, second, 64);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-}
-
-PENSTOCK_INLINE void start_square() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
-PENSTOCK_INLINE void store_square(float* out, float* next) {
-  _tile_stored(0, out, kBlockStride * 4);
-  _tile_stored(1, out + kTile, kBlockStride * 4);
-  _tile_stored(2, next, kBlockStride * 4);
-  _tile_stored(3, next + kTile, kBlockStride * 4);
-}
-
-PENSTOCK_INLINE bool is_slice_done(int tile, int num_tiles) {
-  return tile + 2 >= num_tiles || (tile + 2) % kMaxTiles == 0;
-}
-
-// The slice of output tiles that ends with the pair at `tile`.
-PENSTOCK_INLINE void hand_on(const Rows& x, int row_tile, int num_row_tiles, int first_tile, int tile, int num_tiles,
-                             float (*values)[kTile * kBlockStride], Sink sink) {
-  const int from = tile / kMaxTiles * kMaxTiles, width = num_tiles - from < kMaxTiles ? num_tiles - from : kMaxTiles;
-  for (int i = 0; i < num_row_tiles; ++i) {
-    const int rows = x.count - (row_tile + i) * kTile;
-    sink.take(sink.context, Block{row_tile + i, rows < kTile ? rows : kTile, first_tile + from, width, values[i]});
-  }
-}
-
-// Up to two tiles of rows: weights are widened while the group before is multiplied, and never needed again.
-template <int kBits, bool kHasMinimum>
-void multiply_few(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
-  alignas(64) float values[2][kTile * kBlockStride];
-  const int num_groups = x.num_groups, bytes = block_bytes(m);
-  const uint16_t* first = (const uint16_t*)x.values;
-  const uint16_t* second = first + (x.num_tiles() - 1) * (size_t)num_groups * 512;
-  uint16_t* weights = (uint16_t*)scratch;  // [2][left, right][512]
-  for (int tile = 0; tile < num_tiles; tile += 2) {
-    const uint8_t* left = m.data + (size_t)(first_tile + tile) * num_groups * bytes;
-    const uint8_t* right = tile + 1 < num_tiles ? left + (size_t)num_groups * bytes : left;
-    start_square();
-    widen<kBits, kHasMinimum>(left, weights);
-    widen<kBits, kHasMinimum>(right, weights + 512);
-    for (int g = 0; g < num_groups; ++g) {
-      const uint16_t* now = weights + (g & 1) * 1024;
-      if (g + 1 < num_groups) {
-        uint16_t* next = weights + (~g & 1) * 1024;
-        prefetch(left + (g + 8) * bytes, bytes);
-        prefetch(right + (g + 8) * bytes, bytes);
-        widen<kBits, kHasMinimum>(left + (g + 1) * bytes, next);
-        widen<kBits, kHasMinimum>(right + (g + 1) * bytes, next + 512);
-      }
-      add_square<false>(first + g * 512, second + g * 512, now, now + 512);
-    }
-    store_square(values[0] + tile % kMaxTiles * kTile, values[1] + tile % kMaxTiles * kTile);
-    if (is_slice_done(tile, num_tiles)) hand_on(x, 0, x.num_tiles(), first_tile, tile, num_tiles, values, sink);
-  }
-}
-
-// More rows: the weights of a piece are widened once, and pass by while two tiles of rows stay near.
-template <int kBits, bool kHasMinimum>
-void multiply_many(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
-  alignas(64) float values[2][kTile * kBlockStride];
-  const int num_groups = x.num_groups, bytes = block_bytes(m);
-  uint16_t* weights = (uint16_t*)scratch;
-  for (int i = 0; i < num_tiles * num_groups; ++i)
-    widen<kBits, kHasMinimum>(m.data + ((size_t)first_tile * num_groups + i) * bytes, weights + i * 512);
-  const size_t step = (size_t)num_groups * 512;
-  for (int row_tile = 0; row_tile < x.num_tiles(); row_tile += 2) {
-    const int num_row_tiles = x.num_tiles() - row_tile < 2 ? 1 : 2;
-    const uint16_t* first = (const uint16_t*)x.values + row_tile * step;
-    const uint16_t* second = first + (num_row_tiles - 1) * step;
-    for (int tile = 0; tile < num_tiles; tile += 2) {
-      const uint16_t* left = weights + tile * step;
-      const uint16_t* right = tile + 1 < num_tiles ? left + step : left;
-      start_square();
-      for (int g = 0; g < num_groups; ++g)
-        add_square<true>(first + g * 512, second + g * 512, left + g * 512, right + g * 512);
-      store_square(values[0] + tile % kMaxTiles * kTile, values[1] + tile % kMaxTiles * kTile);
-      if (is_slice_done(tile, num_tiles)) hand_on(x, row_tile, num_row_tiles, first_tile, tile, num_tiles, values, sink);
-    }
-  }
-}
-
-template <int kBits, bool kHasMinimum>
-void multiply_bf16(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {
-  shape_bf16();
-  const auto run = x.num_tiles() <= 2 ? multiply_few<kBits, kHasMinimum> : multiply_many<kBits, kHasMinimum>;
-  run(x, m, first_tile, num_tiles, scratch, sink);
 }
 
 void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t* scratch, Sink sink) {

@@ -51,7 +51,7 @@ PENSTOCK_INLINE void add_unit(const Attend& t, const float* weights, int positio
     }
 }
 
-void attend(const Attend& t, uint8_t* scratch) {
+void attend_chunk(const Attend& t, uint8_t* scratch) {
   const int dim = t.head_dim;
   float* scores = (float*)scratch;                    // [kKeysAtOnce]
   float* weights = scores + kKeysAtOnce;              // [kKeysAtOnce]
@@ -59,7 +59,7 @@ void attend(const Attend& t, uint8_t* scratch) {
   uint16_t* clean = (uint16_t*)(sums + kMaxHeadDim);  // [16, head_dim]
   for (int row = 0; row < t.num_rows; ++row) {
     const Seen seen = seen_by(t, row);
-    const float* q = head_of((float*)t.q, t, t.stride, row);
+    const float* q = head_of((float*)t.chunk.q, t, t.stride, row);
     float most = -__builtin_inff(), total = 0.0f;
     for (int d = 0; d < dim; ++d) sums[d] = 0.0f;
     for (int first = seen.begin / kKeysAtOnce * kKeysAtOnce; first < seen.end; first += kKeysAtOnce) {
@@ -73,9 +73,13 @@ void attend(const Attend& t, uint8_t* scratch) {
         for (int d = 0; d < dim; ++d) sums[d] *= factor;
       for (int i = 0; i < num_keys; i += kTile) add_unit(t, weights + i, first + i, left - i, clean, sums);
     }
-    float* out = head_of(t.out, t, t.out_stride, row);
+    float* out = head_of(t.chunk.out, t, t.out_stride, row);
     for (int d = 0; d < dim; ++d) out[d] = sums[d] / total;
   }
+}
+
+void attend(const Attend& t, uint8_t* scratch) {
+  for (int i = 0; i < t.num_chunks; ++i) attend_chunk(t.part(i), scratch);
 }
 
 }  // namespace

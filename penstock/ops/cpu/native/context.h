@@ -65,7 +65,7 @@ struct Context {
   const Kernels* kernels;
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
-  Buffer stream, qkv, attention, sublayer, line, items;
+  Buffer stream, qkv, attention, sublayer, line, items, chunks;
   RowsMemory rows;
 
   Number number_for(int count, bool invariant) const {

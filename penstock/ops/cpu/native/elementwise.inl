@@ -85,17 +85,18 @@ void encode(const float* x, Rows& rows, int row) {
   for (int g = 0; g < rows.num_groups; ++g) encode_group(x + g * kGroup, rows, row, g);
 }
 
-void gate(float* first, const float* second, int count, int activation) {
-  for (int i = 0; i < count; i += 16) {
-    const Floats x = load(first + i);
-    Floats bent;
-    if (activation == 0) {
-      bent = x / (1.0f + exponential(-x));
-    } else {
-      const Floats inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-      bent = 0.5f * x * (1.0f + tangent_hyperbolic(inner));
-    }
-    store(first + i, bent * load(second + i));
+PENSTOCK_INLINE Floats bent(Floats x, int activation) {
+  if (activation == 0) return quotient(x, 1.0f + exponential(-x));
+  const Floats inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return 0.5f * x * (1.0f + tangent_hyperbolic(inner));
+}
+
+void gate(const Block& block, int activation, Rows& rows, int group) {
+  for (int r = 0; r < block.num_rows; ++r) {
+    float* gates = block.values + r * kBlockStride;
+    for (int i = 0; i < kGroup; i += 16)
+      store(gates + i, bent(load(gates + i), activation) * load(gates + kGroup + i));
+    encode_group(gates, rows, block.row_tile * kTile + r, group);
   }
 }
 

@@ -28,6 +28,14 @@ struct Rows {
   Number number;
 
   __attribute__((always_inline)) int num_tiles() const { return (count + kTile - 1) / kTile; }
+
+  // Some of the rows, from a whole tile on; of bf16.
+  Rows part(int first_tile, int num_rows) const {
+    Rows rows = *this;
+    rows.values = (uint16_t*)values + (int64_t)first_tile * num_groups * kTile * kGroup;
+    rows.count = num_rows;
+    return rows;
+  }
 };
 
 constexpr int kMaxTiles = 4;                     // output tiles a product is handed on by
@@ -42,18 +50,34 @@ struct Block {
   float* values;  // [16][kBlockStride]
 };
 
-// Where a product goes. Called once for each tile of rows.
+// Where a product goes. `take` is called once for each tile of rows and run of output tiles. Kernels that know a shorter way
+// may go it where one is offered: store whole tiles in `rows`, or add to what stands there; gate and lay down in `gated`.
 struct Sink {
   void (*take)(void* context, const Block& block);
   void* context;
+  float* rows = nullptr;  // [whole tiles of rows, stride]
+  int64_t stride = 0;
+  bool adds = false;
+  Rows* gated = nullptr;
+  int activation = 0;
 };
 
-// Queries of one chunk that share a kv head: rows `first_row` .. `first_row + num_rows` of [queries x heads in the group].
-struct Attend {
+// A chunk's queries, and where its keys and values are found.
+struct Queries {
   const float* q;  // [tokens, stride]: the chunk's first query, at the kv head's first query head
   float* out;      // likewise, [tokens, out_stride]
   const int32_t* table;
-  const void* keys;  // the layer's
+  int32_t start;  // position of the chunk's first query
+};
+
+// Queries that share a kv head: of each chunk, rows `first_row` .. `first_row + num_rows` of [queries x heads in the group].
+// Several chunks have up to 16 rows together, and the same blocks up to position `num_shared`, which all of them see.
+struct Attend {
+  Queries chunk;  // the one looked at
+  const Queries* chunks;
+  int32_t num_chunks;
+  int32_t num_shared;  // a multiple of kKeysAtOnce
+  const void* keys;    // the layer's
   const void* values;
   const float* key_scales;
   const float* value_scales;
@@ -64,12 +88,17 @@ struct Attend {
   int32_t heads_per_group;
   int32_t head_dim;
   int32_t block_size;
-  int32_t start;  // position of the chunk's first query
   int32_t first_row;
   int32_t num_rows;
   int32_t window;
   float scale;
   float softcap;
+
+  Attend part(int index) const {
+    Attend part = *this;
+    part.chunk = chunks[index];
+    return part;
+  }
 };
 
 struct Peak {
@@ -111,7 +140,8 @@ struct Kernels {
   void (*encode)(const float* x, Rows& rows, int row);
   // The 32 numbers of one group.
   void (*encode_group)(const float* x, Rows& rows, int row, int group);
-  void (*gate)(float* gate, const float* up, int count, int activation);
+  // 32 gates and 32 ups of each row, side by side: the gated ones become a group of `rows`.
+  void (*gate)(const Block& block, int activation, Rows& rows, int group);
   void (*softcap)(float* x, int count, float cap);
   // A row's largest number so far and its place; `spoiled` becomes not-a-number with the first number that is not finite.
   void (*peak)(const float* x, int count, int place, Peak& peak);
@@ -122,10 +152,9 @@ struct Kernels {
 };
 
 constexpr int kWidestPiece = 8;               // output tiles that one call multiplies
-constexpr int kMostWidenedBytes = 320 << 10;  // of their weights as bf16, which should stay near
-constexpr int kScratchGroupBytes = kMaxTiles * (1024 + 128);
-constexpr int kAttendScratchBytes =
-    kTile * kKeysAtOnce * 10 + kTile * kMaxHeadDim * 8 + 4096;
+constexpr int kMostWidenedBytes = 384 << 10;  // of their weights as bf16, which should stay near
+constexpr int kScratchGroupBytes = 2 * kMaxTiles * 1024;
+constexpr int kAttendScratchBytes = kTile * kKeysAtOnce * 10 + kTile * kMaxHeadDim * 8 + 4096;
 
 PENSTOCK_INLINE int block_bytes(const Matrix& m) { return m.bits == 4 ? 320 : m.has_minimum ? 576 : 544; }
 PENSTOCK_INLINE int num_tiles(const Matrix& m) { return (m.num_rows + kTile - 1) / kTile; }

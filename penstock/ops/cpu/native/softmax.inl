@@ -11,7 +11,9 @@ struct Seen {
   int begin, end;
 };
 
-PENSTOCK_INLINE int position_of(const Attend& t, int row) { return t.start + (t.first_row + row) / t.heads_per_group; }
+PENSTOCK_INLINE int position_of(const Attend& t, int row) {
+  return t.chunk.start + (t.first_row + row) / t.heads_per_group;
+}
 
 PENSTOCK_INLINE Seen seen_by(const Attend& t, int row) {
   const int position = position_of(t, row);
@@ -34,7 +36,7 @@ PENSTOCK_INLINE void bend_scores(const Attend& t, float* scores, int num_keys) {
 
 PENSTOCK_INLINE size_t unit_offset(const Attend& t, int position) {
   const int units = t.block_size / kTile;
-  const int64_t block = t.table[position / t.block_size];
+  const int64_t block = t.chunk.table[position / t.block_size];
   const int unit = position % t.block_size / kTile;
   return (((size_t)block * t.num_kv_heads + t.kv_head) * units + unit) * kTile;
 }

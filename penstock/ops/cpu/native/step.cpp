@@ -1,112 +1,16 @@
 // A whole step of a decoder: every thread walks through all layers and meets the others where numbers change hands.
 #include "step.h"
 
-#include <cstring>
+#include "items.h"
+#include "share.h"
+#include "sinks.h"
 
 namespace penstock {
 namespace {
 
 constexpr int kTilesAtOnce = 2;
-
-int pieces(int count, int size) { return (count + size - 1) / size; }
-
-// Some query rows of a chunk and of one kv head.
-struct Item {
-  int32_t chunk, kv_head, first_row, num_rows;
-};
-
-// ---- where products go
-
-struct Target {
-  const Matrix* matrix;
-  float* to;
-  int64_t stride;
-  bool adds;
-};
-
-void put(void* context, const Block& block) {
-  const Target& target = *(const Target*)context;
-  const int column = block.first_tile * kTile;
-  const int left = target.matrix->num_rows - column, width = block.num_tiles * kTile;
-  const int count = left < width ? left : width;
-  const float* bias = target.matrix->bias ? target.matrix->bias + column : nullptr;
-  for (int r = 0; r < block.num_rows; ++r) {
-    float* to = target.to + (int64_t)(block.row_tile * kTile + r) * target.stride + column;
-    float* from = block.values + r * kBlockStride;
-    if (bias)
-      for (int i = 0; i < count; ++i) from[i] += bias[i];
-    if (target.adds) {
-      for (int i = 0; i < count; ++i) to[i] += from[i];
-    } else {
-      std::memcpy(to, from, sizeof(float) * count);
-    }
-  }
-}
-
-struct PeakTarget {
-  const Kernels* kernels;
-  const Matrix* matrix;
-  Peak* peaks;  // [rows], the thread's own
-};
-
-void put_peaks(void* context, const Block& block) {
-  const PeakTarget& target = *(const PeakTarget*)context;
-  const int column = block.first_tile * kTile, left = target.matrix->num_rows - column;
-  const int count = left < block.num_tiles * kTile ? left : block.num_tiles * kTile;
-  for (int r = 0; r < block.num_rows; ++r) {
-    float* values = block.values + r * kBlockStride;
-    if (target.matrix->bias)
-      for (int i = 0; i < count; ++i) values[i] += target.matrix->bias[column + i];
-    target.kernels->peak(values, count, column, target.peaks[block.row_tile * kTile + r]);
-  }
-}
-
-struct GateTarget {
-  const Kernels* kernels;
-  const Matrix* matrix;
-  Rows* rows;
-  int activation;
-};
-
-// Two tiles of gates and the two of the same up rows become one group of the next product's input.
-void put_gated(void* context, const Block& block) {
-  const GateTarget& target = *(const GateTarget*)context;
-  for (int r = 0; r < block.num_rows; ++r) {
-    float* values = block.values + r * kBlockStride;
-    if (target.matrix->bias)
-      for (int i = 0; i < 2 * kGroup; ++i) values[i] += target.matrix->bias[block.first_tile * kTile + i];
-    target.kernels->gate(values, values + kGroup, kGroup, target.activation);
-    target.kernels->encode_group(values, *target.rows, block.row_tile * kTile + r, block.first_tile / kMaxTiles);
-  }
-}
-
-// Output tiles that a thread multiplies at a time. With many rows wide pieces read the rows less often, but the threads
-// should end together; with few, every weight is met once and small pieces even out.
-int piece_size(const Context& c, const Rows& rows, const Matrix& matrix, int unit) {
-  if (rows.number != Number::kBf16 || rows.num_tiles() <= 2) return unit;
-  const int tiles = num_tiles(matrix), threads = c.pool.num_threads();
-  int most = kMostWidenedBytes / (rows.num_groups * 1024);
-  most = most < unit ? unit : most < kWidestPiece ? most / unit * unit : kWidestPiece;
-  int best = unit, least = tiles;
-  for (int size = most; size >= unit; size -= unit) {
-    const int busiest = pieces(pieces(tiles, size), threads) * size;
-    if (busiest < least) best = size, least = busiest;
-  }
-  return best;
-}
-
-void multiply(const Member& member, Context& c, const Rows& rows, const Matrix& matrix, int unit, Sink sink) {
-  const int tiles_at_once = piece_size(c, rows, matrix, unit);
-  const int tiles = num_tiles(matrix), count = pieces(tiles, tiles_at_once);
-  uint8_t* scratch = c.scratch[member.index].reserve<uint8_t>(0);
-  for (int i = member.take(count); i < count; i = member.take(count)) {
-    const int first = i * tiles_at_once, left = tiles - first;
-    c.kernels->multiply(rows, matrix, first, left < tiles_at_once ? left : tiles_at_once, scratch, sink);
-  }
-  member.barrier();
-}
-
-// ---- a step
+constexpr int kPanelsFrom = 64;      // rows for each thread from which it takes whole panels
+constexpr int kMostPanelRows = 256;  // whose numbers stay in a thread's own cache
 
 struct Run {
   Context& c;
@@ -118,80 +22,89 @@ struct Run {
   float* attention;
   float* sublayer;
   float* lines;  // one of hidden_size for each thread
-  Item* items;
-  int num_items;
+  Items items;
+  int panel_rows;  // 0 if products are shared out by outputs
 
   int qkv_size() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int q_size() const { return model.num_heads * model.head_dim; }
 };
 
-template <typename Function>
-void each_row(const Member& member, int count, Function function) {
-  const int tiles = pieces(count, kTile);
-  for (int tile = member.take(tiles); tile < tiles; tile = member.take(tiles)) {
-    const int end = (tile + 1) * kTile < count ? (tile + 1) * kTile : count;
-    for (int row = tile * kTile; row < end; ++row) function(row);
+void place_row(Run& run, const Layer& layer, int row) {
+  const Model& m = run.model;
+  Place p = {};
+  p.qkv = run.qkv + (int64_t)row * run.qkv_size();
+  if (layer.rotation >= 0) {
+    p.cosine = run.step.cosines[layer.rotation] + (int64_t)row * (m.rotary_dim / 2);
+    p.sine = run.step.sines[layer.rotation] + (int64_t)row * (m.rotary_dim / 2);
   }
-  member.barrier();
+  p.q_norm = layer.q_norm;
+  p.k_norm = layer.k_norm;
+  p.keys = layer.keys;
+  p.values = layer.values;
+  p.key_scales = layer.key_scales;
+  p.value_scales = layer.value_scales;
+  p.slot = run.step.slots[row];
+  p.num_heads = m.num_heads;
+  p.num_kv_heads = m.num_kv_heads;
+  p.head_dim = m.head_dim;
+  p.rotary_dim = m.rotary_dim;
+  p.block_size = m.block_size;
+  p.eps = m.eps;
+  run.c.kernels->place(p);
 }
 
 void place(const Member& member, Run& run, const Layer& layer) {
+  each_row(member, run.step.num_tokens, [&](int row) { place_row(run, layer, row); });
+}
+
+// `chunks` has room for as many as an item may have.
+Attend task_of(const Run& run, const Layer& layer, const Item& item, Queries* chunks) {
   const Model& m = run.model;
-  each_row(member, run.step.num_tokens, [&](int row) {
-    Place p = {};
-    p.qkv = run.qkv + (int64_t)row * run.qkv_size();
-    if (layer.rotation >= 0) {
-      p.cosine = run.step.cosines[layer.rotation] + (int64_t)row * (m.rotary_dim / 2);
-      p.sine = run.step.sines[layer.rotation] + (int64_t)row * (m.rotary_dim / 2);
-    }
-    p.q_norm = layer.q_norm;
-    p.k_norm = layer.k_norm;
-    p.keys = layer.keys;
-    p.values = layer.values;
-    p.key_scales = layer.key_scales;
-    p.value_scales = layer.value_scales;
-    p.slot = run.step.slots[row];
-    p.num_heads = m.num_heads;
-    p.num_kv_heads = m.num_kv_heads;
-    p.head_dim = m.head_dim;
-    p.rotary_dim = m.rotary_dim;
-    p.block_size = m.block_size;
-    p.eps = m.eps;
-    run.c.kernels->place(p);
-  });
+  const int group = m.num_heads / m.num_kv_heads, column = item.kv_head * group * m.head_dim;
+  for (int i = 0; i < item.num_chunks; ++i) {
+    const int chunk = run.items.chunks[item.first_chunk + i];
+    const int begin = run.step.query_starts[chunk], length = run.step.query_starts[chunk + 1] - begin;
+    chunks[i].q = run.qkv + (int64_t)begin * run.qkv_size() + column;
+    chunks[i].out = run.attention + (int64_t)begin * run.q_size() + column;
+    chunks[i].table = run.step.block_tables + (int64_t)chunk * run.step.table_stride;
+    chunks[i].start = run.step.contexts[chunk] - length;
+  }
+  Attend task = {};
+  task.chunk = chunks[0];
+  task.chunks = chunks;
+  task.num_chunks = item.num_chunks;
+  task.num_shared = item.num_shared;
+  task.keys = layer.keys;
+  task.values = layer.values;
+  task.key_scales = layer.key_scales;
+  task.value_scales = layer.value_scales;
+  task.stride = run.qkv_size();
+  task.out_stride = run.q_size();
+  task.kv_head = item.kv_head;
+  task.num_kv_heads = m.num_kv_heads;
+  task.heads_per_group = group;
+  task.head_dim = m.head_dim;
+  task.block_size = m.block_size;
+  task.first_row = item.first_row;
+  task.num_rows = item.num_rows;
+  task.window = layer.window;
+  task.scale = layer.scale;
+  task.softcap = layer.softcap;
+  return task;
 }
 
 void attend(const Member& member, Run& run, const Layer& layer) {
   const Model& m = run.model;
   uint8_t* scratch = run.c.scratch[member.index].reserve<uint8_t>(0);
-  const int group = m.num_heads / m.num_kv_heads;
-  for (int i = member.take(run.num_items); i < run.num_items; i = member.take(run.num_items)) {
-    const Item& item = run.items[i];
-    const int begin = run.step.query_starts[item.chunk], length = run.step.query_starts[item.chunk + 1] - begin;
-    Attend task = {};
-    task.q = run.qkv + (int64_t)begin * run.qkv_size() + item.kv_head * group * m.head_dim;
-    task.out = run.attention + (int64_t)begin * run.q_size() + item.kv_head * group * m.head_dim;
-    task.table = run.step.block_tables + (int64_t)item.chunk * run.step.table_stride;
-    task.keys = layer.keys;
-    task.values = layer.values;
-    task.key_scales = layer.key_scales;
-    task.value_scales = layer.value_scales;
-    task.stride = run.qkv_size();
-    task.out_stride = run.q_size();
-    task.kv_head = item.kv_head;
-    task.num_kv_heads = m.num_kv_heads;
-    task.heads_per_group = group;
-    task.head_dim = m.head_dim;
-    task.block_size = m.block_size;
-    task.start = run.step.contexts[item.chunk] - length;
-    task.first_row = item.first_row;
-    task.num_rows = item.num_rows;
-    task.window = layer.window;
-    task.scale = layer.scale;
-    task.softcap = layer.softcap;
-    run.c.kernels->attend(task, scratch);
-    for (int row = item.first_row; row < item.first_row + item.num_rows; ++row) {
-      const int token = begin + row / group, head = item.kv_head * group + row % group;
+  const int group = m.num_heads / m.num_kv_heads, count = run.items.count;
+  Queries chunks[kTile];
+  for (int i = member.take(count); i < count; i = member.take(count)) {
+    const Item& item = run.items.items[i];
+    run.c.kernels->attend(task_of(run, layer, item, chunks), scratch);
+    for (int row = 0; row < item.num_rows * item.num_chunks; ++row) {
+      const int chunk = run.items.chunks[item.first_chunk + row / item.num_rows];
+      const int flat = item.first_row + row % item.num_rows;
+      const int token = run.step.query_starts[chunk] + flat / group, head = item.kv_head * group + flat % group;
       const float* out = run.attention + (int64_t)token * run.q_size() + head * m.head_dim;
       for (int d = 0; d < m.head_dim; d += kGroup)
         run.c.kernels->encode_group(out + d, run.attended, token, (head * m.head_dim + d) / kGroup);
@@ -203,77 +116,142 @@ void attend(const Member& member, Run& run, const Layer& layer) {
 // A product added to the stream, at once or, where its own norm comes between, when `read_stream` runs.
 void multiply_into_stream(const Member& member, Run& run, const Rows& rows, const Matrix& matrix, bool is_normed) {
   Target target{&matrix, is_normed ? run.sublayer : run.stream, run.model.hidden_size, !is_normed};
-  multiply(member, run.c, rows, matrix, kTilesAtOnce, Sink{put, &target});
+  multiply(member, run.c, rows, matrix, kTilesAtOnce, sink_of(target));
 }
 
-// Finishes the sublayer before, if its output waits for a norm, and hands the normed stream to `use(row, line)`.
-template <typename Use>
-void read_stream(const Member& member, Run& run, const float* waiting, const float* weight, Use use) {
+// Finishes the sublayer before, if its output waits for a norm, and returns the normed stream of a row.
+const float* read_row(const Member& member, Run& run, const float* waiting, const float* weight, int row) {
   const Model& m = run.model;
   float* line = run.lines + (int64_t)member.index * m.hidden_size;
-  each_row(member, run.step.num_tokens, [&](int row) {
-    float* stream = run.stream + (int64_t)row * m.hidden_size;
-    if (waiting) run.c.kernels->add(run.sublayer + (int64_t)row * m.hidden_size, waiting, m.eps, m.hidden_size, stream);
-    run.c.kernels->norm(stream, weight, m.eps, m.hidden_size, line);
-    use(row, line);
-  });
+  float* stream = run.stream + (int64_t)row * m.hidden_size;
+  if (waiting) run.c.kernels->add(run.sublayer + (int64_t)row * m.hidden_size, waiting, m.eps, m.hidden_size, stream);
+  run.c.kernels->norm(stream, weight, m.eps, m.hidden_size, line);
+  return line;
 }
+
+void embed_row(Run& run, int row) {
+  const Model& m = run.model;
+  run.c.kernels->embed(m.embedding, run.step.token_ids[row], m.embedding_scale, run.stream + (int64_t)row * m.hidden_size);
+}
+
+void finish_row(const Member& member, Run& run, const float* waiting, int row) {
+  const float* line = read_row(member, run, waiting, run.model.norm, row);
+  std::memcpy(run.step.hidden + (int64_t)row * run.model.hidden_size, line, sizeof(float) * run.model.hidden_size);
+}
+
+// ---- few rows: every product is shared out by its outputs
 
 void walk(void* context, const Member& member) {
   Run& run = *(Run*)context;
   const Model& m = run.model;
   const Kernels& k = *run.c.kernels;
-  each_row(member, run.step.num_tokens, [&](int row) {
-    k.embed(m.embedding, run.step.token_ids[row], m.embedding_scale, run.stream + (int64_t)row * m.hidden_size);
-  });
+  const int count = run.step.num_tokens;
+  each_row(member, count, [&](int row) { embed_row(run, row); });
   const float* waiting = nullptr;
-  const auto encode = [&](int row, const float* line) { k.encode(line, run.input, row); };
   for (int i = 0; i < m.num_layers; ++i) {
     const Layer& layer = m.layers[i];
-    read_stream(member, run, waiting, layer.attention_norm, encode);
+    const auto read = [&](const float* waiting, const float* weight) {
+      each_row(member, count, [&](int row) { k.encode(read_row(member, run, waiting, weight, row), run.input, row); });
+    };
+    read(waiting, layer.attention_norm);
     Target target{&layer.qkv, run.qkv, run.qkv_size(), false};
-    multiply(member, run.c, run.input, layer.qkv, kTilesAtOnce, Sink{put, &target});
+    multiply(member, run.c, run.input, layer.qkv, kTilesAtOnce, sink_of(target));
     place(member, run, layer);
     attend(member, run, layer);
     multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm);
-    read_stream(member, run, layer.attention_post_norm, layer.mlp_norm, encode);
+    read(layer.attention_post_norm, layer.mlp_norm);
     GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation};
-    multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, Sink{put_gated, &gates});
+    multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates));
     multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm);
     waiting = layer.mlp_post_norm;
   }
-  read_stream(member, run, waiting, m.norm, [&](int row, const float* line) {
-    std::memcpy(run.step.hidden + (int64_t)row * m.hidden_size, line, sizeof(float) * m.hidden_size);
-  });
+  each_row(member, count, [&](int row) { finish_row(member, run, waiting, row); });
   k.finish();
 }
 
-// Long rows first, so that no thread starts on one when the others are done.
-void plan_items(Run& run) {
-  const int group = run.model.num_heads / run.model.num_kv_heads;
-  int count = 0;
-  for (int chunk = 0; chunk < run.step.num_chunks; ++chunk) {
-    const int rows = (run.step.query_starts[chunk + 1] - run.step.query_starts[chunk]) * group;
-    count += pieces(rows, kTile) * run.model.num_kv_heads;
+// ---- many rows: a thread takes a panel of them through everything between two attentions, and all of it stays near
+
+struct Panel {
+  const Member& member;
+  Run& run;
+  int first, count;
+  Rows input, gated;  // the thread's own
+
+  Panel(const Member& member, Run& run, int number)
+      : member(member), run(run), first(number * run.panel_rows),
+        count(run.step.num_tokens - first < run.panel_rows ? run.step.num_tokens - first : run.panel_rows),
+        input(run.input.part(member.index * run.panel_rows / kTile, count)),
+        gated(run.gated.part(member.index * run.panel_rows / kTile, count)) {}
+
+  void multiply(const Rows& rows, const Matrix& matrix, Sink sink) {
+    uint8_t* scratch = run.c.scratch[member.index].reserve<uint8_t>(0);
+    run.c.kernels->multiply(rows, matrix, 0, num_tiles(matrix), scratch, sink);
   }
-  run.items = run.c.items.reserve<Item>(count);
-  run.num_items = 0;
-  for (int chunk = 0; chunk < run.step.num_chunks; ++chunk) {
-    const int rows = (run.step.query_starts[chunk + 1] - run.step.query_starts[chunk]) * group;
-    for (int first = (pieces(rows, kTile) - 1) * kTile; first >= 0; first -= kTile)
-      for (int head = 0; head < run.model.num_kv_heads; ++head)
-        run.items[run.num_items++] = Item{chunk, head, first, rows - first < kTile ? rows - first : kTile};
+
+  void multiply_into_stream(const Rows& rows, const Matrix& matrix, bool is_normed) {
+    const int64_t size = run.model.hidden_size;
+    Target target{&matrix, (is_normed ? run.sublayer : run.stream) + first * size, size, !is_normed};
+    multiply(rows, matrix, sink_of(target));
   }
+
+  void read(const float* waiting, const float* weight) {
+    for (int row = 0; row < count; ++row)
+      run.c.kernels->encode(read_row(member, run, waiting, weight, first + row), input, row);
+  }
+
+  void before_attention(const Layer& layer, const float* waiting) {
+    read(waiting, layer.attention_norm);
+    Target target{&layer.qkv, run.qkv + (int64_t)first * run.qkv_size(), run.qkv_size(), false};
+    multiply(input, layer.qkv, sink_of(target));
+    for (int row = first; row < first + count; ++row) place_row(run, layer, row);
+  }
+
+  void after_attention(const Layer& layer) {
+    multiply_into_stream(run.attended.part(first / kTile, count), layer.out, layer.attention_post_norm);
+    read(layer.attention_post_norm, layer.mlp_norm);
+    GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation};
+    multiply(input, layer.gate_up, sink_of(gates));
+    multiply_into_stream(gated, layer.down, layer.mlp_post_norm);
+  }
+};
+
+void walk_panels(void* context, const Member& member) {
+  Run& run = *(Run*)context;
+  const Model& m = run.model;
+  const int count = pieces(run.step.num_tokens, run.panel_rows);
+  for (int i = 0; i <= m.num_layers; ++i) {
+    const float* waiting = i ? m.layers[i - 1].mlp_post_norm : nullptr;
+    for (int number = member.take(count); number < count; number = member.take(count)) {
+      Panel panel(member, run, number);
+      if (i) panel.after_attention(m.layers[i - 1]);
+      for (int row = panel.first; !i && row < panel.first + panel.count; ++row) embed_row(run, row);
+      if (i < m.num_layers) panel.before_attention(m.layers[i], waiting);
+      for (int row = panel.first; i == m.num_layers && row < panel.first + panel.count; ++row)
+        finish_row(member, run, waiting, row);
+    }
+    member.barrier();
+    if (i < m.num_layers) attend(member, run, m.layers[i]);
+  }
+  run.c.kernels->finish();
+}
+
+// Rows of a panel, the same for every thread; 0 for a step that is better shared out by outputs.
+int panel_rows_for(const Context& c, int num_tokens, Number number) {
+  if (number != Number::kBf16 || num_tokens < kPanelsFrom * c.pool.num_threads()) return 0;
+  const int rounds = pieces(num_tokens, kMostPanelRows * c.pool.num_threads());
+  return pieces(pieces(num_tokens, rounds * c.pool.num_threads()), kTile) * kTile;
 }
 
 Run prepare(Context& c, const Model& m, const Step& s) {
   const int q_size = m.num_heads * m.head_dim, qkv_size = q_size + 2 * m.num_kv_heads * m.head_dim;
   const Number number = c.number_for(s.num_tokens, m.invariant);
-  const size_t tokens = s.num_tokens;
-  Run run{c, m, s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0};
-  run.input = c.input.reserve(s.num_tokens, m.hidden_size, number);
+  const int panel_rows = panel_rows_for(c, s.num_tokens, number);
+  const int held = panel_rows ? panel_rows * c.pool.num_threads() : s.num_tokens;  // between two attentions
+  const size_t tokens = pieces(s.num_tokens, kTile) * kTile;  // products may write whole tiles
+  Run run{c, m, s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, {}, panel_rows};
+  run.input = c.input.reserve(held, m.hidden_size, number);
   run.attended = c.attended.reserve(s.num_tokens, q_size, number);
-  run.gated = c.gated.reserve(s.num_tokens, m.mlp_width, number);
+  run.gated = c.gated.reserve(held, m.mlp_width, number);
   run.stream = c.stream.reserve<float>(tokens * m.hidden_size);
   run.qkv = c.qkv.reserve<float>(tokens * qkv_size);
   run.attention = c.attention.reserve<float>(tokens * q_size);
@@ -281,7 +259,7 @@ Run prepare(Context& c, const Model& m, const Step& s) {
   run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * m.hidden_size);
   const int widest = m.hidden_size > m.mlp_width ? m.hidden_size : m.mlp_width;
   c.reserve_scratch(widest > q_size ? widest : q_size);
-  plan_items(run);
+  run.items = plan_items(c, m, s);
   return run;
 }
 
@@ -289,7 +267,7 @@ Run prepare(Context& c, const Model& m, const Step& s) {
 
 void run_step(Context& c, const Model& model, const Step& step) {
   Run run = prepare(c, model, step);
-  c.pool.run(walk, &run);
+  c.pool.run(run.panel_rows ? walk_panels : walk, &run);
 }
 
 void run_attention(Context& c, const Model& model, const Step& step, float* qkv, float* out) {
@@ -304,50 +282,6 @@ void run_attention(Context& c, const Model& model, const Step& step, float* qkv,
         run.c.kernels->finish();
       },
       &run);
-}
-
-void run_product(Context& c, const Matrix& matrix, const Product& product) {
-  struct Work {
-    Context& c;
-    const Matrix& matrix;
-    const Product& product;
-    Rows rows;
-    Peak* peaks;  // [threads][rows]
-  };
-  const Number number = product.number == 16 ? Number::kBf16 : product.number == 8 ? Number::kInteger
-                        : c.number_for(product.num_rows, product.invariant);
-  c.reserve_scratch(matrix.num_columns);
-  Work work{c, matrix, product, c.input.reserve(product.num_rows, matrix.num_columns, number), nullptr};
-  const int num_peaks = product.likeliest ? product.num_rows * c.pool.num_threads() : 0;
-  work.peaks = c.items.reserve<Peak>(num_peaks);
-  for (int i = 0; i < num_peaks; ++i) work.peaks[i] = Peak{-__builtin_inff(), 0, 0.0f};
-  c.pool.run(
-      [](void* context, const Member& member) {
-        Work& w = *(Work*)context;
-        const Product& p = w.product;
-        each_row(member, p.num_rows,
-                 [&](int row) { w.c.kernels->encode(p.x + (int64_t)row * w.matrix.num_columns, w.rows, row); });
-        Target target{&w.matrix, p.out, w.matrix.num_rows, false};
-        PeakTarget peaks{w.c.kernels, &w.matrix, w.peaks + (int64_t)member.index * p.num_rows};
-        const Sink sink = p.likeliest ? Sink{put_peaks, &peaks} : Sink{put, &target};
-        multiply(member, w.c, w.rows, w.matrix, kMaxTiles, sink);
-        if (p.softcap > 0.0f && p.out)
-          each_row(member, p.num_rows, [&](int row) {
-            w.c.kernels->softcap(p.out + (int64_t)row * w.matrix.num_rows, w.matrix.num_rows, p.softcap);
-          });
-        w.c.kernels->finish();
-      },
-      &work);
-  for (int row = 0; product.likeliest && row < product.num_rows; ++row) {
-    Peak best = work.peaks[row];
-    for (int thread = 1; thread < c.pool.num_threads(); ++thread) {
-      const Peak& other = work.peaks[(int64_t)thread * product.num_rows + row];
-      best.spoiled += other.spoiled;
-      if (other.most > best.most || (other.most == best.most && other.place < best.place))
-        best.most = other.most, best.place = other.place;
-    }
-    product.likeliest[row] = best.spoiled == 0.0f ? best.place : -1;
-  }
 }
 
 }  // namespace penstock

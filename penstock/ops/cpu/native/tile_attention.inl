@@ -12,8 +12,10 @@ struct Scratch {
   uint8_t* weights;  // [16][kKeysAtOnce] of bf16, or [2 digits][16][kKeysAtOnce]
   uint8_t* queries;  // [16][head_dim] of bf16, or [2 digits][16][head_dim]
   uint16_t* clean;   // one unit of values
-  float query_scale[kTile];
-  float spoiled[kTile];
+  float* query_scale;  // [16], as are those that follow
+  float* spoiled;
+  float* most;
+  float* total;
 
   explicit Scratch(uint8_t* memory) {
     scores = (float*)memory;
@@ -22,6 +24,26 @@ struct Scratch {
     weights = (uint8_t*)(dots + kTile * kKeysAtOnce);
     queries = weights + kTile * kKeysAtOnce * 2;
     clean = (uint16_t*)(queries + kTile * kMaxHeadDim * 2);
+    query_scale = (float*)(clean + kTile * kMaxHeadDim);
+    spoiled = query_scale + kTile;
+    most = spoiled + kTile;
+    total = most + kTile;
+  }
+
+  // Rows from `row` on; of the digits the first, which the others follow at the same distance.
+  Scratch from(int row, int head_dim, bool is_of_bytes) const {
+    Scratch s = *this;
+    const int bytes = is_of_bytes ? 1 : 2;
+    s.scores += row * kKeysAtOnce;
+    s.sums += row * head_dim;
+    s.dots += row * kKeysAtOnce;
+    s.weights += row * kKeysAtOnce * bytes;
+    s.queries += row * head_dim * bytes;
+    s.query_scale += row;
+    s.spoiled += row;
+    s.most += row;
+    s.total += row;
+    return s;
   }
 };
 
@@ -33,6 +55,8 @@ PENSTOCK_INLINE void fetch(const Attend& t, const void* base, const float* scale
   prefetch((const uint8_t*)base + at * row_bytes, kTile * row_bytes);
   if (scales) prefetch((const uint8_t*)(scales + at), 64);
 }
+
+PENSTOCK_INLINE bool fetches(const Attend& t) { return t.num_rows < kTile; }
 
 // Before the first unit, `ahead` of them; then one with each.
 PENSTOCK_INLINE void fetch_ahead(const Attend& t, int first, int i, int num_keys, int ahead) {
@@ -87,14 +111,13 @@ struct Bf16Cache {
   }
 
   static void score(const Attend& t, Scratch& s, int first, int num_keys) {
-    const bool fetches = t.num_rows < kTile;
     int i = 0;
     for (; i + 4 * kTile <= num_keys; i += 4 * kTile) {
-      for (int u = 0; fetches && u < 4; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 4);
+      for (int u = 0; fetches(t) && u < 4; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 4);
       score_units<4>(t, s, first, i);
     }
     for (; i < num_keys; i += kTile) {
-      if (fetches) fetch_ahead(t, first, i, num_keys, 4);
+      if (fetches(t)) fetch_ahead(t, first, i, num_keys, 4);
       score_units<1>(t, s, first, i);
     }
   }
@@ -206,9 +229,8 @@ struct ByteCache {
     shapes.set(4, t.num_rows, span(t));
     shapes.set(5, span(t) / 4, 64);
     shapes.apply();
-    const bool fetches = t.num_rows < kTile;
     for (int i = 0; i < num_keys; i += 2 * kTile) {
-      for (int u = 0; fetches && u < 2 && i + u * kTile < num_keys; ++u)
+      for (int u = 0; fetches(t) && u < 2 && i + u * kTile < num_keys; ++u)
         fetch_ahead(t, first, i + u * kTile, num_keys, 8);
       score_units(t, s, first, i, i + kTile < num_keys ? i + kTile : i);
     }
@@ -266,7 +288,7 @@ struct ByteCache {
       _tile_zero(3);
       for (int i = 0; i < num_keys; i += kTile) {
         const int8_t* unit = (const int8_t*)t.values + unit_offset(t, first + i) * dim + d * 4;
-        _tile_loadd(4, s.weights + i, kKeysAtOnce);
+          _tile_loadd(4, s.weights + i, kKeysAtOnce);
         _tile_loadd(6, unit, dim * 4);
         _tile_dpbusd(0, 4, 6);
         _tile_loadd(5, s.weights + kTile * kKeysAtOnce + i, kKeysAtOnce);
@@ -291,37 +313,56 @@ struct ByteCache {
   }
 };
 
+// The keys and values of positions `begin` .. `end`, from the start of a window on. Rows see their own, or all.
 template <typename Cache>
-void attend_over(const Attend& t, uint8_t* memory) {
+void attend_span(const Attend& t, Scratch s, int begin, int end, bool sees_all) {
   const int dim = t.head_dim;
-  Scratch s(memory);
-  float most[kTile], total[kTile];
-  for (int row = 0; row < t.num_rows; ++row) {
-    s.spoiled[row] = 0.0f;
-    Cache::encode(t, s, row, head_of((float*)t.q, t, t.stride, row));
-    most[row] = -__builtin_inff();
-    total[row] = 0.0f;
-  }
-  std::memset(s.sums, 0, sizeof(float) * t.num_rows * dim);
   Cache::shape(t);
-  const Seen span = span_of(t);
-  for (int first = span.begin / kKeysAtOnce * kKeysAtOnce; first < span.end; first += kKeysAtOnce) {
-    const int left = span.end - first, num_keys = left < kKeysAtOnce ? (left + 15) / 16 * 16 : kKeysAtOnce;
+  for (int first = begin; first < end; first += kKeysAtOnce) {
+    const int left = end - first, num_keys = left < kKeysAtOnce ? (left + 15) / 16 * 16 : kKeysAtOnce;
     Cache::score(t, s, first, num_keys);
     const typename Cache::Window window(t, first, first + (left < kKeysAtOnce ? left : kKeysAtOnce));
     for (int row = 0; row < t.num_rows; ++row) {
       const float factor =
-          weigh(t, s.scores + row * kKeysAtOnce, first, num_keys, seen_by(t, row), most[row], total[row],
-                [&](int i, Floats weight) { Cache::keep(t, s, window, row, first, i, weight); });
+          weigh(t, s.scores + row * kKeysAtOnce, first, num_keys, sees_all ? Seen{0, end} : seen_by(t, row), s.most[row],
+                s.total[row], [&](int i, Floats weight) { Cache::keep(t, s, window, row, first, i, weight); });
       if (factor != 1.0f)
         for (int d = 0; d < dim; d += 16) store(s.sums + row * dim + d, load(s.sums + row * dim + d) * factor);
     }
-    Cache::add(t, s, window, first, num_keys, span.end);
+    Cache::add(t, s, window, first, num_keys, end);
   }
-  for (int row = 0; row < t.num_rows; ++row) {
-    float* out = head_of(t.out, t, t.out_stride, row);
-    const float inverse = 1.0f / total[row];
-    for (int d = 0; d < dim; d += 16) store(out + d, load(s.sums + row * dim + d) * inverse + s.spoiled[row]);
+}
+
+// Tiles treat every row as if it were alone, so that what chunks share may be read for all of them at once.
+template <typename Cache>
+void attend_over(const Attend& t, uint8_t* memory) {
+  const int dim = t.head_dim, num_rows = t.num_chunks * t.num_rows;
+  Scratch s(memory);
+  for (int row = 0; row < num_rows; ++row) {
+    s.spoiled[row] = 0.0f;
+    s.most[row] = -__builtin_inff();
+    s.total[row] = 0.0f;
+    const Attend part = t.part(row / t.num_rows);
+    Cache::encode(t, s, row, head_of((float*)part.chunk.q, part, part.stride, row % t.num_rows));
+  }
+  std::memset(s.sums, 0, sizeof(float) * num_rows * dim);
+  const int num_shared = t.window ? 0 : t.num_shared;
+  if (num_shared) {
+    Attend all = t.part(0);
+    all.num_rows = num_rows;
+    attend_span<Cache>(all, s, 0, num_shared, true);
+  }
+  for (int i = 0; i < t.num_chunks; ++i) {
+    const Attend part = t.part(i);
+    const Seen span = span_of(part);
+    const int begin = span.begin > num_shared ? span.begin / kKeysAtOnce * kKeysAtOnce : num_shared;
+    attend_span<Cache>(part, s.from(i * t.num_rows, dim, t.key_scales), begin, span.end, false);
+    for (int row = 0; row < t.num_rows; ++row) {
+      float* out = head_of(part.chunk.out, part, part.out_stride, row);
+      const float* sums = s.sums + (i * t.num_rows + row) * dim;
+      const float inverse = 1.0f / s.total[i * t.num_rows + row], spoiled = s.spoiled[i * t.num_rows + row];
+      for (int d = 0; d < dim; d += 16) store(out + d, load(sums + d) * inverse + spoiled);
+    }
   }
 }
 

@@ -75,6 +75,16 @@ PENSTOCK_INLINE Floats nearest(Floats v) {
 PENSTOCK_INLINE Ints to_ints(Floats v) { return __builtin_convertvector(v, Ints); }
 PENSTOCK_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 
+// a / b for b in 1 .. 2^127, within two units in the last place.
+PENSTOCK_INLINE Floats quotient(Floats a, Floats b) {
+#if defined(PENSTOCK_AVX512)
+  const Floats guess = (Floats)_mm512_rcp14_ps((__m512)b);
+  return a * (guess * (2.0f - b * guess));
+#else
+  return a / b;
+#endif
+}
+
 constexpr float kLog2E = 1.44269504088896341f;
 
 // 2^v for v up to 127, within two units in the last place; at least 2^-126, and not-a-number stays.
@@ -101,7 +111,11 @@ PENSTOCK_INLINE Floats power_of_two(Floats v) {
 
 PENSTOCK_INLINE Floats exponential(Floats v) {
   const Floats scaled = v * kLog2E;
+#if defined(PENSTOCK_AVX512)
+  return power_of_two((Floats)_mm512_min_ps((__m512)fill(127.0f), (__m512)scaled));
+#else
   return power_of_two(select(scaled > 127.0f, fill(127.0f), scaled));
+#endif
 }
 
 PENSTOCK_INLINE Floats tangent_hyperbolic(Floats v) {

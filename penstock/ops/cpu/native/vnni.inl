@@ -9,6 +9,9 @@ PENSTOCK_INLINE __m512 load_halves(const uint16_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 }
 
+template <int kBits, bool kHasMinimum>
+constexpr int kBlockBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
+
 PENSTOCK_INLINE void prefetch(const uint8_t* from, int bytes) {
   for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)from + i, _MM_HINT_T0);
 }
@@ -31,7 +34,7 @@ PENSTOCK_INLINE void unpack_lines(const uint8_t* block, __m512i lines[8]) {
 
 template <int kBits, bool kHasMinimum, int kRows>
 PENSTOCK_INLINE void multiply_rows(const Rows& x, const uint8_t* block, int row_tile, int lane, float* out) {
-  constexpr int kBytes = kBits == 4 ? 320 : kHasMinimum ? 576 : 544;
+  constexpr int kBytes = kBlockBytes<kBits, kHasMinimum>;
   constexpr int kAhead = kBytes * (kBits == 4 ? 8 : 5);
   __m512 sums[kRows];
   for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
