@@ -50,7 +50,7 @@ struct Beginnings {
 
 // Prompts come before single tokens and late rows before early ones, so that no thread starts on a long one when the others
 // are done.
-Items plan_items(Context& c, const Model& m, const Step& step) {
+inline Items plan_items(Context& c, const Model& m, const Step& step) {
   const int group = m.num_heads / m.num_kv_heads;
   const Beginnings beginnings{step, m.block_size};
   int most = 0;

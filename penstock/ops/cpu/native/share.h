@@ -5,7 +5,7 @@
 namespace penstock {
 namespace {
 
-int pieces(int count, int size) { return (count + size - 1) / size; }
+inline int pieces(int count, int size) { return (count + size - 1) / size; }
 
 template <typename Function>
 void each_row(const Member& member, int count, Function function) {
@@ -19,7 +19,7 @@ void each_row(const Member& member, int count, Function function) {
 
 // Output tiles that a thread multiplies at a time. With many rows wide pieces read the rows less often, but the threads
 // should end together; with few, every weight is met once and small pieces even out.
-int piece_size(const Context& c, const Rows& rows, const Matrix& matrix, int unit) {
+inline int piece_size(const Context& c, const Rows& rows, const Matrix& matrix, int unit) {
   if (rows.number != Number::kBf16 || rows.num_tiles() <= 2) return unit;
   const int tiles = num_tiles(matrix), threads = c.pool.num_threads();
   int most = kMostWidenedBytes / (rows.num_groups * 1024);
@@ -32,7 +32,7 @@ int piece_size(const Context& c, const Rows& rows, const Matrix& matrix, int uni
   return best;
 }
 
-void multiply(const Member& member, Context& c, const Rows& rows, const Matrix& matrix, int unit, Sink sink) {
+inline void multiply(const Member& member, Context& c, const Rows& rows, const Matrix& matrix, int unit, Sink sink) {
   const int tiles_at_once = piece_size(c, rows, matrix, unit);
   const int tiles = num_tiles(matrix), count = pieces(tiles, tiles_at_once);
   uint8_t* scratch = c.scratch[member.index].reserve<uint8_t>(0);

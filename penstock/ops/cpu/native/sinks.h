@@ -14,7 +14,7 @@ struct Target {
   bool adds;
 };
 
-void put(void* context, const Block& block) {
+inline void put(void* context, const Block& block) {
   const Target& target = *(const Target*)context;
   const int column = block.first_tile * kTile;
   const int left = target.matrix->num_rows - column, width = block.num_tiles * kTile;
@@ -34,7 +34,7 @@ void put(void* context, const Block& block) {
 }
 
 // Rows that have room for whole tiles may be written by whole tiles.
-Sink sink_of(Target& target) {
+inline Sink sink_of(Target& target) {
   const bool is_whole = !target.matrix->bias && target.matrix->num_rows % kTile == 0;
   return Sink{put, &target, is_whole ? target.to : nullptr, target.stride, target.adds};
 }
@@ -47,7 +47,7 @@ struct GateTarget {
 };
 
 // Two tiles of gates and the two of the same up rows become one group of the next product's input.
-void put_gated(void* context, const Block& block) {
+inline void put_gated(void* context, const Block& block) {
   const GateTarget& target = *(const GateTarget*)context;
   for (int r = 0; target.matrix->bias && r < block.num_rows; ++r)
     for (int i = 0; i < 2 * kGroup; ++i)
@@ -55,7 +55,7 @@ void put_gated(void* context, const Block& block) {
   target.kernels->gate(block, target.activation, *target.rows, block.first_tile / kMaxTiles);
 }
 
-Sink sink_of(GateTarget& target) {
+inline Sink sink_of(GateTarget& target) {
   return Sink{put_gated, &target, nullptr, 0, false, target.matrix->bias ? nullptr : target.rows, target.activation};
 }
 

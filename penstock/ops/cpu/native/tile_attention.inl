@@ -342,8 +342,8 @@ void attend_over(const Attend& t, uint8_t* memory) {
     s.spoiled[row] = 0.0f;
     s.most[row] = -__builtin_inff();
     s.total[row] = 0.0f;
-    const Attend part = t.part(row / t.num_rows);
-    Cache::encode(t, s, row, head_of((float*)part.chunk.q, part, part.stride, row % t.num_rows));
+    const float* q = head_of((float*)t.chunks[row / t.num_rows].q, t, t.stride, row % t.num_rows);
+    Cache::encode(t, s, row, q);
   }
   std::memset(s.sums, 0, sizeof(float) * num_rows * dim);
   const int num_shared = t.window ? 0 : t.num_shared;
