@@ -168,7 +168,7 @@ void finish() { _tile_release(); }
 }  // namespace
 
 namespace penstock {
-const Kernels kAmx = {"amx", 24,      embed,    norm,  add,    encode, encode_group,
+const Kernels kAmx = {"amx", 9,      embed,    norm,  add,    encode, encode_group,
                       gate,  softcap, peak, multiply, place, attend, finish};
 }
 #endif
