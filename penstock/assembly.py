@@ -28,7 +28,7 @@ from penstock.runtime.quantize import quantize_fp8
 from penstock.runtime.runner import ModelRunner
 from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
 
-KEPT_KV_BYTES = GIB // 4
+KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
 MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.profiles import Measuring, step_writer
 from penstock.cli.progress import ProgressBar
 from penstock.config import EngineConfig
 from penstock.core.batch import Batch
+from penstock.core.features import StepTime
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Facts, Machine, Vector
 from penstock.engine.oracle import OracleRunner, mix
@@ -74,7 +74,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
     sizing = size(config, loaded)
     name = loaded.files.name if loaded.files is not None else config.model.model
     depth = 2 if loaded.device.torch_device.type == "cuda" else 1
-    on_step = step_writer(step_log, Measuring(name, config, sizing, loaded.spec.vocab_size, depth))
+    on_step = _step_writer(step_log, name, config, sizing, loaded.spec.vocab_size, depth)
     engine = make_engine(config, loaded, sizing, on_step)
     on_phase("make room for the cache")
     rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
@@ -142,7 +142,7 @@ def _machine(
     on_phase: OnPhase,
     step_log: Path | None = None,
 ) -> Machine:
-    on_step = step_writer(step_log, Measuring(config.model.model, config, sizing, vocab_size))
+    on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
     engine = Engine(make_scheduler(config, sizing), runner, time.monotonic, on_step=on_step)
     on_phase("make the model")
     facts = Facts(
@@ -168,6 +168,19 @@ def _embed(prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
 def _unit(numbers: list[float]) -> Vector:
     length = sum(number * number for number in numbers) ** 0.5
     return tuple(number / length for number in numbers)
+
+
+def _step_writer(
+    path: Path | None, model: str, config: EngineConfig, sizing: Sizing, vocab_size: int, depth: int = 1
+) -> Callable[[StepTime], None] | None:
+    if path is None:
+        return None
+    from penstock.cli.profiles import (
+        Measuring,
+        step_writer,
+    )  # costs and simulator: a start without a log is spared them
+
+    return step_writer(path, Measuring(model, config, sizing, vocab_size, depth))
 
 
 def _sizing(config: EngineConfig) -> Sizing:

@@ -61,10 +61,12 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path) -> int:
     reports = _reports_socket(context, folder)
     post = Post(context, folder)
     post.start()
+    gc.disable()  # of what is made now nearly all stays: looking through it again and again took a third of a start
     try:
         machine = make(_phase_reporter(reports))
         gc.collect()
-        gc.freeze()  # a model's many objects stay: later collections need not look at them in the middle of a step
+        gc.freeze()  # later collections need not look at all that in the middle of a step
+        gc.enable()
         post.engine = machine.engine
         reports.send(encode(Ready(machine.facts)))
         _turn(machine, post, reports)
