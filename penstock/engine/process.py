@@ -61,7 +61,7 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path) -> int:
     reports = _reports_socket(context, folder)
     post = Post(context, folder)
     post.start()
-    gc.disable()  # of what is made now nearly all stays: looking through it again and again took a third of a start
+    gc.disable()  # of what is made now nearly all stays: looking through it again and again took up to a second
     try:
         machine = make(_phase_reporter(reports))
         gc.collect()
