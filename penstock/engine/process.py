@@ -61,7 +61,7 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path) -> int:
     reports = _reports_socket(context, folder)
     post = Post(context, folder)
     post.start()
-    gc.disable()  # of what is made now nearly all stays: looking through it again and again took up to a second
+    gc.disable()  # of what is made now nearly all stays: looking through it again and again only delays the start
     try:
         machine = make(_phase_reporter(reports))
         gc.collect()
