@@ -39,7 +39,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_choice("--dtype", self.dtype, DType)
+        _check_choice("--weights", self.weights, Weights)
         _check_choice("--device", self.device, Device)
+        if self.weights == "packed" and self.dtype != "auto":
+            raise ConfigError(
+                f"--weights packed keeps matrices as the file has them, --dtype {self.dtype} does not; leave one of them out"
+            )
         _check_positive("--max-context", self.max_context)
 
 
@@ -62,6 +67,7 @@ class CacheConfig:
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"--block-size is {self.block_size}; choose 8, 16, 32, 64 or 128")
         _check_positive("--num-blocks", self.num_blocks)
+        _check_choice("--kv", self.kv, KV)
         if not _is_number(self.memory_fraction) or not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"--memory-fraction is {self.memory_fraction}; choose a share above 0, at most 1")
 

@@ -42,10 +42,16 @@ def test_block_sizes_are_those_that_kernels_take(block_size):
         CacheConfig(block_size=block_size)
 
 
-@pytest.mark.parametrize("name", ["batching", "order", "dtype", "device"])
+@pytest.mark.parametrize("name", ["batching", "order", "dtype", "device", "weights", "kv"])
 def test_names_are_those_we_know(name):
     with pytest.raises(ConfigError, match=rf"--{name} is surprise; choose one of \w+"):
         configure(**{name: "surprise"})
+
+
+def test_matrices_kept_as_in_the_file_have_no_other_number_type():
+    configure(weights="packed")
+    with pytest.raises(ConfigError, match="--weights packed keeps .* --dtype float32 does not; leave one of them out"):
+        configure(weights="packed", dtype="float32")
 
 
 def test_a_step_has_a_token_for_everyone():
