@@ -50,7 +50,7 @@ def test_names_are_those_we_know(name):
 
 def test_matrices_kept_as_in_the_file_have_no_other_number_type():
     configure(weights="packed")
-    with pytest.raises(ConfigError, match="--weights packed keeps .* --dtype float32 does not; leave one of them out"):
+    with pytest.raises(ConfigError, match=r"--weights packed keeps .* --dtype float32 does not; leave one of them out"):
         configure(weights="packed", dtype="float32")
 
 

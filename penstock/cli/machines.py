@@ -175,10 +175,8 @@ def _step_writer(
 ) -> Callable[[StepTime], None] | None:
     if path is None:
         return None
-    from penstock.cli.profiles import (
-        Measuring,
-        step_writer,
-    )  # costs and simulator: a start without a log is spared them
+    # Costs and simulator: a start without a log is spared them.
+    from penstock.cli.profiles import Measuring, step_writer
 
     return step_writer(path, Measuring(model, config, sizing, vocab_size, depth))
 
