@@ -82,6 +82,7 @@ class Part(Struct, kw_only=True):
 
     type: Name
     text: str | None = None
+    refusal: str | None = None
 
 
 class Message(Struct, kw_only=True):

@@ -13,7 +13,7 @@ from penstock.core.request import SamplingParams
 from penstock.server.call import Wishes
 from penstock.server.faults import invalid, unsupported
 from penstock.server.front import Front
-from penstock.server.protocol import MAX_ITEMS, ChatBody, Message, Sampling, TokenizeBody
+from penstock.server.protocol import MAX_ITEMS, ChatBody, Message, Part, Sampling, TokenizeBody
 from penstock.text.stop import StopSet
 from penstock.text.stream import TextRules
 from penstock.text.tokenizer import Tokenizer
@@ -138,10 +138,7 @@ def _plain(message: Message, number: int) -> dict[str, Any]:
     """A message as templates read it. Parts that are not text are refused: nothing of them would reach the model."""
     content = message.content
     if isinstance(content, list):
-        for part in content:
-            if part.type not in ("text", "input_text", "refusal"):
-                raise unsupported(f"messages[{number}].content of type {part.type[:40]}", "send text")
-        content = "".join(part.text or "" for part in content)
+        content = "".join(_words(part, f"messages[{number}].content", place) for place, part in enumerate(content))
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
@@ -153,6 +150,20 @@ def _plain(message: Message, number: int) -> dict[str, Any]:
     if content is None and message.role != "assistant":
         raise invalid(f"messages[{number}] has no content; send some text", f"messages[{number}].content")
     return plain
+
+
+WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
+"""Where a part of each type has its words."""
+
+
+def _words(part: Part, content: str, place: int) -> str:
+    name = WORDS.get(part.type)
+    if name is None:
+        raise unsupported(f"{content} of type {part.type[:40]}", "send text")
+    words: str | None = getattr(part, name)
+    if words is None:
+        raise invalid(f"{content}[{place}] of type {part.type} has no {name}; send it", f"{content}[{place}].{name}")
+    return words
 
 
 def _template_options(body: ChatBody) -> dict[str, Any]:

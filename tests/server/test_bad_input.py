@@ -133,6 +133,18 @@ def test_what_is_no_text_is_refused_and_nothing_is_fetched(server: Server, part:
     assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported_parameter")
 
 
+@pytest.mark.parametrize(("kind", "name"), [("text", "text"), ("input_text", "text"), ("refusal", "refusal")])
+def test_a_part_has_its_words_where_its_type_says(server: Server, kind: str, name: str) -> None:
+    def ask(part: dict[str, str]) -> Any:
+        content = [{"type": "text", "text": "a"}, {"type": kind, **part}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 3, "temperature": 0}
+        return server.post("/v1/chat/completions", body)
+
+    assert ask({name: "b"}).json()["choices"][0]["message"]["content"] == chat_text("ab", 3)
+    response = ask({})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, f"messages[0].content[1].{name}")
+
+
 @pytest.mark.parametrize("name", ["messages", "tools", "tokenize", "__class__", "bos_token", "chat_template", "a b"])
 def test_template_variables_cannot_reach_what_is_not_theirs(server: Server, name: str) -> None:
     response = server.post("/v1/chat/completions", {"messages": user("x"), "chat_template_kwargs": {name: "y"}})
