@@ -41,10 +41,6 @@ class ModelConfig:
         _check_choice("--dtype", self.dtype, DType)
         _check_choice("--weights", self.weights, Weights)
         _check_choice("--device", self.device, Device)
-        if self.weights == "packed" and self.dtype != "auto":
-            raise ConfigError(
-                f"--weights packed keeps matrices as the file has them, --dtype {self.dtype} does not; leave one of them out"
-            )
         _check_positive("--max-context", self.max_context)
 
 

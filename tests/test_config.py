@@ -48,12 +48,6 @@ def test_names_are_those_we_know(name):
         configure(**{name: "surprise"})
 
 
-def test_matrices_kept_as_in_the_file_have_no_other_number_type():
-    configure(weights="packed")
-    with pytest.raises(ConfigError, match=r"--weights packed keeps .* --dtype float32 does not; leave one of them out"):
-        configure(weights="packed", dtype="float32")
-
-
 def test_a_step_has_a_token_for_everyone():
     SchedulerConfig(max_batch_tokens=8, max_sequences=8)
     with pytest.raises(
