@@ -14,7 +14,7 @@ from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_err
 from penstock.models.spec import GatedMLP, MoE
 
 PAIR_CUTS = [(1, 2048, 4), (1, 2048, 8), (2, 2048, 8), (4, 1024, 4), (2, 1024, 4), (4, 512, 4), (8, 512, 8)]
-TOKEN_CUTS = [(1, 256, 2), (2, 256, 4), (4, 256, 4), (8, 256, 4), (2, 1024, 4), (4, 1024, 8), (8, 128, 4)]
+TOKEN_CUTS = [(1, 256, 2), (2, 256, 4), (4, 256, 4), (8, 256, 4), (1, 1024, 4), (2, 1024, 4), (4, 1024, 8), (2, 512, 4)]
 NARROW_CUTS = [(16, 256, 4, 3), (32, 128, 4, 4), (32, 256, 4, 3), (64, 128, 4, 3), (64, 64, 4, 5), (32, 64, 4, 6)]
 WIDE_CUTS = [(64, 64, 4, 4), (128, 64, 8, 3), (64, 64, 8, 4), (128, 64, 8, 4), (128, 32, 8, 5)]
 
@@ -112,7 +112,7 @@ def build(place: Place) -> list[Case]:
         for numbers in TOKEN_CUTS:
             down = partial(_down_tokens, inputs, sets, inner, moe.Cut(*numbers))
             cases.append(Case(f"down tokens {num_tokens}", str(numbers), down, inputs.matrix_bytes(sets, 1)))
-    for num_tokens, tiles in ((2, (16,)), (8, (16,)), (32, (16,)), (128, (16, 32)), (512, (32, 64)), (4000, (64, 128))):
+    for num_tokens, tiles in ((2, (16,)), (8, (16,)), (32, (16,)), (256, (16, 32)), (512, (32, 64)), (4000, (64, 128))):
         cases += tiled_cases(inputs, place.size(num_tokens, min(num_tokens, 9)), tiles)
     for num_tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, place.size(4000, 40)):
         sets = inputs.tokens(place.size(num_tokens, min(num_tokens, 9)))
@@ -137,7 +137,7 @@ def tiled_cases(inputs: Inputs, num_tokens: int, tiles: tuple[int, ...]) -> list
         default = moe.Cut(32, 64, 4, 3)
         inner = [moe.gate_tiles(x, group, experts, spec, tile, default) for (x, _, _), group in zip(sets, groups)]
         work = 2 * num_tokens * spec.num_active * spec.expert.width * inputs.size
-        for numbers in NARROW_CUTS if tile == 16 else WIDE_CUTS:
+        for numbers in NARROW_CUTS if tile <= 32 else WIDE_CUTS:
             cut, label = moe.Cut(*numbers), f"{tile}:{numbers}"
             gate = partial(_gate_tiles, inputs, sets, groups, tile, cut)
             down = partial(_down_tiles, inputs, inner, groups, tile, cut)

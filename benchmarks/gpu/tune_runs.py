@@ -47,7 +47,7 @@ class Inputs:
         cut = Cut(*numbers)
         plan = self.layout.derived.get(cut.queries)
         if plan is None:
-            plan = self.layout.derived[cut.queries] = plan_of(self.layout, cut.queries)
+            plan = self.layout.derived[cut.queries] = plan_of(self.layout, cut.queries, BLOCK_SIZE)
         attend_runs(self.q[number], self.cache, self.layout, self.spec, None, plan, self.out, cut)
         return self.out
 

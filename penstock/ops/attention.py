@@ -40,6 +40,10 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
                 q = torch.randn((sum(lengths), spec.num_heads, spec.head_dim), generator=generator, device=device)
                 sinks = torch.randn(spec.num_heads, generator=generator, device=device) if spec.sinks else None
                 yield q.to(dtype), LayerCache(*parts.to(dtype)), layout, spec, sinks
+    layout = example_layout([1, 1100], [9, 1100], 8, 280, generator)  # a prompt so long that a library may take it
+    parts = torch.randn((2, 280, 8, 1, 16), generator=generator, device=device).half()
+    q = torch.randn((1101, 2, 16), generator=generator, device=device).half()
+    yield q, LayerCache(*parts), layout, GQA(2, 1, 16, None, 0.25), None
     for cache_dtype in (torch.float8_e4m3fn, torch.int8):
         for lengths, contexts in batches[1:4:2]:
             layout = example_layout(lengths, contexts, 8, 40, generator)

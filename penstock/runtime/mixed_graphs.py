@@ -19,7 +19,7 @@ from penstock.runtime.device_rows import DeviceRows
 from penstock.runtime.graphs import Recorder
 from penstock.runtime.kv_cache import KVCache
 
-MAX_LAYER_WORK = 3e11
+MAX_LAYER_WORK = 2e11
 """Tokens times weights of a layer, up to which an H200 computes a layer faster than its launches are made."""
 MAX_RECORDINGS = 96
 """A recording of hundreds of launches takes some megabytes; sizes that come later are launched piece by piece."""

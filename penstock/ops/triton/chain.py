@@ -1,7 +1,9 @@
 """Launches that begin while the one before them ends.
 
 A chained launch is placed on the chip as soon as there is room. It may read weights at once; before it touches anything that
-other launches read or write it waits until they are over. Every kernel launched with `chained()` has to call `await_others`.
+the last launch reads or writes it waits until that is over. What launches before the last one wrote is there from the start:
+the last one waited for them, and let this one begin only then. Every kernel launched with `chained()` has to call
+`await_others`.
 """
 
 from functools import cache

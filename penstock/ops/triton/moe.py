@@ -96,32 +96,36 @@ def _gate_pair(
 @triton.jit
 def _down_token(
     inner, weights, chosen, down, bias, out,
-    ACTIVE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr,
-    CHAINS: tl.constexpr,
+    ACTIVE: tl.constexpr, ACTIVE_PAD: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS numbers of one token: what each of its experts makes of its inner numbers, weighed and summed."""
-    await_others(CHAINS)
+    """ROWS numbers of one token: what each of its experts makes of its inner numbers, weighed and summed.
+
+    Choices were made before the launch before this one began: the first pieces of the matrices are on their way at once.
+    """
     token = tl.program_id(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     bounded = tl.minimum(rows, SIZE - 1)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    lean = tl.zeros([ROWS], tl.float32)
-    for place in tl.static_range(ACTIVE):
-        pair = token * ACTIVE + place
-        expert = tl.load(chosen + pair).to(tl.int64)
-        weight = tl.load(weights + pair)
-        start = down + (expert * SIZE + bounded)[:, None] * WIDTH
-        source = inner + pair.to(tl.int64) * WIDTH
-        for begin in range(0, WIDTH, BLOCK):
-            columns = begin + tl.arange(0, BLOCK)
-            inside = columns < WIDTH
-            matrix = tl.load(start + columns[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-            numbers = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32) * weight
-            total += matrix * numbers[None, :]
-        if BIAS:
-            lean += weight * tl.load(bias + expert * SIZE + bounded).to(tl.float32)
-    value = tl.sum(total, axis=1) + lean
+    columns = tl.arange(0, BLOCK)
+    places = tl.arange(0, ACTIVE_PAD)
+    pairs = token * ACTIVE + tl.minimum(places, ACTIVE - 1)
+    experts = tl.load(chosen + pairs).to(tl.int64)
+    matrices = down + (experts[:, None] * SIZE + bounded[None, :])[:, :, None] * WIDTH + columns[None, None, :]
+    matrix = tl.load(matrices, mask=(columns < WIDTH)[None, None, :], other=0.0)
+    await_others(CHAINS)
+    shares = tl.where(places < ACTIVE, tl.load(weights + pairs), 0.0)
+    sources = inner + pairs.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+    numbers = tl.load(sources, mask=(columns < WIDTH)[None, :], other=0.0).to(tl.float32) * shares[:, None]
+    total = matrix.to(tl.float32) * numbers[:, None, :]
+    for begin in range(BLOCK, WIDTH, BLOCK):
+        inside = begin + columns < WIDTH
+        matrix = tl.load(matrices + begin, mask=inside[None, None, :], other=0.0)
+        numbers = tl.load(sources + begin, mask=inside[None, :], other=0.0).to(tl.float32) * shares[:, None]
+        total += matrix.to(tl.float32) * numbers[:, None, :]
+    value = tl.sum(tl.sum(total, axis=2), axis=0)
+    if BIAS:
+        leans = tl.load(bias + experts[:, None] * SIZE + bounded[None, :]).to(tl.float32)
+        value += tl.sum(leans * shares[:, None], axis=0)
     tl.store(out + token.to(tl.int64) * SIZE + rows, value.to(out.dtype.element_ty), mask=rows < SIZE)
 
 
@@ -246,6 +250,7 @@ class Cut:
 
 
 GATE_PAIRS = Cut(rows=2, block=2048, warps=8)
+DOWN_TOKEN = Cut(rows=8, block=256, warps=4)
 DOWN_TOKENS = Cut(rows=4, block=256, warps=4)
 
 
@@ -267,7 +272,7 @@ def down_tokens(inner: Tensor, weights: Tensor, chosen: Tensor, experts: Experts
     out = torch.empty((num_tokens, size), dtype=inner.dtype, device=inner.device)
     _down_token[(num_tokens, triton.cdiv(size, cut.rows))](
         inner, weights, chosen, experts.down, _or(experts.down_bias, inner), out,
-        ACTIVE=spec.num_active, SIZE=size, WIDTH=width,
+        ACTIVE=spec.num_active, ACTIVE_PAD=triton.next_power_of_2(spec.num_active), SIZE=size, WIDTH=width,
         ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(width)),
         BIAS=experts.down_bias is not None, **chained(), num_warps=cut.warps,
     )  # fmt: skip
@@ -316,10 +321,10 @@ def cuts(x: Tensor, spec: MoE) -> tuple[int, Cut, Cut]:
         return 16, Cut(32, 32, 4, 2), Cut(32, 32, 4, 2)
     pairs_of_expert = x.shape[0] * spec.num_active / spec.num_experts
     if pairs_of_expert <= 16:
-        return 16, Cut(32, 128, 4, 4), Cut(64, 128, 4, 4)
+        return (16 if pairs_of_expert <= 8 else 32), Cut(64, 128, 4, 3), Cut(64, 128, 4, 3)
     if pairs_of_expert <= 64:
-        return 64, Cut(64, 64, 4, 4), Cut(128, 64, 4, 4)
-    return 128, Cut(64, 64, 8, 4), Cut(128, 64, 8, 4)
+        return 64, Cut(128, 64, 8, 4), Cut(128, 64, 8, 4)
+    return 128, Cut(128, 64, 8, 4), Cut(128, 64, 8, 3)
 
 
 def _fits(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> bool:
@@ -334,7 +339,7 @@ def _fits_singles(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, 
 @mix_experts.kernel("cuda", fits=_fits_singles)
 def mix_by_pairs(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
     inner = gate_pairs(x, chosen, experts, spec, GATE_PAIRS)
-    return down_tokens(inner, weights, chosen, experts, spec, DOWN_TOKENS)
+    return down_tokens(inner, weights, chosen, experts, spec, DOWN_TOKEN if len(x) == 1 else DOWN_TOKENS)
 
 
 @mix_experts.kernel("cuda", fits=_fits)
