@@ -3,7 +3,7 @@
 A block is in exactly one state:
 
     free      holds nothing of use; if it never held anything it is fresh, and where memory is given on first use it has none
-    held      one or more sequences reference it; written only while exactly one does
+    held      one or more sequences reference it; the one that took it writes it, before any that found it reads it
     cached    unreferenced, but its content is published and may be matched; taken in LRU order when free ones run out
     pinned    unreferenced and published like cached, but not for taking until its pin expires or is broken
 
@@ -205,12 +205,13 @@ class BlockPool:
         partial = num_tokens % self.block_size
         return Fork(num_tokens, ((parent.blocks[num_shared], own),) if partial else ())
 
-    def publish(self, sequence: Sequence) -> None:
-        """Offer the sequence's full, computed blocks to later sequences that begin alike.
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Offer the full blocks among the sequence's first tokens to later sequences that begin alike.
 
-        Where another block already holds the same content that one stands, and ours stays private.
+        They are computed, or will be before anyone who finds them reads them: see `retract` for when that fails. Where
+        another block already holds the same content that one stands, and ours stays private.
         """
-        num_full = sequence.num_computed // self.block_size
+        num_full = num_tokens // self.block_size
         if not self._caching or num_full <= sequence.num_published:
             return
         hashes, blocks, index, contents = sequence.hashes, sequence.blocks, self._index, self._contents
@@ -234,6 +235,18 @@ class BlockPool:
             parent = sequence.tail = contents[block] = Content(hash_, token_ids, parent)
             index[hash_] = block
         sequence.num_published = num_full
+
+    def retract(self, sequence: Sequence, first: int) -> set[int]:
+        """What the sequence was to write from its block number `first` on may not be there: nobody is to find it any more.
+
+        Returns the blocks, for whoever has found them already. What was built on them is found no more either: its parent
+        is gone, and another one that holds the same is not the same.
+        """
+        found = [self._index.get(hash_) for hash_ in sequence.hashes[first:]]
+        lost = {block for block in found if block is not None}
+        for block in lost:
+            self._forget(block)
+        return lost
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. The last goes first, so that a prefix outlives what was built on it."""

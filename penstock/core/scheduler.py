@@ -208,8 +208,7 @@ class Scheduler:
         num_tokens = sequence.num_prompt // self.limits.block_size * self.limits.block_size
         if not num_tokens or not self.pool.reserve(sequence, num_tokens, self.pool.match(sequence), len(self._running)):
             return 0
-        sequence.num_computed = num_tokens
-        self.pool.publish(sequence)
+        self.pool.publish(sequence, num_tokens)
         self.pool.release(sequence)
         return num_tokens
 
@@ -237,6 +236,8 @@ class Scheduler:
         failures = dict(output.failures)
         has_tokens_only = not (ahead or failures or output.drafts or output.logprobs or output.prompt_logprobs)
         chunks, tokens = batch.chunks, output.tokens
+        for index in failures:
+            self._retract(*self._flights[batch.step][index], chunks[index])
         for index, (sequence, stay) in enumerate(self._flights.pop(batch.step)):
             if sequence.stay != stay:
                 continue  # it left after the launch; what was computed for it is nobody's
@@ -331,7 +332,11 @@ class Scheduler:
                 self._plan_prompt(plan, sequence, sequence.row)
 
     def _plan_prompt(self, plan: "Plan", sequence: Sequence, row: int) -> None:
-        """As much of the known tokens not computed yet as the budget allows."""
+        """As much of the known tokens not computed yet as the budget allows.
+
+        Blocks that the chunk fills are offered at once: whoever is admitted from here on, in this very step too, takes them
+        as cached instead of computing them again. A single token is no such chunk: see `engine.runner`.
+        """
         start = sequence.num_launched
         end = min(len(sequence.tokens), start + plan.budget)
         arrival = None
@@ -350,6 +355,8 @@ class Scheduler:
         if samples:
             sequence.holds_next = True
             sequence.num_pending = 1
+        if end - start > 1:
+            self.pool.publish(sequence, end)
 
     def _make_room(self, sequence: Sequence, num_tokens: int, plan: "Plan") -> bool:
         """Blocks for a running sequence, pushing others out if need be; False if it had to leave itself."""
@@ -451,7 +458,7 @@ class Scheduler:
         computed = sequence.num_computed = chunk.start + 1
         self._order.charge(sequence, 1)
         if computed >= (sequence.num_published + 1) * self.limits.block_size:
-            self.pool.publish(sequence)
+            self.pool.publish(sequence, computed)
         return Delta(sequence.request.request_id, sequence.choice, drawn)
 
     def _advance(self, sequence: Sequence, chunk: Chunk, output: StepOutput, index: int) -> Delta | None:
@@ -474,7 +481,7 @@ class Scheduler:
         if output.drafts and not sequence.num_pending:
             sequence.drafts = output.drafts[index]
         if sequence.num_computed >= (sequence.num_published + 1) * self.limits.block_size:
-            self.pool.publish(sequence)
+            self.pool.publish(sequence, sequence.num_computed)
         logprobs = output.logprobs[index][: len(drawn)] if output.logprobs else ()
         prompt_logprobs = (
             sequence.untold_prompt_logprobs(chunk, output.prompt_logprobs[index]) if output.prompt_logprobs else ()
@@ -484,6 +491,15 @@ class Scheduler:
         if not drawn and not prompt_logprobs:
             return None
         return self._delta(sequence, drawn, None, logprobs, prompt_logprobs)
+
+    def _retract(self, sequence: Sequence, stay: int, chunk: Chunk) -> None:
+        """A chunk was not computed: whoever took what it was to write as cached leaves, and comes back to compute it."""
+        lost = self.pool.retract(sequence, chunk.start // self.limits.block_size)
+        trusting = [one for one in self._running if not lost.isdisjoint(one.blocks)] if lost else []
+        for one in trusting:
+            if one is not sequence or one.stay != stay:
+                self._leave(one)
+                self._wait(one)
 
     def _append(self, sequence: Sequence, drawn: tuple[int, ...]) -> tuple[tuple[int, ...], Finish | None]:
         """Add drawn tokens up to the one that ends the sequence; returns those added and the end if there is one."""

@@ -73,6 +73,8 @@ class Engine:
         """What `wait` took out of the inbox: older than all that is in it."""
         self._launched: deque[tuple[Batch, Ticket | Exception]] = deque()
         self._num_lost_steps = 0
+        self._num_raised = 0
+        """Chunks of the failed step that fail by themselves. Others may come out wrong for want of what those were to write."""
 
     @property
     def has_work(self) -> bool:
@@ -188,8 +190,9 @@ class Engine:
                 self._runner.launch(batch.only(())).result()
         except Exception as copy_error:
             raise EngineError(f"blocks could not be copied: {_describe(copy_error)}") from copy_error
+        self._num_raised = 0
         output = self._isolate(part, error) if len(live) == len(batch.chunks) else self._compute(part)
-        if live and len(output.failures) == len(live):
+        if live and self._num_raised == len(live):
             self._num_lost_steps += 1
             if self._num_lost_steps >= MAX_LOST_STEPS or len(live) > 1:
                 raise EngineError(f"nothing of a step of {len(live)} could be computed: {_describe(error)}") from error
@@ -206,6 +209,7 @@ class Engine:
     def _isolate(self, batch: Batch, error: Exception) -> StepOutput:
         """Halve a failed step until what fails is a single chunk: that sequence fails, and nobody else."""
         if len(batch.chunks) == 1:
+            self._num_raised += 1
             return StepOutput(tokens=((),), failures=((0, _describe(error)),))
         middle = len(batch.chunks) // 2
         parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
@@ -233,7 +237,7 @@ def _joined(parts: list[Batch], outputs: list[StepOutput]) -> StepOutput:
 
 
 def _spread(output: StepOutput, indices: tuple[int, ...], num_chunks: int) -> StepOutput:
-    """The output of a whole batch, given that of those of its chunks that were computed."""
+    """The output of a whole batch, given that of those of its chunks that were computed; the others failed."""
     if len(indices) == num_chunks:
         return output
     places = {index: place for place, index in enumerate(indices)}
@@ -242,8 +246,11 @@ def _spread(output: StepOutput, indices: tuple[int, ...], num_chunks: int) -> St
         for name, column in output._asdict().items()
         if name != "failures"
     }
-    failures = tuple((indices[place], message) for place, message in output.failures)
-    return StepOutput(**{**columns, "tokens": columns["tokens"] or ((),) * num_chunks}, failures=failures)
+    failures = [(indices[place], message) for place, message in output.failures]
+    failures += [(index, "not computed") for index in range(num_chunks) if index not in places]
+    return StepOutput(
+        **{**columns, "tokens": columns["tokens"] or ((),) * num_chunks}, failures=tuple(sorted(failures))
+    )
 
 
 def _refusals(request: Request, message: str, fault: Fault) -> list[Delta]:

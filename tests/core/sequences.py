@@ -21,6 +21,5 @@ def make_sequence(
 def compute(pool: BlockPool, sequence: Sequence) -> Sequence:
     """Reserve and publish all of a sequence's tokens, starting from what is cached of them."""
     assert pool.reserve(sequence, len(sequence.tokens), pool.match(sequence))
-    sequence.num_computed = len(sequence.tokens)
-    pool.publish(sequence)
+    pool.publish(sequence, len(sequence.tokens))
     return sequence

@@ -139,10 +139,9 @@ def test_only_whole_computed_blocks_are_published():
     pool, sequence = make_pool(), make_sequence(range(12))
     pool.reserve(sequence, 12)
     for num_computed, num_cached in [(3, 0), (4, 1), (7, 1), (11, 2), (12, 3)]:
-        sequence.num_computed = num_computed
-        pool.publish(sequence)
+        pool.publish(sequence, num_computed)
         assert pool.num_cached == sequence.num_published == num_cached
-    pool.publish(sequence)
+    pool.publish(sequence, 12)
     assert pool.num_cached == 3
     pool.check([sequence])
 
@@ -153,8 +152,7 @@ def test_where_two_compute_the_same_the_first_to_publish_stands():
     assert pool.reserve(one, 9)
     assert pool.reserve(two, 9)
     for sequence in (one, two):
-        sequence.num_computed = 9
-        pool.publish(sequence)
+        pool.publish(sequence, 9)
     assert pool.num_cached == 2
     assert pool.match(make_sequence(range(9))).blocks == tuple(one.blocks[:2])
     pool.check([one, two])
@@ -171,8 +169,7 @@ def test_a_private_copy_goes_on_after_the_published_one():
     one = compute(pool, make_sequence(range(4)))
     two = make_sequence(range(8))
     assert pool.reserve(two, 8)
-    two.num_computed = 8
-    pool.publish(two)
+    pool.publish(two, 8)
     match = pool.match(make_sequence(range(9)))
     assert match.blocks == (one.blocks[0], two.blocks[1])
     pool.check([one, two])
@@ -244,8 +241,7 @@ def test_no_hash_is_trusted(monkeypatch, hash_of):
         if pool.reserve(sequence, len(tokens), match):
             for number in range(len(match.blocks), len(sequence.blocks)):
                 written[sequence.blocks[number]] = (sequence.namespace, tokens[: 2 * number + 2])
-            sequence.num_computed = len(tokens)
-            pool.publish(sequence)
+            pool.publish(sequence, len(tokens))
             holders.append(sequence)
         pool.check(holders)
 
@@ -341,8 +337,7 @@ def test_a_fork_shares_whole_blocks_and_owns_the_one_it_writes(num_tokens, cachi
     assert child.num_published == (num_shared if caching else 0)
     assert child.hashes == parent.hashes[: child.num_published]
     pool.check([parent, child])
-    child.num_computed = num_tokens + 1
-    pool.publish(child)
+    pool.publish(child, num_tokens + 1)
     pool.check([parent, child])
     pool.release(parent)
     pool.check([child])
@@ -357,8 +352,7 @@ def test_what_a_fork_publishes_continues_its_parent():
     child = make_sequence(range(10))
     pool.fork(parent, child, 9)
     child.tokens += [77, 78]
-    child.num_computed = 12
-    pool.publish(child)
+    pool.publish(child, 12)
     match = pool.match(make_sequence((*range(10), 77, 78, 79)))
     assert match.blocks == tuple(child.blocks)
     assert pool.match(make_sequence((*range(10), 77, 99, 79))).blocks == tuple(child.blocks[:2])

@@ -26,7 +26,7 @@ from penstock.core.limits import Limits
 from penstock.core.order import ORDERS
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
-from penstock.engine.oracle import OracleRunner
+from penstock.engine.oracle import EMPTY, OracleRunner
 from penstock.errors import CapacityError, RequestError
 from tests.engine.answers import VOCAB_SIZE, Answers, expected, make_request
 
@@ -51,7 +51,7 @@ def make_limits(digits: Digits) -> Limits:
         num_blocks=digits.pick(10, 6, 8, 24),
         block_size=digits.pick(2, 3, 1, 4),
         max_context=40,
-        max_batch_tokens=digits.pick(8, max_sequences, 5, 40),
+        max_batch_tokens=digits.pick(8, max_sequences, max(max_sequences, 5), 40),
         max_sequences=max_sequences,
         max_waiting=digits.pick(100, 3),
         max_waiting_tokens=digits.pick(1000, 20),
@@ -68,6 +68,8 @@ class Serving(RuleBasedStateMachine):
         self.requests: dict[int, Request] = {}
         self.answers = Answers()
         self.flying: deque[tuple[Batch, StepOutput]] = deque()
+        self.writes: dict[int, list[list[int]]] = {}
+        """Blocks that each chunk of a launched step writes."""
 
     @initialize(number=NUMBERS)
     def begin(self, number):
@@ -150,9 +152,10 @@ class Serving(RuleBasedStateMachine):
     @precondition(lambda self: len(self.flying) < MAX_AHEAD)
     @rule()
     def launch(self):
+        contents = list(self.scheduler.pool._contents)
         batch = self.scheduler.schedule(self.now)
         if batch is not None:
-            self.assert_writes_are_private(batch)
+            self.assert_writes_are_private(batch, contents)
             assert 0 < batch.num_tokens <= self.limits.max_batch_tokens
             self.flying.append((batch, self.runner.launch(batch).result()))
 
@@ -165,10 +168,16 @@ class Serving(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(number=NUMBERS)
     def collect_failure(self, number):
+        """What a failed chunk was to write is not there: whoever reads it nevertheless gives a wrong answer."""
         batch, output = self.flying.popleft()
         index = number % len(batch.chunks)
         output = output._replace(failures=((index, "planted"),))
         self.answers.hear(self.scheduler.commit(batch, output, self.now))
+        written_since = {block for later, _ in self.flying for own in self.writes[later.step] for block in own} | {
+            target for later, _ in self.flying for _, target in later.copies
+        }
+        for block in set(self.writes[batch.step][index]) - written_since:
+            self.runner._digests[block][:] = [EMPTY] * self.limits.block_size
 
     # What must hold
 
@@ -177,17 +186,29 @@ class Serving(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check()
 
-    def assert_writes_are_private(self, batch):
-        """A block that is written has one holder, no published content, and no second writer in the step."""
+    def assert_writes_are_private(self, batch, contents):
+        """A block that is written has one writer in the step, and what it held before is forgotten.
+
+        Whoever else holds it found it whole, comes later in the step, and its writer is of more than one token.
+        """
         pool, size = self.scheduler.pool, self.limits.block_size
-        written = []
-        for (sequence, _), chunk in zip(self.scheduler._flights[batch.step], batch.chunks, strict=True):
+        writers: dict[int, int] = {}
+        flight = self.scheduler._flights[batch.step]
+        self.writes[batch.step] = []
+        for index, ((sequence, _), chunk) in enumerate(zip(flight, batch.chunks, strict=True)):
             assert chunk.row == sequence.row
             own = sequence.blocks[chunk.start // size : -(-chunk.end // size)]
             assert len(own) == -(-chunk.end // size) - chunk.start // size
-            assert all(pool._references[block] == 1 and pool._contents[block] is None for block in own)
-            written += own
-        assert len(set(written)) == len(written)
+            assert not writers.keys() & own
+            for block in writers.keys() & sequence.blocks:
+                assert batch.chunks[writers[block]].length > 1
+            writers.update(dict.fromkeys(own, index))
+            self.writes[batch.step].append(own)
+            for number, block in enumerate(own, chunk.start // size):
+                assert pool._contents[block] is None or pool._contents[block] is not contents[block]
+                assert pool._references[block] == 1 or (number + 1) * size <= chunk.end
+        for index, (sequence, _) in enumerate(flight):
+            assert all(writers.get(block, index) <= index for block in sequence.blocks)
         for source, target in batch.copies:
             assert pool._references[target] == 1
             assert pool._references[source] >= 1

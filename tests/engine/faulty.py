@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.core.batch import Batch, Chunk, StepOutput
+from penstock.core.batch import Arrival, Batch, Chunk, StepOutput
 from penstock.engine.runner import Runner, Ticket
 
 POISON = "poison"
@@ -31,6 +31,7 @@ class PoisonedRunner:
     strikes: Callable[[Chunk], bool]
     when: str = "before"
     error: Callable[[], Exception] = lambda: RuntimeError("a planted fault")
+    is_poisoned: Callable[[Arrival], bool] = lambda arrival: arrival.adapter == POISON
     rows: dict[int, bool] = field(default_factory=dict)
     num_launches: int = 0
 
@@ -38,7 +39,7 @@ class PoisonedRunner:
         self.num_launches += 1
         for chunk in batch.chunks:
             if chunk.arrival is not None:
-                self.rows[chunk.row] = chunk.arrival.adapter == POISON
+                self.rows[chunk.row] = self.is_poisoned(chunk.arrival)
         is_struck = any(self.rows[chunk.row] and self.strikes(chunk) for chunk in batch.chunks)
         if is_struck and self.when == "before":
             raise self.error()

@@ -65,6 +65,74 @@ def test_only_the_poisoned_request_fails(when, end, depth):
     assert_right([request for request in requests if request.request_id != poisoned], answers, CROWD_LIMITS)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("when", ["before", "after", "result"])
+@pytest.mark.parametrize("end", [4, 17, 30, 31])
+@pytest.mark.parametrize("poisoned", [0, 1, 3])
+def test_whoever_begins_like_a_poisoned_request_is_answered_all_the_same(when, end, depth, poisoned):
+    """It reads what the poisoned one was to write: at the first, an inner and the last chunk of its prompt, or after it."""
+    requests = [
+        make_request(number, (*range(26), 30 + number, 40, 50, 60), max_tokens=6, seed=number) for number in range(6)
+    ]
+    limits = LIMITS._replace(max_batch_tokens=12)
+    runner = PoisonedRunner(
+        oracle(limits), lambda chunk: chunk.end >= end, when, is_poisoned=lambda one: one.params.seed == poisoned
+    )
+    answers = serve(requests, limits, runner=runner, depth=depth)
+    assert answers.pop((poisoned, 0)).reason == FinishReason.ERROR
+    del requests[poisoned]
+    assert_right(requests, answers, limits)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_what_was_promised_by_one_who_left_is_computed_if_its_step_failed(num_steps, depth):
+    """The step is computed again without those who left, and others have taken what they were to write as cached."""
+    limits = LIMITS._replace(max_batch_tokens=12)
+    for failing in range(num_steps):
+        engine = make_engine(limits, runner=FailingRunner(oracle(limits), frozenset({failing})), depth=depth)
+        engine.submit(make_request(1, (*range(26), 50), max_tokens=6))
+        answers = Answers()
+        for _ in range(num_steps):
+            answers.hear(engine.step())
+        engine.cancel(1)
+        requests = [make_request(number, (*range(26), 50 + number), max_tokens=6) for number in (2, 3)]
+        for request in requests:
+            engine.submit(request)
+        drain(engine, answers)
+        answers.pop((1, 0))
+        assert_right(requests, answers, limits)
+
+
+class Unsound:
+    """Says that it computed nothing finite for whoever begins in blocks that another chunk of its step did not get to fill."""
+
+    def __init__(self, inner, poisoned):
+        self.inner = inner
+        self.poisoned = poisoned
+
+    def launch(self, batch):
+        is_poisoned = [
+            chunk.arrival is not None and chunk.arrival.params.seed == self.poisoned for chunk in batch.chunks
+        ]
+        if any(is_poisoned):
+            raise RuntimeError("a planted fault")
+        output = self.inner.launch(batch).result()
+        failures = tuple((index, "NaN") for index, chunk in enumerate(batch.chunks) if chunk.arrival and chunk.start)
+        return Done(output._replace(failures=failures))
+
+
+def test_those_who_come_out_wrong_beside_a_failure_are_not_counted_as_lost():
+    """Two in a step: one cannot be computed, and the other not soundly without it. The engine is not at fault."""
+    engine = make_engine(runner=Unsound(oracle(), 1))
+    other = make_request(2, (*range(8), 20), max_tokens=6, seed=2)
+    for request in (make_request(1, (*range(8), 9), max_tokens=6, seed=1), other):
+        engine.submit(request)
+    answers = drain(engine)
+    assert answers.pop((1, 0)).reason == FinishReason.ERROR
+    assert_right([other], answers)
+
+
 def busy_requests(seed: int):
     """Requests that fork, share prefixes, push each other out of a small pool and end early."""
     choose = random.Random(seed)

@@ -41,11 +41,12 @@ def requests(count: int, seed: int) -> list[Request]:
     return made
 
 
-def serve(engine: Engine, asked: list[Request]) -> dict[tuple[int, int], list[Delta]]:
+def serve(engine: Engine, asked: list[Request], *, together: bool = False) -> dict[tuple[int, int], list[Delta]]:
+    """Requests come one a step, or all at once."""
     answers: dict[tuple[int, int], list[Delta]] = {}
     for request in asked:
         engine.submit(request)
-        for delta in engine.step():
+        for delta in () if together else engine.step():
             answers.setdefault((delta.request_id, delta.choice), []).append(delta)
     while engine.has_work:
         for delta in engine.step():
@@ -55,16 +56,17 @@ def serve(engine: Engine, asked: list[Request]) -> dict[tuple[int, int], list[De
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
-    ("num_blocks", "max_batch_tokens", "prefix_caching"), [(200, 256, True), (24, 24, True), (24, 13, False)]
+    ("num_blocks", "max_batch_tokens", "prefix_caching", "together"),
+    [(200, 256, True, False), (200, 256, True, True), (24, 24, True, False), (24, 13, False, False)],
 )
 def test_every_answer_is_the_one_it_would_be_alone(
-    model: Decoder, depth: int, num_blocks: int, max_batch_tokens: int, prefix_caching: bool
+    model: Decoder, depth: int, num_blocks: int, max_batch_tokens: int, prefix_caching: bool, together: bool
 ) -> None:
     limits = Limits(num_blocks, BLOCK_SIZE, 160, max_batch_tokens, 10, 100, 10_000, prefix_caching)
     scheduler = Scheduler(limits)
     engine = Engine(scheduler, ModelRunner(model, num_blocks, BLOCK_SIZE, 10, 160), lambda: 0.0, depth=depth)
     asked = requests(24, seed=depth)
-    answers = serve(engine, asked)
+    answers = serve(engine, asked, together=together)
     scheduler.check()
     if num_blocks == 24:
         assert scheduler.num_preemptions > 0

@@ -66,6 +66,27 @@ def test_the_short_way_gives_the_long_ways_answers(
     assert answers == serve(make_engine(ModelRunner, decoder, num_blocks, max_batch_tokens), asked)
 
 
+@pytest.mark.parametrize("num_own", [1, 20])
+def test_those_who_begin_alike_and_come_together_are_as_apart(decoder: NativeDecoder, num_own: int) -> None:
+    """They read in one step what the first of them writes there. Keys and values laid down are the same in any company."""
+    source = random.Random(num_own)
+    stem = [source.randrange(203) for _ in range(64)]
+    asked = [
+        Request(request_id=number, prompt=(*stem, *(source.randrange(203) for _ in range(num_own))), params=GREEDY)
+        for number in range(MAX_SEQUENCES)
+    ]
+    engine = make_engine(NativeRunner, decoder, 100, 512)
+    answers = serve(engine, asked, together=True)
+    assert [answers[number, 0][0].prefix.num_tokens for number in range(MAX_SEQUENCES)] == [0] + [64] * 5
+    for request in asked:
+        apart = serve(make_engine(NativeRunner, decoder, 100, 512), [request])
+        told = [
+            [token for delta in each for token in delta.token_ids]
+            for each in (answers[request.request_id, 0], apart[request.request_id, 0])
+        ]
+        assert told[0] == told[1]
+
+
 def test_most_steps_take_it(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the law above would say nothing: the long way is barred once prompts are behind."""
     engine = make_engine(NativeRunner, decoder, 100, 512)

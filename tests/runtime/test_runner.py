@@ -57,6 +57,22 @@ def test_a_cached_prefix_equals_a_cold_one(model: Decoder, expected: list[list[i
     assert driver.finish([second], NUM_TOKENS) == expected[-1:]
 
 
+@pytest.mark.parametrize("num_blocks_shared", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 7])
+def test_a_chunk_reads_what_an_earlier_one_of_its_step_writes(
+    model: Decoder, num_blocks_shared: int, length: int
+) -> None:
+    driver = Driver(model)
+    stem, *ends = prompts(num_blocks_shared * BLOCK_SIZE, length, length)
+    texts = [Text(stem + end) for end in ends]
+    batch = driver.batch(texts[:1])
+    texts[1].start, texts[1].blocks = len(stem), texts[0].blocks[:num_blocks_shared]
+    joined = driver.batch(texts[1:])
+    joined = joined._replace(chunks=batch.chunks + joined.chunks)
+    driver.take(texts, joined, driver.runner.launch(joined).result())
+    assert driver.finish(texts, NUM_TOKENS) == [alone(model, Text(stem + end), NUM_TOKENS) for end in ends]
+
+
 def test_a_fork_equals_a_text_computed_anew(model: Decoder) -> None:
     prompt = prompts(21)[0]
     params = SamplingParams(seed=5, n=2)
