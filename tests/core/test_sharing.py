@@ -148,12 +148,27 @@ def test_whoever_trusted_a_chunk_that_failed_computes_it(depth, leaves):
     assert inside(scheduler) == set()
     assert scheduler.num_waiting == 2 * depth - 1
     assert scheduler.num_preemptions == 0
+    assert scheduler.pool.num_cached == 0
     scheduler.check()
     for batch in batches[1:]:
         assert scheduler.live(batch) == ()
         assert scheduler.commit(batch, output_of(batch), 0.0) == ()
     again = planned(scheduler, scheduler.schedule(0.0))
     assert [chunk.start for chunk in again.values()] == [0] + [16] * (2 * depth - 2)
+
+
+def test_whoever_came_back_to_what_it_was_computing_itself_computes_it_again():
+    """A failure of an earlier stay is no end."""
+    scheduler, (batch,) = make_trusting(1)
+    first = next(iter(scheduler._running))
+    scheduler._leave(first)
+    scheduler._wait(first)
+    again = scheduler.schedule(0.0)
+    assert planned(scheduler, again)[1].start == 16
+    assert scheduler.commit(batch, output_of(batch)._replace(failures=((0, "planted"),)), 0.0) == ()
+    assert inside(scheduler) == set()
+    assert scheduler.commit(again, output_of(again), 0.0) == ()
+    assert planned(scheduler, scheduler.schedule(0.0))[1].start == 0
 
 
 def test_whoever_began_alike_before_the_failure_keeps_what_was_computed():
