@@ -194,6 +194,19 @@ def test_a_cached_beginning_is_as_a_cold_one_and_only_the_rest_is_computed(llm: 
         )
 
 
+def test_a_beginning_that_many_share_is_computed_once_though_they_come_together(llm: LLM) -> None:
+    params = replace(SHORT, max_tokens=8)
+    beginning = llm.files.tokenizer.encode(LONG, special=True)[:128]
+    asked = [[*beginning, *llm.files.tokenizer.encode(ending, special=False)] for ending in FEW[:4]]
+    cold = another(llm, prefix_caching=False).generate(asked, params)
+    warm = another(llm)
+    counting = warm.engine._runner = Counting(warm.engine._runner)
+    for found, expected in zip(warm.generate(asked, params), cold, strict=True):
+        check_same(found, expected)
+    num_prompt = counting.num_tokens - len(asked) * (params.max_tokens - 1)
+    assert num_prompt == 128 + sum(len(prompt) - 128 for prompt in asked)
+
+
 def test_those_pushed_out_are_as_if_undisturbed(llm: LLM, answers: list[Completion]) -> None:
     crowded = another(llm, num_blocks=14, max_sequences=8)
     for found, number in zip(crowded.generate(FEW, SHORT), range(0, len(PROMPTS), 7), strict=True):

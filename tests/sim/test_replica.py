@@ -12,7 +12,7 @@ from penstock.engine.engine import Engine
 from penstock.metrics.timeline import Timeline
 from penstock.sim.simulation import simulate
 from penstock.sizing import make_scheduler
-from penstock.workload.arrivals import AtOnce, Gamma
+from penstock.workload.arrivals import AtOnce, Gamma, Poisson
 from penstock.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, make_fleet, make_workload, with_requests
 
@@ -84,11 +84,11 @@ FLEETS = {
 }
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("depth", "arrivals"), [(1, AtOnce()), (1, Poisson(20.0)), (2, AtOnce()), (2, Poisson(20.0))])
 @pytest.mark.parametrize("name", FLEETS)
-def test_simulator_and_engine_make_identical_batches(name, depth):
+def test_simulator_and_engine_make_identical_batches(name, depth, arrivals):
     fleet = replace(FLEETS[name], depth=depth)
-    workload = make_workload(3, num_requests=40, prefix=SharedPrefix(64, 2, 0.5))
+    workload = make_workload(3, num_requests=40, arrivals=arrivals, prefix=SharedPrefix(64, 2, 0.5))
     recording = Recording()
     result = simulate(replace(fleet, cost=recording, foretells=False), workload)
     batches, ends = serve(fleet, workload)
@@ -142,9 +142,8 @@ def test_foretold_runs_equal_single_steps_with_several_choices():
 
 
 def test_foretold_runs_equal_single_steps_when_all_come_at_once_and_some_are_refused():
-    assert_foretelling_changes_nothing(
-        make_fleet(max_waiting=30, max_sequences=16), make_workload(8, arrivals=AtOnce())
-    )
+    workload = make_workload(8, arrivals=AtOnce(), prefix=SharedPrefix(64, 2, 0.5))
+    assert_foretelling_changes_nothing(make_fleet(max_waiting=30, max_sequences=16), workload)
 
 
 LOADS = {

@@ -153,6 +153,12 @@ def test_shared_prefixes_are_computed_once():
     assert with_cache.summary.ttft.p50 < without.summary.ttft.p50
 
 
+def test_shared_prefixes_are_computed_once_though_all_come_at_once():
+    workload = make_workload(num_requests=50, arrivals=AtOnce(), prompts=Fixed(32), prefix=SharedPrefix(512))
+    result = simulate(make_fleet(), workload)
+    assert result.summary.num_cached_tokens == 49 * 512
+
+
 def test_a_cache_too_small_for_all_preempts_and_still_serves():
     workload = make_workload(num_requests=60, arrivals=AtOnce(), prompts=Fixed(64), answers=Fixed(200))
     result = simulate(make_fleet(num_blocks=120, max_sequences=32), workload)
