@@ -46,7 +46,7 @@ ROOT = Path(__file__).parent.parent
 TARGETS = ("blocks", "order", "scheduler")
 TESTS = (
     *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler")),
-    *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress")),
+    *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress", "sharing")),
     "tests/engine/test_engine.py",
     "tests/engine/test_laws.py",
 )

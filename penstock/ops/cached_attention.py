@@ -15,7 +15,7 @@ from penstock.ops.rope import Angles, angle_table
 
 
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    """Decodes of contexts around block and window borders, and one mixed step; each way of preparing heads."""
+    """Decodes of contexts around block and window borders, mixed steps, one of them sharing; each way of preparing heads."""
     generator = torch.Generator(device).manual_seed(15)
     ones = torch.ones(64, device=device)
     shapes = [
@@ -35,6 +35,11 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
                 sinks = torch.randn(spec.num_heads, generator=generator, device=device) if spec.sinks else None
                 angles = None if spec.rope is None else angle_table(spec.rope, 128, device).at(layout.positions)
                 yield qkv, spec, norms, angles, LayerCache(*cache.to(dtype)), layout, sinks
+    layout = example_layout([20, 4, 1], [20, 14, 9], 8, 40, generator)
+    layout.block_tables[1:, 0] = layout.block_tables[0, 0]  # later chunks begin with a block that the first one fills
+    cache = torch.zeros((2, 40, 8, 2, 16), device=device)
+    qkv = torch.randn((25, 128), generator=generator, device=device)
+    yield qkv, GQA(4, 2, 16, None, 0.25), None, None, LayerCache(*cache), layout, None
     for cache_dtype in (torch.float8_e4m3fn, torch.int8):
         layout = example_layout([1, 1, 1], [7, 8, 65], 8, 40, generator)
         qkv = torch.randn((3, 128), generator=generator, device=device)
