@@ -30,16 +30,19 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.cli.serving import serve  # a web server: not needed to say what the flags are
-    from penstock.cli.words import fetch, open_text
+    from penstock.engine.spawn import Spawned
 
-    fetch(config.engine.model.model)
-    command = [sys.executable, "-m", "penstock.cli.worker"]
+    model = config.model.model
+    command = [sys.executable, "-m", "penstock.cli.worker", f"--model={model}"]
     if config.step_log is not None:
         command.append(f"--step-log={config.step_log.absolute()}")
-    return serve(
-        config.engine, with_key_of_environment(config.server), command, lambda: open_text(config.engine.model.model)
-    )
+    with Spawned(command) as spawned:  # it imports torch while we import a web server
+        from penstock.cli.serving import serve
+        from penstock.cli.words import fetch, open_text
+
+        fetch(model)
+        server = with_key_of_environment(config.server)
+        return serve(config.engine, server, command, lambda: open_text(model), spawned)
 
 
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:

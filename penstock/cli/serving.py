@@ -18,6 +18,7 @@ import uvicorn
 from penstock.cli.banner import banner
 from penstock.config import EngineConfig, ServerConfig
 from penstock.engine.client import EngineClient
+from penstock.engine.spawn import Spawned
 from penstock.errors import ConfigError
 from penstock.server.app import make_app
 from penstock.server.connection import Connection
@@ -35,27 +36,33 @@ LINGER_S = 0.5
 """Time connections get to read their last words."""
 
 
-def serve(engine: EngineConfig, server: ServerConfig, command: list[str], text: Callable[[], Text]) -> int:
+def serve(
+    engine: EngineConfig,
+    server: ServerConfig,
+    command: list[str],
+    text: Callable[[], Text],
+    spawned: Spawned | None = None,
+) -> int:
     """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
     import uvloop
 
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # every client is an open file
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Serving(engine, server, command, text).run())
+        client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
+        start_s = time.monotonic() if spawned is None else spawned.start_s
+        return runner.run(Serving(client, server, text, start_s).run())
 
 
 class Serving:
     """One run of the server, from binding its socket to giving it back."""
 
-    def __init__(
-        self, engine: EngineConfig, server: ServerConfig, command: list[str], text: Callable[[], Text]
-    ) -> None:
+    def __init__(self, client: EngineClient, server: ServerConfig, text: Callable[[], Text], start_s: float) -> None:
         self._config = server
         self._open_text = text
-        self._start_s = time.monotonic()
+        self._start_s = start_s
         self._phases: list[tuple[str, float]] = []
-        self._client = EngineClient(command, engine, hang_s=server.hang_s)
+        self._client = client
         self._client.on_phase = self._on_phase
         self._front = Front(self._client, server, _version())
         self._num_signals = 0
@@ -104,7 +111,6 @@ class Serving:
                 if awaited.done():
                     awaited.result()
             self._front.text = words.result()
-            gc.collect()
             gc.freeze()  # what is here now stays: later collections need not look at it
             if self._client.facts is not None:
                 seconds = time.monotonic() - self._start_s

@@ -1,26 +1,43 @@
-"""The engine's process: `python -m penstock.cli.worker [--step-log=FILE] FOLDER`, its config as JSON on standard input.
+"""The engine's process: `python -m penstock.cli.worker [FLAGS] FOLDER`, its config as JSON on standard input. Not for people.
 
-Not for people.
+--model=NAME       what the config is going to ask for: what it needs is imported before that comes
+--step-log=FILE    a line a step goes there
 """
 
+import gc
 import signal
 import sys
+import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
-from penstock.cli.machines import make_engine
+from penstock.cli.machines import is_arithmetic, make_engine
 from penstock.engine.process import run_engine
 from penstock.engine.wire import decode_config
 
+MODEL = "--model="
 STEP_LOG = "--step-log="
 
 
 def main() -> int:
+    start_s = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupt ends us
-    config = decode_config(sys.stdin.buffer.readline())
     *flags, folder = sys.argv[1:]
-    step_log = next((Path(flag.removeprefix(STEP_LOG)) for flag in flags if flag.startswith(STEP_LOG)), None)
-    return run_engine(partial(make_engine, config, step_log=step_log), Path(folder))
+    model = _value(flags, MODEL)
+    if model is not None and not is_arithmetic(model):
+        gc.disable()  # `run_engine` enables it when the engine is made
+        import_module("penstock.assembly")  # torch: most of a start
+    setup = sys.stdin.buffer.readline()
+    if not setup:
+        return 0  # whoever began this process thought better of it
+    step_log = _value(flags, STEP_LOG)
+    make = partial(make_engine, decode_config(setup), step_log=None if step_log is None else Path(step_log))
+    return run_engine(make, Path(folder), start_s)
+
+
+def _value(flags: list[str], name: str) -> str | None:
+    return next((flag.removeprefix(name) for flag in flags if flag.startswith(name)), None)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,14 @@ Each incarnation has a folder of its own, so a process that was given up can nev
 
 import asyncio
 import contextlib
-import shutil
 import signal
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import threading
 
 import zmq
 import zmq.asyncio
 
 from penstock.engine.process import COMMANDS_SOCKET, REPORTS_SOCKET
+from penstock.engine.spawn import Spawned
 from penstock.engine.wire import MAX_FRAME_BYTES, Command, encode
 
 STACKS_S = 0.3
@@ -24,35 +22,27 @@ MAX_TAKEN = 16
 
 
 class Child:
-    """Made by `start`. `close` may be called in any state and leaves nothing behind."""
+    """Made inside a running event loop. `close` may be called in any state and leaves nothing behind."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path, reports: zmq.asyncio.Socket) -> None:
-        self._process = process
-        self._folder = folder
-        self._reports = reports
-        self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(reports)
+    def __init__(self, spawned: Spawned, setup: bytes) -> None:
+        """Take a process over and give it its setup, a line on its input."""
+        spawned.take()
+        self._spawned = spawned
+        self._process = spawned.process
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._reports = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        self._reports.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._reports.setsockopt(zmq.LINGER, 0)
+        path = spawned.folder / REPORTS_SOCKET
+        self._reports.bind(f"ipc://{path}")
+        path.chmod(0o600)
+        self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._reports)
         self._commands: zmq.Socket[bytes] | None = None
-
-    @classmethod
-    async def start(cls, command: Sequence[str], setup: bytes) -> "Child":
-        """Run a command that ends in `run_engine`; it finds the folder as its last word and the setup on its input."""
-        folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
-        reports = zmq.asyncio.Context.instance().socket(zmq.PULL)
-        reports.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        reports.setsockopt(zmq.LINGER, 0)
-        reports.bind(f"ipc://{folder / REPORTS_SOCKET}")
-        (folder / REPORTS_SOCKET).chmod(0o600)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, str(folder), stdin=asyncio.subprocess.PIPE, start_new_session=True
-            )
-        except OSError:
-            reports.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if process.stdin is not None:
-            process.stdin.write(setup + b"\n")
-        return cls(process, folder, reports)
+        threading.Thread(target=self._reap, args=(self._ended.get_loop(),), name="reaper", daemon=True).start()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, as `wait` will tell
+                self._process.stdin.write(setup + b"\n")
+                self._process.stdin.flush()
 
     @property
     def pid(self) -> int:
@@ -63,7 +53,7 @@ class Child:
         self._commands = zmq.Context.instance().socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, 0)
         self._commands.setsockopt(zmq.LINGER, 0)
-        self._commands.connect(f"ipc://{self._folder / COMMANDS_SOCKET}")
+        self._commands.connect(f"ipc://{self._spawned.folder / COMMANDS_SOCKET}")
 
     def send(self, command: Command) -> None:
         """Never blocks: what may wait here is bounded by what the server admits."""
@@ -80,7 +70,7 @@ class Child:
 
     async def wait(self) -> int:
         """The exit status, once the process has ended."""
-        return await self._process.wait()
+        return await asyncio.shield(self._ended)
 
     async def dump_stacks(self) -> None:
         """Let a hung process print where it is. One that is stopped prints nothing."""
@@ -92,13 +82,21 @@ class Child:
 
     async def close(self) -> None:
         self.kill()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        await self._process.wait()
+        await self.wait()
+        self._spawned.end()
         self._reports.close()
         if self._commands is not None:
             self._commands.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A thread of its own: the process was begun before there was a loop to wait for it."""
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+            loop.call_soon_threadsafe(self._tell, status)
+
+    def _tell(self, status: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(status)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

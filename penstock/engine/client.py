@@ -19,6 +19,7 @@ from penstock.core.request import Request
 from penstock.core.scheduler import Load
 from penstock.engine.child import Child
 from penstock.engine.machine import Facts, Vector
+from penstock.engine.spawn import Spawned
 from penstock.engine.stream import DeltaStream, folded
 from penstock.engine.wire import (
     Beat,
@@ -59,7 +60,10 @@ OnPhase = Callable[[str, float], None]
 class EngineClient:
     """Lives on one event loop. `run` supervises until `stop`, or raises when the engine cannot be kept alive."""
 
-    def __init__(self, command: Sequence[str], config: EngineConfig, *, hang_s: float = 10.0) -> None:
+    def __init__(
+        self, command: Sequence[str], config: EngineConfig, *, hang_s: float = 10.0, spawned: Spawned | None = None
+    ) -> None:
+        """`spawned` is the first process of that command, if it was begun already."""
         self.facts: Facts | None = None
         """Known once an engine has been ready."""
         self.load = IDLE
@@ -70,6 +74,7 @@ class EngineClient:
         self.on_phase: OnPhase | None = None
         self.ready = asyncio.Event()
         self._command = command
+        self._spawned = spawned
         self._setup = encode_config(config)
         self._hang_s = hang_s
         self._child: Child | None = None
@@ -207,7 +212,8 @@ class EngineClient:
         """One process, from its start to its end; returns its exit status."""
         self._last_words = None
         self._heard_s = self._moved_s = time.monotonic()
-        child = await Child.start(self._command, self._setup)
+        child = Child(self._spawned or Spawned(self._command), self._setup)
+        self._spawned = None
         self._child = child
         if self._is_stopping:
             child.kill()

@@ -53,8 +53,8 @@ OnPhase = Callable[[str], None]
 """Told the name of each part of the start as it ends."""
 
 
-def run_engine(make: Callable[[OnPhase], Machine], folder: Path) -> int:
-    """Make a machine and serve it until told to stop. Returns the exit status."""
+def run_engine(make: Callable[[OnPhase], Machine], folder: Path, start_s: float | None = None) -> int:
+    """Make a machine and serve it until told to stop. Returns the exit status; `start_s` is when the first phase began."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     context = zmq.Context()
@@ -63,8 +63,7 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path) -> int:
     post.start()
     gc.disable()  # of what is made now nearly all stays: looking through it again and again only delays the start
     try:
-        machine = make(_phase_reporter(reports))
-        gc.collect()
+        machine = make(_phase_reporter(reports, time.monotonic() if start_s is None else start_s))
         gc.freeze()  # later collections need not look at all that in the middle of a step
         gc.enable()
         post.engine = machine.engine
@@ -189,9 +188,7 @@ def _reports_socket(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> "z
     return socket
 
 
-def _phase_reporter(reports: "zmq.Socket[bytes]") -> OnPhase:
-    last_s = time.monotonic()
-
+def _phase_reporter(reports: "zmq.Socket[bytes]", last_s: float) -> OnPhase:
     def report(name: str) -> None:
         nonlocal last_s
         now = time.monotonic()

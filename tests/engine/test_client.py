@@ -291,7 +291,7 @@ def test_sockets_are_private_and_vanish() -> None:
     folders: list[Path] = []
 
     async def law(client: EngineClient) -> None:
-        folder = Path(client._child._folder)  # type: ignore[union-attr]
+        folder = Path(client._child._spawned.folder)  # type: ignore[union-attr]
         folders.append(folder)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
