@@ -16,11 +16,15 @@ from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_err
 from penstock.ops.packed import GROUP, Grouped, Words, arrange
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-ROWS = (1, 4, 8, 16, 32, 128)
-ONE_CUTS = ((8, 128, 4), (4, 128, 4), (8, 64, 4), (4, 64, 2), (16, 64, 8))
-FEW_CUTS = ((16, 8, 4, 4), (32, 8, 4, 4), (64, 8, 4, 3), (64, 4, 4, 4), (128, 4, 4, 3))
-MORE_CUTS = ((64, 4, 4, 3), (128, 4, 8, 3), (128, 2, 4, 4))
-"""Rows of the matrix, groups of 32 at a time, warps, loads under way."""
+ROWS = (1, 8, 32, 64, 128)
+ONE_CUTS = ((8, 128, 4), (4, 128, 4), (8, 64, 4))
+CUTS = [
+    (rows, groups, warps, stages, splits)
+    for rows, warps in ((64, 4), (128, 8))
+    for groups, stages in ((8, 3), (8, 2), (16, 2), (4, 3))
+    for splits in (1, 2, 4)
+]
+"""Rows of the matrix, groups of 32 at a time, warps, loads under way, programs the columns are split over."""
 
 
 def random_words(place: Place, shape: tuple[int, int], bits: int, share: int = 1) -> Words:
@@ -75,10 +79,9 @@ def build(place: Place) -> list[Case]:
         for num_rows in ROWS:
             group = f"{name} {num_rows}"
             rows = matrix.rows(place.size(num_rows, min(num_rows, 20)))
-            cuts: Sequence[tuple[int, ...]] = ONE_CUTS if num_rows == 1 else FEW_CUTS if num_rows <= 16 else MORE_CUTS
             for bits in (4, 8):
                 moved = float(matrix.words[bits][0].nbytes)
-                for cut in cuts:
+                for cut in ONE_CUTS if num_rows == 1 else CUTS:
                     cases.append(Case(group, f"W{bits} {cut}", partial(_few, matrix, bits, rows, cut), moved))
                 if num_rows > 16:
                     cases.append(Case(group, f"W{bits} copy", partial(_many, matrix, bits, rows), moved))
@@ -108,7 +111,7 @@ def check(place: Place) -> list[Check]:
     shape = (place.size(4096, 64), place.size(14336, 512))
     for bits, share in ((4, 1), (8, 1), (4, 4)):
         weight = random_words(place, shape, bits, share)
-        for num_rows in (1, 4, 16, 32, 128, place.size(300, 130)) if share == 1 else (1, 16):
+        for num_rows in (1, 4, 16, 32, 128, place.size(300, 260)) if share == 1 else (1, 16):
             x = torch.randn((num_rows, shape[1]), device=place.device).to(place.dtype)
             error = relative_error(linear_packed(x, weight, None), linear_packed.definition(x.float(), weight, None))
             checks.append((f"W{bits} in groups of {weight.group}, {num_rows} rows", error, 1e-2))

@@ -80,8 +80,13 @@ class Suite:
             times.append((whole - first) / (num_out - 1) * 1e3)
         return statistics.median(times[1:])
 
-    def prefill_ms(self, num_in: int, repeats: int = 5) -> float:
-        return statistics.median([self.run([num_in], [wish(1)]) for _ in range(repeats + 1)][1:]) * 1e3
+    def prefill_ms(self, num_in: int, repeats: int = 5, rest_s: float = 0.0) -> float:
+        """One after the other, or each after a rest: a chip that has just worked hard lowers its clock."""
+        times = []
+        for _ in range(repeats + 1):
+            time.sleep(rest_s)
+            times.append(self.run([num_in], [wish(1)]))
+        return statistics.median(times[1:]) * 1e3
 
     def fixed_s(self, num_sequences: int, num_in: int, num_out: int) -> float:
         return self.run([num_in] * num_sequences, [wish(num_out)] * num_sequences)
@@ -99,6 +104,7 @@ WORKLOADS: dict[str, Callable[[Suite], float]] = {
     "step_ms_32": lambda suite: suite.step_ms(32, 128, 128),
     "step_ms_128": lambda suite: suite.step_ms(128, 128, 128),
     "prefill_4000_ms": lambda suite: suite.prefill_ms(4000),
+    "prefill_4000_rested_ms": lambda suite: suite.prefill_ms(4000, rest_s=1.0),
     "256x(512+128)_s": lambda suite: min(suite.fixed_s(256, 512, 128) for _ in range(2)),
     "256_random_s": lambda suite: min(suite.random_s() for _ in range(2)),
 }

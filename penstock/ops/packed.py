@@ -263,7 +263,7 @@ def _are_pairs(numbers: Tensor) -> bool:
 
 def _word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(21)
-    shapes = ((1, 64, 48), (1, 1184, 20), (5, 96, 40), (16, 256, 72), (40, 160, 64), (140, 128, 32))
+    shapes = ((1, 64, 48), (1, 1184, 20), (5, 96, 40), (16, 256, 72), (40, 160, 64), (140, 128, 32), (120, 96, 24))
     for number, (tokens, size, num_out) in enumerate(shapes):
         for bits, has_minimum, share in ((4, True, 1), (8, False, 1), (8, True, 2)):
             share = share if size % 64 == 0 else 1

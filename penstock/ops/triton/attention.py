@@ -275,9 +275,9 @@ def _attend_whole(q: Tensor, cache: AnyCache, spec: GQA, whole: Whole, out: Tens
         values[whole.length :] = 0.0
         queries = q.new_empty((whole.filled_length, *q.shape[1:]))
         queries[: whole.length] = q[ours]
-    heads_first = (part.transpose(0, 1)[None] for part in (queries, keys, values))
+    queries, keys, values = (part.transpose(0, 1)[None] for part in (queries, keys, values))
     with sdpa_kernel(DENSE, set_priority=True):
         attended = functional.scaled_dot_product_attention(
-            *heads_first, is_causal=True, scale=spec.scale, enable_gqa=True
+            queries, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True
         )
     out[ours] = attended[0].transpose(0, 1)[: whole.length]

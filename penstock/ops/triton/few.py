@@ -22,6 +22,20 @@ MAX_PROGRAMS = 4096
 """Rows of programs among which columns can be split."""
 
 
+@triton.jit
+def sum_parts(total, place, stride, counter, part, is_row, SPLITS: tl.constexpr):
+    """Whether this is the last of SPLITS programs to come here, and if so the sum of what they brought, in their order."""
+    tl.store(place + part * stride, total, mask=is_row)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+    if is_last:
+        tl.store(counter, 0)
+        total = tl.zeros_like(total)
+        for each in range(SPLITS):
+            total += tl.load(place + each * stride, mask=is_row, other=0.0, cache_modifier=".cg")
+    return is_last, total
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _few(
     x, x_scales, weight, scales, bias, out, partial, counters, num_rows, num_out,
@@ -64,16 +78,9 @@ def _few(
             other = tl.dot(second, numbers, other, input_precision="ieee")
     is_last = True
     if SPLITS > 1:
-        tl.store(partial + (part * PAD + tokens[None, :]) * num_out + rows[:, None], total, mask=is_row)
-        tl.debug_barrier()
+        place = partial + tokens[None, :] * num_out + rows[:, None]
         counter = counters + tl.program_id(0)
-        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            tl.store(counter, 0)
-            total = tl.zeros([ROWS, PAD], tl.float32)
-            for each in range(SPLITS):
-                place = partial + (each * PAD + tokens[None, :]) * num_out + rows[:, None]
-                total += tl.load(place, mask=is_row, other=0.0, cache_modifier=".cg")
+        is_last, total = sum_parts(total, place, PAD * num_out, counter, part, is_row, SPLITS)
     if is_last:
         kind = out.dtype.element_ty
         if SCALES:
@@ -108,7 +115,7 @@ class Scales(NamedTuple):
 
 
 @cache
-def _counters(device: torch.device) -> Tensor:
+def counters(device: torch.device) -> Tensor:
     """Zeros, as every launch leaves them."""
     return torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
 
@@ -132,7 +139,7 @@ def few_rows(
     partial = torch.empty((splits, pad, num_out) if splits > 1 else (0,), device=x.device)
     x_scales, weight_scales = scales or (x, x)
     _few[(triton.cdiv(num_out, cut.rows), splits)](
-        x, x_scales, weight, weight_scales, x if bias is None else bias, out, partial, _counters(x.device),
+        x, x_scales, weight, weight_scales, x if bias is None else bias, out, partial, counters(x.device),
         num_rows, num_out,
         SIZE=size, PAD=pad, ROWS=cut.rows, BLOCK=block, SPLITS=splits, EVEN=size % block == 0,
         SCALES=scales is not None, BIAS=bias is not None, GATES=activation is not None,

@@ -17,8 +17,11 @@ from penstock.ops.activation import CLAMP, SHARPNESS, gate
 from penstock.ops.packed import GROUP, Words, embed_packed, gated_linear_packed, linear_packed, logits_packed
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.few import MAX_PROGRAMS, counters, sum_parts
 
 MAX_FEW = 128
+MAX_TOKENS = 128
+"""Rows of x a program multiplies."""
 MIN_GROUPS = 16
 """A row is cut no finer than this to avoid a last piece that is not whole."""
 MAX_COPY = 1 << 27
@@ -149,92 +152,93 @@ def _row_sums(
 
 
 @triton.jit
-def _tile(
-    values, scales, minimums, rows, begin, inside, kind: tl.constexpr,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EVEN: tl.constexpr, MINIMUM: tl.constexpr,
-):  # fmt: skip
-    """BLOCK words of some rows as numbers, value after value of a word."""
-    places = begin + tl.arange(0, BLOCK)
-    sources = rows.to(tl.int64)[:, None] * (SIZE // PER) + places[None, :]
-    scale_places = rows.to(tl.int64)[:, None] * (SIZE // GROUP) + (places // (GROUP // PER))[None, :]
-    if EVEN:
-        words = tl.load(values + sources)
-        scale = tl.load(scales + scale_places).to(tl.float32)
-    else:
-        words = tl.load(values + sources, mask=inside[None, :], other=0)
-        scale = tl.load(scales + scale_places, mask=inside[None, :], other=0.0).to(tl.float32)
-    minimum = scale * 0.0
-    if MINIMUM:
-        if EVEN:
-            minimum = tl.load(minimums + scale_places).to(tl.float32)
-        else:
-            minimum = tl.load(minimums + scale_places, mask=inside[None, :], other=0.0).to(tl.float32)
-    if PER == 8:
-        first = _four(words, scale, minimum, kind, 0, 2, PER)
-        second = _four(words, scale, minimum, kind, 1, 2, PER)
-        return tl.reshape(tl.join(first, second), [ROWS, BLOCK * PER])
-    else:
-        return tl.reshape(_four(words, scale, minimum, kind, 0, 1, PER), [ROWS, BLOCK * PER])
+def _added(total, words, numbers, scale, minimum, kind: tl.constexpr, J: tl.constexpr, PER: tl.constexpr):
+    """Products with value J of each word; `numbers` are the inputs these values belong to."""
+    return tl.dot(_values(words, scale, minimum, kind, J, PER), numbers, total, input_precision="ieee")
 
 
 @triton.jit
-def _four(words, scale, minimum, kind: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr, PER: tl.constexpr):
-    """Four values of each word, [rows, words, 2, 2]."""
-    a = _values(words, scale, minimum, kind, FIRST, PER)
-    b = _values(words, scale, minimum, kind, FIRST + STEP, PER)
-    c = _values(words, scale, minimum, kind, FIRST + 2 * STEP, PER)
-    d = _values(words, scale, minimum, kind, FIRST + 3 * STEP, PER)
-    return tl.join(tl.join(a, c), tl.join(b, d))
+def _piece(values, scales, minimums, sources, places, inside, EVEN: tl.constexpr, MINIMUM: tl.constexpr):
+    """Words, and the scale and minimum of each."""
+    if EVEN:
+        words = tl.load(values + sources)
+        scale = tl.load(scales + places).to(tl.float32)
+    else:
+        words = tl.load(values + sources, mask=inside, other=0)
+        scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
+    minimum = scale * 0.0
+    if MINIMUM:
+        if EVEN:
+            minimum = tl.load(minimums + places).to(tl.float32)
+        else:
+            minimum = tl.load(minimums + places, mask=inside, other=0.0).to(tl.float32)
+    return words, scale, minimum
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _few(
-    x, values, scales, minimums, bias, out, num_rows, num_out,
+    x, values, scales, minimums, bias, out, partial, counters, num_rows, num_out,
     SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, EVEN: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
-    GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
+    SOFTCAP: tl.constexpr, GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """Up to PAD rows of x: rows of the matrix are the tall side of the matrix units' tile, BLOCK words of them at a time."""
+    """PAD rows of x: rows of the matrix are the tall side of the matrix units' tile, BLOCK words of them at a time.
+
+    Value after value of the words is multiplied by the inputs it belongs to. With SPLITS each program sums a part of the
+    words, and the one that ends last adds the parts in their order.
+    """
     group_words: tl.constexpr = 32 // PER
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    num_words: tl.constexpr = SIZE // PER
+    span: tl.constexpr = (num_words + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK
+    part = tl.program_id(2)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     bounded = tl.minimum(rows, num_out - 1)
-    tokens = tl.arange(0, PAD)
-    columns = tl.arange(0, BLOCK * PER)
-    source = x + tl.minimum(tokens, num_rows - 1).to(tl.int64)[:, None] * SIZE + columns[None, :]
+    is_row = (rows < num_out)[:, None]
+    tokens = tl.program_id(0) * PAD + tl.arange(0, PAD)
+    is_token = (tokens < num_rows)[None, :]
+    offsets = tl.arange(0, BLOCK)
+    start = bounded.to(tl.int64)[:, None] * num_words + offsets[None, :]
+    first_scale = bounded.to(tl.int64)[:, None] * (SIZE // GROUP)
+    source = x + tokens.to(tl.int64)[None, :] * SIZE + (offsets // group_words * 32 + offsets % group_words)[:, None]
     kind = x.dtype.element_ty
     await_others(CHAINS)
     total = tl.zeros([ROWS, PAD], tl.float32)
     other = tl.zeros([ROWS, PAD], tl.float32)
-    for begin in range(0, SIZE // PER, BLOCK):
-        inside = begin + tl.arange(0, BLOCK) < SIZE // PER
-        if EVEN:
-            numbers = tl.load(source + begin * PER)
-        else:
-            numbers = tl.load(source + begin * PER, mask=(begin * PER + columns < SIZE)[None, :], other=0.0)
-        # Inputs in the order of words and of the values in them.
-        numbers = tl.reshape(numbers, [PAD, BLOCK // group_words, PER, group_words])
-        numbers = tl.trans(tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), [PAD, BLOCK * PER]))
-        matrix = _tile(
-            values, scales, minimums, bounded, begin, inside, kind, SIZE, GROUP, PER, ROWS, BLOCK, EVEN, MINIMUM
-        )
-        total = tl.dot(matrix, numbers, total, input_precision="ieee")
+    for begin in range(part * span, tl.minimum(part * span + span, num_words), BLOCK):
+        inside = begin + offsets < num_words
+        places = first_scale + ((begin + offsets) // (GROUP // PER))[None, :]
+        words, scale, minimum = _piece(values, scales, minimums, start + begin, places, inside[None, :], EVEN, MINIMUM)
         if GATES:
-            matrix = _tile(
-                values, scales, minimums, bounded + num_out, begin, inside, kind,
-                SIZE, GROUP, PER, ROWS, BLOCK, EVEN, MINIMUM,
+            more, more_scale, more_minimum = _piece(
+                values, scales, minimums, start + begin + num_out.to(tl.int64) * num_words,
+                places + num_out.to(tl.int64) * (SIZE // GROUP), inside[None, :], EVEN, MINIMUM,
             )  # fmt: skip
-            other = tl.dot(matrix, numbers, other, input_precision="ieee")
-    if BIAS:
-        total += tl.load(bias + bounded).to(tl.float32)[:, None]
-    if GATES:
+        for j in tl.static_range(PER):
+            if EVEN:
+                numbers = tl.load(source + begin * PER + j * group_words, mask=is_token, other=0.0)
+            else:
+                is_input = is_token & inside[:, None]
+                numbers = tl.load(source + begin * PER + j * group_words, mask=is_input, other=0.0)
+            total = _added(total, words, numbers, scale, minimum, kind, j, PER)
+            if GATES:
+                other = _added(other, more, numbers, more_scale, more_minimum, kind, j, PER)
+    target = tokens.to(tl.int64)[None, :] * num_out + rows[:, None]
+    is_last = True
+    if SPLITS > 1:
+        counter = counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        stride = tl.num_programs(0).to(tl.int64) * PAD * num_out
+        is_last, total = sum_parts(total, partial + target, stride, counter, part, is_row, SPLITS)
+    if is_last:
         if BIAS:
-            other += tl.load(bias + num_out + bounded).to(tl.float32)[:, None]
-        total = activated(total.to(kind).to(tl.float32), other.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
-    if SOFTCAP > 0:
-        total = SOFTCAP * (2 * tl.sigmoid(2 * total / SOFTCAP) - 1)
-    target = out + tokens.to(tl.int64)[None, :] * num_out + rows[:, None]
-    tl.store(target, total.to(out.dtype.element_ty), mask=(tokens < num_rows)[None, :] & (rows < num_out)[:, None])
+            total += tl.load(bias + bounded).to(tl.float32)[:, None]
+        if GATES:
+            if BIAS:
+                other += tl.load(bias + num_out + bounded).to(tl.float32)[:, None]
+            total = activated(total.to(kind).to(tl.float32), other.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
+        if SOFTCAP > 0:
+            total = SOFTCAP * (2 * tl.sigmoid(2 * total / SOFTCAP) - 1)
+        tl.store(out + target, total.to(out.dtype.element_ty), mask=is_token & is_row)
 
 
 @triton.jit
@@ -266,18 +270,24 @@ def _widen(
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product is cut: rows of the matrix a program reads, and of each so many groups of 32 at a time."""
+    """How a product is cut: rows of the matrix a program reads, of each so many groups of 32 at a time."""
 
     rows: int
     groups: int
     warps: int
     stages: int = 3
+    splits: int = 1
 
 
 ONE = Cut(rows=8, groups=128, warps=4)
-FEW = Cut(rows=32, groups=8, warps=4, stages=4)
-MORE = Cut(rows=64, groups=4, warps=4)
-"""From 17 rows of activations on."""
+
+
+def cut_of(num_rows: int, num_out: int) -> Cut:
+    """For more than one row. Few rows of the matrix alone do not keep a whole chip busy."""
+    splits = 1 if num_out > 16384 else 2 if num_out > 5120 else 4
+    if num_rows <= 32:
+        return Cut(rows=64, groups=8, warps=4, stages=3, splits=splits)
+    return Cut(rows=128, groups=8, warps=8, stages=2, splits=splits)
 
 
 def few_rows(
@@ -293,11 +303,9 @@ def few_rows(
     num_rows, size = x.shape
     num_out = weight.num_rows // (1 if activation is None else 2)
     per_word = weight.values_per_word
-    cut = cut or (ONE if num_rows == 1 else FEW if num_rows <= 16 else MORE)
+    cut = cut or (ONE if num_rows == 1 else cut_of(num_rows, num_out))
     out = torch.empty((num_rows, num_out), dtype=dtype or x.dtype, device=x.device)
     groups = min(cut.groups, triton.next_power_of_2(size // GROUP))
-    while groups > MIN_GROUPS and size % (groups * GROUP):
-        groups //= 2
     shape = {
         "SIZE": size, "GROUP": weight.group, "PER": per_word, "ROWS": cut.rows, "BIAS": bias is not None,
         "MINIMUM": weight.minimums is not None, "SOFTCAP": softcap or 0.0,
@@ -306,13 +314,21 @@ def few_rows(
     }  # fmt: skip
     minimums = weight.scales if weight.minimums is None else weight.minimums
     operands = (x, weight.values, weight.scales, minimums, x if bias is None else bias, out)
-    grid = (triton.cdiv(num_out, cut.rows),)
+    row_tiles = triton.cdiv(num_out, cut.rows)
     if num_rows == 1:
-        _one[grid](*operands, num_out, BLOCK=groups, EVEN=size % (groups * GROUP) == 0, **shape)
-    else:
-        block = max(groups * GROUP // per_word, 16)
-        pad = max(triton.next_power_of_2(num_rows), 16)
-        _few[grid](*operands, num_rows, num_out, PAD=pad, BLOCK=block, EVEN=size % (block * per_word) == 0, **shape)
+        while groups > MIN_GROUPS and size % (groups * GROUP):
+            groups //= 2
+        _one[(row_tiles,)](*operands, num_out, BLOCK=groups, EVEN=size % (groups * GROUP) == 0, **shape)
+        return out
+    block = max(groups * GROUP // per_word, 16)
+    pad = min(max(triton.next_power_of_2(num_rows), 16), MAX_TOKENS if x.element_size() == 2 else MAX_TOKENS // 4)
+    token_tiles = triton.cdiv(num_rows, pad)
+    splits = 1 if activation is not None or token_tiles * row_tiles > MAX_PROGRAMS else cut.splits
+    partial = torch.empty((splits, token_tiles * pad, num_out) if splits > 1 else (0,), device=x.device)
+    _few[(token_tiles, row_tiles, splits)](
+        *operands, partial, counters(x.device), num_rows, num_out,
+        PAD=pad, BLOCK=block, SPLITS=splits, EVEN=size % (block * per_word) == 0, **shape,
+    )  # fmt: skip
     return out
 
 
