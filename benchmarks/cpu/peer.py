@@ -38,14 +38,13 @@ class PenstockInt8(Penstock):
 
 
 class LlamaCpp:
-    """Its Python binding decodes one sequence at a time, so it takes part in W1 and W2 only."""
+    """Its Python binding decodes one sequence at a time, so it takes part in W1 and W2 only; `streams.py` has its server."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, is_flash: bool = True) -> None:
         from llama_cpp import Llama
 
-        self._llama = Llama(
-            model, n_ctx=2048, n_batch=2048, n_ubatch=512, n_threads=2, n_threads_batch=2, verbose=False
-        )
+        threads = {"n_threads": 2, "n_threads_batch": 2}
+        self._llama = Llama(model, n_ctx=2048, n_batch=512, n_ubatch=512, flash_attn=is_flash, verbose=False, **threads)
 
     def generate(self, prompts: Prompts, num_tokens: int) -> None:
         for prompt in prompts:
@@ -56,6 +55,13 @@ class LlamaCpp:
                 if made == num_tokens:
                     break
             check(made, num_tokens)
+
+
+class LlamaCppPlain(LlamaCpp):
+    """Without flash attention: faster for one stream, slower for prompts."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model, is_flash=False)
 
 
 class Vllm:
@@ -97,6 +103,7 @@ ENGINES: dict[str, Callable[[str], Any]] = {
     "penstock": Penstock,
     "penstock int8 kv": PenstockInt8,
     "llama.cpp": LlamaCpp,
+    "llama.cpp plain": LlamaCppPlain,
     "vllm": Vllm,
     "openvino": OpenVino,
 }

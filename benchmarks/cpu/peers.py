@@ -18,7 +18,7 @@ import subprocess
 from pathlib import Path
 
 PEER = Path(__file__).parent / "peer.py"
-ALONE = ("llama.cpp",)
+ALONE = ("llama.cpp", "llama.cpp plain")
 """Engines that take part with one sequence only."""
 SECONDS = ("W4", "peak_mb")
 """Less is better."""
