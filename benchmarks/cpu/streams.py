@@ -1,7 +1,7 @@
 """W5 and W3 through real servers: streaming clients over the loopback, first and later tokens, memory, processor time.
 
-    python benchmarks/cpu/streams.py --server "penstock=python -m penstock serve MODEL --port {port}" \
-        [--server "NAME=COMMAND ... {port}" ...] [--clients 8] [--requests 8] [--prompt 256] [--tokens 128] [--rounds 3] [--json FILE]
+    python benchmarks/cpu/streams.py --server "penstock=python -m penstock serve MODEL --port {port}" --server "NAME=COMMAND"
+        [--clients 8] [--requests 8] [--prompt 256] [--tokens 128] [--rounds 3] [--json FILE]
 
 All servers are started, one after the other, and answer a first small request (`start_s` is from starting the command to that
 answer's first token). Then they are loaded by turns from one client process, the others stopped meanwhile: random token ids,

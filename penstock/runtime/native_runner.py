@@ -7,7 +7,7 @@ runner's way over the same rows.
 """
 
 from itertools import accumulate, chain
-from struct import pack_into
+from struct import pack_into, unpack_from
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ class NativeRunner(ModelRunner):
         """Rows, starts, lengths and whether a token is drawn, of one chunk after another."""
         self._num_blocks_at = self._rows.num_blocks.ctypes.data
         self._drawn = np.zeros(max_sequences, dtype=np.int64)
-        self._states = torch.empty((max_sequences, model.spec.hidden_size))
         angles = self._rotations.tables(model.ropes)
         self._step = native.RowsStep(
             tokens=self._rows.tokens.data_ptr(),
@@ -51,6 +50,7 @@ class NativeRunner(ModelRunner):
             table_stride=self._rows.all_tables.shape[1],
             num_rotations=len(angles),
         )
+        self._make_states(max_sequences)
 
     def launch(self, batch: Batch) -> Ticket:
         is_first_try = batch.step > self._last_step
@@ -73,7 +73,7 @@ class NativeRunner(ModelRunner):
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = True
         count = self._compute_columns(columns, len(columns[0]))
-        tokens = self._drawn[:count].tolist()
+        tokens = unpack_from(f"{count}q", self._drawn.data)
         output = StepOutput(tuple(zip(tokens)))
         if min(tokens) < 0:
             failures = ((index, NOT_FINITE) for index, token in enumerate(tokens) if token < 0)
@@ -90,12 +90,17 @@ class NativeRunner(ModelRunner):
         begins = list(accumulate(lengths[:-1], initial=0))
         return self._states[:num_tokens], begins
 
+    def _make_states(self, count: int) -> None:
+        """Room for so many tokens' hidden states; torch is asked where it lies here and not in every step."""
+        self._num_states = count
+        self._states = torch.empty((count, self._decoder.spec.hidden_size))
+        self._step.hidden = self._states.data_ptr()
+
     def _compute_columns(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> int:
         count = len(columns[0])
         pack_into(f"{4 * count}q", self._columns.data, 0, *chain.from_iterable(columns))
-        if num_tokens > len(self._states):
-            self._states = torch.empty((num_tokens, self._states.shape[1]))
-        self._step.hidden = self._states.data_ptr()
+        if num_tokens > self._num_states:
+            self._make_states(num_tokens)
         self._step.num_chunks = count
         if not self._decoder.compute(self._step, self._cache.layers):
             raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {columns[:2]}")

@@ -35,6 +35,8 @@ class Rows:
         self._grown: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         """(step, blocks before it) of the last steps that brought a row blocks."""
         self._wishes: list[Wish | None] = [None] * num_rows
+        self._demanding = set(range(num_rows))
+        """Rows that ask for more than the likeliest token, or that nobody has taken."""
         self._carried: list[dict[int, Tensor]] = [{} for _ in range(num_rows)]
         self._max_context = max_context
         self._vocab_size = vocab_size
@@ -44,7 +46,9 @@ class Rows:
         """Take in what is new: arrivals, blocks, tokens."""
         for chunk in chunks:
             if chunk.arrival is not None:
-                self._wishes[chunk.row] = make_wish(chunk.arrival, self._vocab_size, self._device)
+                wish = make_wish(chunk.arrival, self._vocab_size, self._device)
+                self._wishes[chunk.row] = wish
+                (self._demanding.discard if wish.is_likeliest else self._demanding.add)(chunk.row)
                 self.num_blocks[chunk.row] = 0
                 self._grown[chunk.row].clear()
                 self._carried[chunk.row].clear()
@@ -86,8 +90,7 @@ class Rows:
 
     def are_likeliest(self, rows: Sequence[int]) -> bool:
         """All of them ask for the likeliest token and nothing else."""
-        wishes = self._wishes
-        return all((wish := wishes[row]) is not None and wish.is_likeliest for row in rows)
+        return self._demanding.isdisjoint(rows)
 
     def wish(self, row: int) -> Wish:
         wish = self._wishes[row]

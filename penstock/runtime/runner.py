@@ -5,7 +5,6 @@
 Nothing outlives a step but the KV cache and the rows, and the rows count on a step's results only once it has succeeded.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -31,8 +30,7 @@ class Ticket(Protocol):
     def result(self) -> StepOutput: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """A step that was computed when it was launched."""
 
     output: StepOutput
