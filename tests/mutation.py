@@ -9,17 +9,18 @@ Everything is imported and collected once. Each mutant then runs in a fork of th
 it touches is exchanged in place, and tests that killed many others run first. Two forks run at a time.
 
 Survivors known to change nothing that anyone could notice (they count as survivors all the same):
-- counters whose first value or stride does not matter: blocks `_num_pin_ends`; scheduler `_step`, `_now`, `_num_added`
+- counters whose first value or stride does not matter: blocks `_num_pin_ends`; flights `_last`; roster `now`;
+  scheduler `_num_added`
 - a second look at what the first implies: blocks `block is None or content is None`, in `match` and in `publish`
-- work saved, not changed: blocks `num_full <= num_published`; scheduler `end > num_held * capacity` and
+- work saved, not changed: blocks `num_full <= num_published`; plan `end > num_held * capacity`; scheduler
   `num_computed >= (num_published + 1) * block_size`
 - arguments nobody reads: scheduler `Sequence(request, 0, 0, 0)` in `pin`
-- a bound that is not reached: scheduler `max(room, 0)`, since each sequence has its token of the budget
-- a flag read only of those outside: scheduler `is_waiting = False` of one that enters or ends
-- the last turn of a loop: scheduler `prompts.append(...); continue`, since one prompt is under way, the last to enter
-- None for False: scheduler `_make_room`
+- a bound that is not reached: plan `max(room, 0)`, since each sequence has its token of the budget
+- a flag read only of those outside: roster `is_waiting = False` of one that enters or ends
+- the last turn of a loop: plan `prompts.append(...); continue`, since one prompt is under way, the last to enter
+- None for False: plan `_make_room`
 - undone at once: scheduler `_end` forgets siblings that it ends itself
-- one entry sooner or later: scheduler `_forget_deadlines`; the last accepted draft before a stop, cached or not
+- one entry sooner or later: deadlines `add`; the last accepted draft before a stop, cached or not
 """
 
 import argparse
@@ -43,10 +44,13 @@ import pytest
 from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parent.parent
-TARGETS = ("blocks", "order", "scheduler")
+TARGETS = ("blocks", "order", "roster", "plan", "flights", "deadlines", "sequence", "scheduler")
 TESTS = (
-    *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler")),
-    *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress", "sharing")),
+    *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler", "plan")),
+    *(
+        f"tests/core/test_{name}.py"
+        for name in ("preemption", "drafts", "results", "choices", "progress", "sharing", "flights", "deadlines")
+    ),
     "tests/engine/test_engine.py",
     "tests/engine/test_laws.py",
 )

@@ -106,7 +106,7 @@ def test_a_scheduler_is_made_as_asked():
     sizing = size_engine(config, SPEC, Memory(free_bytes=2**24, weight_bytes=0))
     scheduler = make_scheduler(config, sizing)
     assert scheduler.limits == (7, 8, 50, 9, 3, 4, 5, False, None)
-    assert isinstance(scheduler._order, FairQueue)
-    assert scheduler._batching == dynamic(0.5)
+    assert isinstance(scheduler.roster.order, FairQueue)
+    assert scheduler.roster.batching == dynamic(0.5)
     for name, batching in (("continuous", CONTINUOUS), ("static", STATIC)):
-        assert make_scheduler(configure(config, batching=name), sizing)._batching == batching
+        assert make_scheduler(configure(config, batching=name), sizing).roster.batching == batching

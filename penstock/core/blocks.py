@@ -236,6 +236,18 @@ class BlockPool:
             index[hash_] = block
         sequence.num_published = num_full
 
+    def adopt(self, sequence: Sequence, spare: int = 0) -> int:
+        """Full blocks that came filled from elsewhere are offered to whoever begins like the sequence, and held by nobody.
+
+        Returns how many tokens they have: 0 if there is no room or no prefixes are cached.
+        """
+        num_tokens = sequence.num_prompt // self.block_size * self.block_size
+        if not self._caching or not num_tokens or not self.reserve(sequence, num_tokens, self.match(sequence), spare):
+            return 0
+        self.publish(sequence, num_tokens)
+        self.release(sequence)
+        return num_tokens
+
     def retract(self, sequence: Sequence, first: int) -> set[int]:
         """What the sequence was to write from its block number `first` on may not be there: nobody is to find it any more.
 

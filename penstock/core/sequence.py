@@ -10,7 +10,7 @@ Written by the scheduler on the engine's thread; its blocks by the pool alone. P
 
 from typing import TYPE_CHECKING
 
-from penstock.core.batch import Chunk, Finish, Logprob, PrefixHit
+from penstock.core.batch import Chunk, Delta, Finish, FinishReason, Logprob, PrefixHit
 from penstock.core.prefix import Namespace
 from penstock.core.request import Request
 
@@ -121,6 +121,42 @@ class Sequence:
         untold = logprobs[max(self.num_prompt_logprobs + 1 - first_token, 0) :]
         self.num_prompt_logprobs += len(untold)
         return untold
+
+    def append(self, drawn: tuple[int, ...]) -> tuple[tuple[int, ...], Finish | None]:
+        """Add drawn tokens up to the one that ends the sequence; returns those added and the end if there is one."""
+        tokens = self.tokens
+        if not self.stop_ids:
+            drawn = drawn[: self.limit - len(tokens)]
+            tokens.extend(drawn)
+            if len(tokens) < self.limit:
+                return drawn, None
+            self.num_computed = min(self.num_computed, len(tokens) - 1)
+            return drawn, Finish(FinishReason.LENGTH)
+        for count, token in enumerate(drawn, 1):
+            tokens.append(token)
+            if token in self.stop_ids and len(tokens) > self.min_length:
+                finish = Finish(FinishReason.STOP, stop_token_id=token)
+            elif len(tokens) >= self.limit:
+                finish = Finish(FinishReason.LENGTH)
+            else:
+                continue
+            self.num_computed = min(self.num_computed, len(tokens) - 1)
+            return drawn[:count], finish
+        return drawn, None
+
+    def tell(
+        self,
+        token_ids: tuple[int, ...],
+        finish: Finish | None,
+        logprobs: tuple[Logprob, ...],
+        prompt_logprobs: tuple[Logprob, ...],
+    ) -> Delta:
+        """What the client hears; the first time, what the prefix cache gave too."""
+        prefix = None
+        if not self.is_prefix_told:
+            prefix = self.prefix
+            self.is_prefix_told = True
+        return Delta(self.request.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix)
 
     def enter(self, row: int, num_cached: int) -> None:
         self.stay += 1

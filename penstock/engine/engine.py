@@ -167,7 +167,7 @@ class Engine:
             output = self._recover(batch, error)
         deltas = self.scheduler.commit(batch, output, self._clock())
         for again in later:
-            self._launched.append((again, self._launch(again, self.scheduler.live(again))))
+            self._launched.append((again, self._launch(again, self.scheduler.flights.live(again))))
         return deltas
 
     def _withdraw(self) -> list[Batch]:
@@ -183,7 +183,7 @@ class Engine:
 
     def _recover(self, batch: Batch, error: Exception) -> StepOutput:
         """Compute a failed step again in parts, without the sequences that have left since: their rows may be others'."""
-        live = self.scheduler.live(batch)
+        live = self.scheduler.flights.live(batch)
         part = batch.only(live)._replace(copies=())
         try:
             if batch.copies:

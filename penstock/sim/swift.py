@@ -124,7 +124,7 @@ class SwiftReplica(Replica):
     def _launch(self, batch: Batch, now: float) -> None:
         """Send those who generate away; the others compute a part of their prompts in the next step."""
         self._num_fresh = 0
-        for part in self.scheduler.split(batch):
+        for part in self.scheduler.flights.split(batch):
             (chunk,) = part.chunks
             row = chunk.row
             if chunk.arrival is not None:

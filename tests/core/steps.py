@@ -27,15 +27,15 @@ def step(scheduler: Scheduler, now: float = 0.0, **wishes: Any) -> tuple[Batch |
 
 def running(scheduler: Scheduler) -> dict[tuple[int, int], Sequence]:
     """Those inside, by request id and choice."""
-    return {(one.request.request_id, one.choice): one for one in scheduler._running}
+    return {(one.request.request_id, one.choice): one for one in scheduler.roster.running}
 
 
 def planned(scheduler: Scheduler, batch: Batch | None) -> dict[int, Chunk]:
     """A launched batch's chunks by request id."""
     if batch is None:
         return {}
-    flight = scheduler._flights[batch.step]
-    return {one.request.request_id: chunk for (one, _), chunk in zip(flight, batch.chunks, strict=True)}
+    flight = scheduler.flights.sequences(batch)
+    return {one.request.request_id: chunk for one, chunk in zip(flight, batch.chunks, strict=True)}
 
 
 def make_scheduler(order: str = "first-come", **limits: Any) -> Scheduler:

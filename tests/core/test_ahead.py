@@ -55,14 +55,14 @@ def test_a_split_batch_is_committed_in_any_order_and_ends_each_alone():
     for number in (1, 2, 3):
         add(scheduler, number, num_prompt=3, max_tokens=3)
     commit(scheduler, scheduler.schedule(0.0), 1, 1)
-    parts = scheduler.split(scheduler.schedule(0.0))
+    parts = scheduler.flights.split(scheduler.schedule(0.0))
     assert [part.chunks[0].length for part in parts] == [2, 2, 2]
     for part in reversed(parts):
         (delta,) = commit(scheduler, part, 2)
         assert delta.finish.reason is FinishReason.LENGTH
         scheduler.check()
     assert not scheduler.has_work
-    assert scheduler._flights == {}
+    assert not scheduler.flights
 
 
 def test_what_was_adopted_need_not_be_computed():

@@ -1,13 +1,8 @@
 """Choices of a request share its prompt and end on their own; so do cancelled and late ones."""
 
-from heapq import heapify
-from random import Random
-
 import pytest
 
-from penstock.core import scheduler as scheduler_module
 from penstock.core.batch import Delta, Fault, Finish, FinishReason
-from penstock.core.scheduler import MAX_IDLE_DEADLINES
 from tests.core.steps import add, finish, inside, make_scheduler, output_of, running, step
 
 
@@ -74,8 +69,7 @@ def test_a_choice_whose_turn_comes_late_starts_on_its_own():
     add(scheduler, 1, num_prompt=9, max_tokens=4, n=2)
     batch = scheduler.schedule(0.0)
     scheduler.commit(batch, output_of(batch), 0.0)
-    scheduler._leave(running(scheduler)[1, 0])
-    scheduler._wait(next(iter(scheduler._requests[1])))
+    scheduler.roster.push_out(running(scheduler)[1, 0])
     batch, _ = step(scheduler)
     assert batch.copies == ()
     assert [(chunk.start, chunk.arrival.choice) for chunk in batch.chunks] == [(8, 0), (8, 1)]
@@ -135,31 +129,3 @@ def test_several_deadlines_pass_in_order():
     assert scheduler.wake_s == 0.0
     step(scheduler)
     assert scheduler.wake_s == 20.0
-
-
-def test_deadlines_of_ended_requests_are_forgotten(monkeypatch):
-    """Seldom, since it costs as much as there are, and without losing or mixing up the others."""
-    closed = []
-    monkeypatch.setattr(scheduler_module, "heapify", lambda heap: closed.append(len(heap)) or heapify(heap))
-    scheduler = make_scheduler(max_waiting=10_000)
-    choose = Random(3)
-    numbers = list(range(1, 501))
-    times = {number: 1000.0 + choose.randrange(500) for number in numbers}
-    for number in numbers:
-        add(scheduler, number, num_prompt=1, deadline_s=times[number])
-    assert closed == []
-    choose.shuffle(numbers)
-    for number in numbers[:400]:
-        scheduler.cancel(number)
-    add(scheduler, 600, deadline_s=1e9)
-    assert closed == [101]
-    for number in range(700, 900):
-        add(scheduler, number, deadline_s=2e9)
-        scheduler.cancel(number)
-        assert len(scheduler._deadlines) <= 2 * len(scheduler._requests) + MAX_IDLE_DEADLINES + 2
-    assert len(closed) == 2
-    late = [delta.request_id for delta in scheduler.expire(1e6)]
-    assert sorted(late) == sorted(numbers[400:])
-    assert [times[number] for number in late] == sorted(times[number] for number in late)
-    assert [delta.request_id for delta in scheduler.expire(1e10)] == [600]
-    assert scheduler._deadlines == []

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from penstock.core.order import ORDERS
+from penstock.core.plan import Plan
 from tests.core.steps import add, fill, finish, inside, make_scheduler, output_of, planned, planned_now, running, step
 
 
@@ -43,9 +44,10 @@ def victims(scheduler, needy):
     """Who would leave for whom, one after the other, until the needy one leaves itself."""
     gone = []
     while not gone or gone[-1] != needy:
-        victim = scheduler._victim(running(scheduler)[needy, 0])
+        plan = Plan(scheduler.limits, scheduler.pool, scheduler.roster)
+        victim = plan.victim(running(scheduler)[needy, 0])
         gone.append(victim.request.request_id)
-        scheduler._leave(victim)
+        scheduler.roster.leave(victim)
     return gone
 
 
@@ -58,8 +60,8 @@ def test_the_least_important_is_pushed_out_first():
 def test_under_fairness_the_tenant_served_most_is_pushed_out_first():
     scheduler = make_scheduler("fair")
     fill(scheduler, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "c"}, {"tenant": "d"})
-    scheduler._order.charge(running(scheduler)[3, 0], 100)
-    scheduler._order.charge(running(scheduler)[1, 0], 200)
+    scheduler.roster.order.charge(running(scheduler)[3, 0], 100)
+    scheduler.roster.order.charge(running(scheduler)[1, 0], 200)
     assert victims(scheduler, 1) == [3, 4, 2, 1]
 
 
@@ -87,9 +89,9 @@ def test_whoever_generates_and_stays_has_a_place_in_every_step(order):
                     priority=choose.randrange(3),
                     tenant=choose.choice("ab"),
                 )
-            ready = {one: one.stay for one in scheduler._running if may_generate(one)}
+            ready = {one: one.stay for one in scheduler.roster.running if may_generate(one)}
             batch = scheduler.schedule(0.0)
-            placed = {one for one, _ in scheduler._flights[batch.step]} if batch else set()
+            placed = set(scheduler.flights.sequences(batch)) if batch else set()
             assert placed >= {one for one, stay in ready.items() if one.stay == stay}
             if batch:
                 flying.append(batch)
@@ -128,7 +130,7 @@ def test_what_was_planned_for_one_pushed_out_is_withdrawn():
         batch = scheduler.schedule(0.0)
         rows = [chunk.row for chunk in batch.chunks]
         assert len(set(rows)) == len(rows)
-        assert len(batch.chunks) == len(scheduler._flights[batch.step])
+        assert len(batch.chunks) == len(scheduler.flights.sequences(batch))
         scheduler.commit(batch, output_of(batch), 0.0)
         scheduler.check()
     assert 2 in inside(scheduler)
@@ -155,7 +157,7 @@ def test_what_was_computed_for_one_who_left_is_nobodys():
     running(scheduler)[3, 0]
     late = scheduler.schedule(0.0)
     scheduler.cancel(2)
-    assert scheduler.live(late) == (0,)
+    assert scheduler.flights.live(late) == (0,)
     deltas = scheduler.commit(late, output_of(late), 0.0)
     assert [delta.request_id for delta in deltas] == [1]
-    assert scheduler._flights == {}
+    assert not scheduler.flights

@@ -93,7 +93,7 @@ class Run:
             output = output_of(oldest, lambda chunk: (self.choose.randrange(3),), drafts=drafts)
             deltas = self.scheduler.commit(oldest, output, now)
             self.num_ends += sum(delta.finish is not None for delta in deltas)
-        for sequence in self.scheduler._running:
+        for sequence in self.scheduler.roster.running:
             key = sequence.number, sequence.choice
             self.progress[key] = max(self.progress.get(key, 0), sequence.num_computed)
 

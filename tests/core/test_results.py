@@ -125,10 +125,10 @@ def test_tenants_are_charged_for_what_is_computed():
     scheduler = make_scheduler("fair", block_size=4)
     scheduler.add(make_request(1, range(9), max_tokens=3, tenant="a"), 0.0)
     finish(scheduler)
-    assert scheduler._order.level("a") == 9 + 3
+    assert scheduler.roster.order.level("a") == 9 + 3
     scheduler.add(make_request(2, range(9), max_tokens=3, tenant="a"), 0.0)
     finish(scheduler)
-    assert scheduler._order.level("a") == 12 + 1 + 3
+    assert scheduler.roster.order.level("a") == 12 + 1 + 3
 
 
 def test_nobody_is_charged_twice_for_a_prompt():
@@ -137,7 +137,7 @@ def test_nobody_is_charged_twice_for_a_prompt():
         add(scheduler, number, num_prompt=4, max_tokens=12, tenant=f"tenant {number}")
     finish(scheduler)
     assert scheduler.num_preemptions
-    assert [scheduler._order.level(f"tenant {number}") for number in (1, 2, 3)] == [16, 16, 16]
+    assert [scheduler.roster.order.level(f"tenant {number}") for number in (1, 2, 3)] == [16, 16, 16]
 
 
 # Prompt log probabilities
@@ -176,9 +176,7 @@ def test_prompt_logprobs_of_a_prompt_pushed_out_half_way_are_told_once():
         for delta in scheduler.commit(batch, output_of(batch, prompt_logprobs=prompt_logprobs_of(batch, 12)), 0.0):
             told += [logprob.token_id for logprob in delta.prompt_logprobs]
         if number == 1:
-            sequence = running(scheduler)[1, 0]
-            scheduler._leave(sequence)
-            scheduler._wait(sequence)
+            scheduler.roster.push_out(running(scheduler)[1, 0])
     assert told == list(range(1, 12))
 
 

@@ -7,9 +7,9 @@ import pytest
 from penstock.core.batch import Arrival, Chunk, Finish, FinishReason
 from penstock.core.batching import STATIC
 from penstock.core.order import ORDERS
-from penstock.core.scheduler import Plan, Scheduler
+from penstock.core.scheduler import Scheduler
 from penstock.errors import CapacityError, RequestError
-from tests.core.steps import add, fill, finish, inside, make_scheduler, output_of, planned, planned_now, running, step
+from tests.core.steps import add, finish, inside, make_scheduler, output_of, planned, planned_now, running, step
 from tests.engine.answers import LIMITS, make_request
 
 # The budget
@@ -26,27 +26,13 @@ def test_the_budget_is_never_exceeded_and_never_left_while_somebody_could_use_it
         while scheduler.has_work:
             batch = scheduler.schedule(0.0)
             assert 0 < batch.num_tokens <= budget
-            behind = [one for one in scheduler._running if one.num_launched < len(one.tokens) and not one.holds_next]
+            behind = [
+                one for one in scheduler.roster.running if one.num_launched < len(one.tokens) and not one.holds_next
+            ]
             assert batch.num_tokens == budget or not behind
             drafts = tuple(tuple(range(choose.randrange(6))) if chunk.samples else () for chunk in batch.chunks)
             scheduler.commit(batch, output_of(batch, lambda chunk: (chunk.end,), drafts=drafts), 0.0)
             scheduler.check()
-
-
-def test_the_budget_of_one_pushed_out_goes_to_others():
-    """A chunk planned before its sequence had to leave counts no longer."""
-    scheduler = make_scheduler()
-    fill(scheduler, {}, {})
-    plan = Plan(8)
-    one, two = running(scheduler)[1, 0], running(scheduler)[2, 0]
-    scheduler._plan_decodes(plan)
-    assert set(plan.chunks) == {one, two}
-    assert plan.budget == 6
-    plan.withdraw(one)
-    assert plan.budget == 7
-    assert set(plan.chunks) == {two}
-    plan.withdraw(one)
-    assert plan.budget == 7
 
 
 def test_whoever_generates_has_a_place_in_every_step():
@@ -308,12 +294,12 @@ def test_books_that_do_not_balance_are_noticed():
         return scheduler
 
     for corrupt in (
-        lambda scheduler: scheduler._rows.append(0),
+        lambda scheduler: scheduler.roster._rows.append(0),
         lambda scheduler: setattr(running(scheduler)[1, 0], "row", 1),
         lambda scheduler: setattr(running(scheduler)[1, 0], "row", None),
-        lambda scheduler: setattr(scheduler, "_num_waiting_tokens", 0),
-        lambda scheduler: setattr(scheduler._order.peek(), "blocks", [1]),
-        lambda scheduler: setattr(scheduler._order.peek(), "row", 1),
+        lambda scheduler: setattr(scheduler.roster, "num_waiting_tokens", 0),
+        lambda scheduler: setattr(scheduler.roster.order.peek(), "blocks", [1]),
+        lambda scheduler: setattr(scheduler.roster.order.peek(), "row", 1),
         lambda scheduler: running(scheduler)[1, 0].blocks.clear(),
     ):
         scheduler = busy()

@@ -151,7 +151,7 @@ def test_whoever_trusted_a_chunk_that_failed_computes_it(depth, leaves):
     assert scheduler.pool.num_cached == 0
     scheduler.check()
     for batch in batches[1:]:
-        assert scheduler.live(batch) == ()
+        assert scheduler.flights.live(batch) == ()
         assert scheduler.commit(batch, output_of(batch), 0.0) == ()
     again = planned(scheduler, scheduler.schedule(0.0))
     assert [chunk.start for chunk in again.values()] == [0] + [16] * (2 * depth - 2)
@@ -160,9 +160,8 @@ def test_whoever_trusted_a_chunk_that_failed_computes_it(depth, leaves):
 def test_whoever_came_back_to_what_it_was_computing_itself_computes_it_again():
     """A failure of an earlier stay is no end."""
     scheduler, (batch,) = make_trusting(1)
-    first = next(iter(scheduler._running))
-    scheduler._leave(first)
-    scheduler._wait(first)
+    first = next(iter(scheduler.roster.running))
+    scheduler.roster.push_out(first)
     again = scheduler.schedule(0.0)
     assert planned(scheduler, again)[1].start == 16
     assert scheduler.commit(batch, output_of(batch)._replace(failures=((0, "planted"),)), 0.0) == ()

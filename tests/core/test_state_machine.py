@@ -131,7 +131,7 @@ class Serving(RuleBasedStateMachine):
         choice = digits.pick(None, *range(request.params.n))
         self.answers.hear(self.scheduler.cancel(request.request_id, choice))
         if choice is None:
-            assert not any(request.request_id == one.request.request_id for one in self.scheduler._running)
+            assert not any(request.request_id == one.request.request_id for one in self.scheduler.roster.running)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 5.0]))
     def advance(self, seconds):
@@ -193,9 +193,9 @@ class Serving(RuleBasedStateMachine):
         """
         pool, size = self.scheduler.pool, self.limits.block_size
         writers: dict[int, int] = {}
-        flight = self.scheduler._flights[batch.step]
+        flight = self.scheduler.flights.sequences(batch)
         self.writes[batch.step] = []
-        for index, ((sequence, _), chunk) in enumerate(zip(flight, batch.chunks, strict=True)):
+        for index, (sequence, chunk) in enumerate(zip(flight, batch.chunks, strict=True)):
             assert chunk.row == sequence.row
             own = sequence.blocks[chunk.start // size : -(-chunk.end // size)]
             assert len(own) == -(-chunk.end // size) - chunk.start // size
@@ -207,7 +207,7 @@ class Serving(RuleBasedStateMachine):
             for number, block in enumerate(own, chunk.start // size):
                 assert pool._contents[block] is None or pool._contents[block] is not contents[block]
                 assert pool._references[block] == 1 or (number + 1) * size <= chunk.end
-        for index, (sequence, _) in enumerate(flight):
+        for index, sequence in enumerate(flight):
             assert all(writers.get(block, index) <= index for block in sequence.blocks)
         for source, target in batch.copies:
             assert pool._references[target] == 1
@@ -245,8 +245,8 @@ class Serving(RuleBasedStateMachine):
     def assert_nothing_held(self):
         scheduler, pool = self.scheduler, self.scheduler.pool
         assert scheduler.load[:3] == (0, 0, 0)
-        assert sorted(scheduler._rows) == list(range(self.limits.max_sequences))
-        assert scheduler._flights == {}
+        assert sorted(scheduler.roster._rows) == list(range(self.limits.max_sequences))
+        assert not scheduler.flights
         assert pool._references == [0] * self.limits.num_blocks
         pool.unpin_expired(self.now + 1e9)
         assert pool.num_available == self.limits.num_blocks

@@ -399,7 +399,7 @@ def test_a_step_with_copies_is_over_before_another_is_launched():
         deltas = engine.step()
     assert runner.batches[-1].copies
     assert deltas[-1].choice == 1
-    assert not engine.scheduler._flights
+    assert not engine.scheduler.flights
 
 
 def test_a_deadline_ends_what_is_late():

@@ -98,9 +98,8 @@ def test_whoever_is_pushed_out_at_any_step_is_answered_as_undisturbed(step, dept
     def push_out(now):
         scheduler = engine.scheduler
         if now >= step and now % 3 == step % 3:
-            for sequence in list(scheduler._running)[now % 2 :: 2]:
-                scheduler._leave(sequence)
-                scheduler._wait(sequence)
+            for sequence in list(scheduler.roster.running)[now % 2 :: 2]:
+                scheduler.roster.push_out(sequence)
 
     answers = drain(engine, before_step=lambda now: push_out(now) if now < step + 9 else None)
     assert_right(requests, answers)
@@ -242,19 +241,19 @@ def test_hashes_that_collide_cost_time_but_no_answer(monkeypatch, collide):
 
 
 def holders(engine):
-    return {one.request.request_id for one in engine.scheduler._running}
+    return {one.request.request_id for one in engine.scheduler.roster.running}
 
 
 def waits(engine):
-    return {one.request.request_id for one in engine.scheduler._order}
+    return {one.request.request_id for one in engine.scheduler.roster.order}
 
 
 def is_prefilling(engine):
-    return any(one.request.request_id == 1 and 0 < one.num_computed < 20 for one in engine.scheduler._running)
+    return any(one.request.request_id == 1 and 0 < one.num_computed < 20 for one in engine.scheduler.roster.running)
 
 
 def is_decoding(engine):
-    return any(one.request.request_id == 1 and len(one.tokens) > 21 for one in engine.scheduler._running)
+    return any(one.request.request_id == 1 and len(one.tokens) > 21 for one in engine.scheduler.roster.running)
 
 
 def is_in_flight(engine):
@@ -262,7 +261,7 @@ def is_in_flight(engine):
 
 
 def has_hidden_siblings(engine):
-    return any(one.request.request_id == 1 and one.siblings for one in engine.scheduler._running)
+    return any(one.request.request_id == 1 and one.siblings for one in engine.scheduler.roster.running)
 
 
 def has_waiting_siblings(engine):
@@ -270,7 +269,7 @@ def has_waiting_siblings(engine):
 
 
 def waits_again(engine):
-    return any(one.request.request_id == 1 and one.stay for one in engine.scheduler._order)
+    return any(one.request.request_id == 1 and one.stay for one in engine.scheduler.roster.order)
 
 
 def waits_at_first(engine):

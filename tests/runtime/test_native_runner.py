@@ -125,7 +125,7 @@ def test_numbers_that_are_not_finite_end_their_own_sequence(decoder: NativeDecod
     for request in asked:
         engine.submit(request)
     heard = list(engine.step())
-    spoiled = next(iter(engine.scheduler._running))
+    spoiled = next(iter(engine.scheduler.roster.running))
     for layer in runner._cache.layers:
         layer.values[spoiled.blocks[0]] = torch.nan
     while engine.has_work:

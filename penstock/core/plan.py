@@ -1,0 +1,192 @@
+"""A step being put together: who computes what, within one budget of tokens.
+
+Those who generate come first, then prompts under way, then whoever waits and may come in. There is no other difference
+between them: a sequence has positions whose KV is not computed yet, and a chunk is a run of them.
+"""
+
+from penstock.core.batch import Arrival, Chunk, PrefixHit
+from penstock.core.blocks import BlockPool, Match
+from penstock.core.limits import Limits
+from penstock.core.roster import Roster
+from penstock.core.sequence import Sequence
+
+WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
+
+
+class Plan:
+    """Made empty, filled by `fill`, and then a batch."""
+
+    __slots__ = ("_limits", "_pool", "_roster", "budget", "chunks", "copies", "num_preemptions")
+
+    def __init__(self, limits: Limits, pool: BlockPool, roster: Roster) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._roster = roster
+        self.budget = limits.max_batch_tokens
+        self.chunks: dict[Sequence, Chunk] = {}
+        self.copies: list[tuple[int, int]] = []
+        self.num_preemptions = 0
+
+    def fill(self) -> None:
+        """Prompts under way come before those that are let in, so that the budget lets nobody in before they are all launched
+        to their ends: whoever begins like one of them finds all of it."""
+        prompts = self.add_decodes()
+        for sequence in sorted(prompts, key=self._roster.order.rank):
+            if self.budget > 0 and sequence.row is not None:
+                self._add_prompt(sequence, sequence.row)
+        self._admit()
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take back what was planned for a sequence that is pushed out."""
+        chunk = self.chunks.pop(sequence, None)
+        if chunk is not None:
+            self.budget += chunk.length if chunk.token_ids else 1
+
+    # Those inside
+
+    def add_decodes(self) -> list[Sequence]:
+        """Give every sequence that holds its next token one position, and drafts as the budget allows.
+
+        Returns those that are behind: prompts to compute.
+        """
+        roster = self._roster
+        running = roster.in_order()
+        self.budget -= len(roster.running) - len(running)
+        if not roster.batching.joins:
+            prompts = [sequence for sequence in running if not sequence.holds_next]
+            if prompts:
+                return prompts  # a whole batch computes all its prompts before it generates
+        prompts = []
+        capacity, chunks = self._limits.block_size, self.chunks
+        for index, sequence in enumerate(running):
+            row = sequence.row
+            if row is None or sequence.num_verifying:
+                continue  # pushed out by one planned before it, or of unknown length until its drafts are judged
+            if not sequence.holds_next:
+                prompts.append(sequence)
+                continue
+            if len(sequence.tokens) + sequence.num_pending >= sequence.limit:
+                continue  # its last token is on the way
+            start = sequence.num_launched
+            drafts = sequence.drafts and self._usable_drafts(sequence, self.budget - (len(running) - index))
+            num_drafts = len(drafts)
+            if sequence.steps_ahead:
+                num_drafts = min(sequence.steps_ahead, sequence.limit - len(sequence.tokens) - 1)
+                sequence.num_verifying = num_drafts
+            end = start + 1 + num_drafts
+            num_held = len(sequence.blocks)
+            new_blocks: tuple[int, ...] = ()
+            if end > num_held * capacity:
+                if not self._make_room(sequence, end):
+                    continue
+                new_blocks = tuple(sequence.blocks[num_held:])
+            if sequence.steps_ahead and num_drafts:
+                roster.go_away(sequence)
+            sequence.num_launched = end
+            sequence.num_pending += 1
+            chunks[sequence] = Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts)
+            self.budget -= 1 + len(drafts)
+        return prompts
+
+    def _usable_drafts(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
+        """Drafts that fit the step's budget and, with one more token, the sequence's limit."""
+        room = min(sequence.limit - len(sequence.tokens) - 1, budget)
+        drafts = sequence.drafts[: max(room, 0)]
+        sequence.drafts = ()
+        sequence.num_verifying = len(drafts)
+        return drafts
+
+    def _add_prompt(self, sequence: Sequence, row: int) -> None:
+        """As much of the known tokens not computed yet as the budget allows. Their blocks were reserved at admission.
+
+        Blocks that the chunk fills are offered at once: whoever is admitted from here on, in this very step too, takes them
+        as cached instead of computing them again. A single token is no such chunk: see `engine.runner`.
+        """
+        start = sequence.num_launched
+        end = min(len(sequence.tokens), start + self.budget)
+        arrival = None
+        new_blocks: tuple[int, ...] = ()
+        if not sequence.is_announced:
+            params = sequence.request.params
+            history = tuple(sequence.tokens[:start]) if params.reads_history else ()
+            arrival = Arrival(params, sequence.choice, sequence.num_prompt, history, sequence.request.adapter)
+            new_blocks = tuple(sequence.blocks)
+            sequence.is_announced = True
+        samples = end == len(sequence.tokens)
+        token_ids = tuple(sequence.tokens[start:end])
+        self.chunks[sequence] = Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival)
+        self.budget -= end - start
+        sequence.num_launched = end
+        if samples:
+            sequence.holds_next = True
+            sequence.num_pending = 1
+        if end - start > 1:
+            self._pool.publish(sequence, end)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Blocks for a running sequence, pushing others out if need be; False if it had to leave itself."""
+        pool, roster = self._pool, self._roster
+        while not pool.reserve(sequence, num_tokens):
+            if len(roster.running) == 1 and pool.num_pinned:
+                pool.unpin_all()  # it would leave, come back, and lose each time what is being computed for it
+                continue
+            victim = self.victim(sequence)
+            self.withdraw(victim)
+            roster.push_out(victim)
+            self.num_preemptions += 1
+            if victim is sequence:
+                return False
+        return True
+
+    def victim(self, needy: Sequence) -> Sequence:
+        """Of those that rank after the needy one: the least important, then the cheapest to compute again. Or itself."""
+        order = self._roster.order
+        own = order.rank(needy)
+        candidates = [sequence for sequence in self._roster.running if order.rank(sequence) > own]
+        return max(candidates, key=lambda one: (order.tier(one), -one.num_computed, order.rank(one)), default=needy)
+
+    # Those who wait
+
+    def _admit(self) -> None:
+        """Let waiting sequences in while there are rows, blocks and budget. Nobody overtakes the first in order."""
+        roster = self._roster
+        is_whole = not roster.batching.joins
+        opens_s = roster.opens_s
+        if opens_s is None or opens_s > roster.now or (is_whole and roster.running):
+            return
+        while roster.has_row and (is_whole or self.budget > 0):
+            sequence = roster.order.peek()
+            if sequence is None:
+                return
+            num_cached = self._claim(sequence, is_whole)
+            if num_cached is None:
+                if roster.running or not self._pool.num_pinned:
+                    return
+                self._pool.unpin_all()
+                continue
+            row = roster.enter(sequence, num_cached)
+            if self.budget > 0:
+                self._add_prompt(sequence, row)
+
+    def _claim(self, sequence: Sequence, is_whole: bool) -> int | None:
+        """Blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no room.
+
+        One block a running sequence is left over, so that those inside are not pushed out at once by those let in.
+        """
+        spare = 0 if is_whole else len(self._roster.running)
+        parent = sequence.parent
+        if parent is not None and parent.row is not None and parent.num_computed >= sequence.num_prompt:
+            fork = self._pool.fork(parent, sequence, sequence.num_prompt - 1, spare)
+            if fork is None:
+                return None
+            self.copies.extend(fork.copies)
+            sequence.prefix = PrefixHit(fork.num_tokens, "", self._roster.now)
+            return fork.num_tokens
+        match = WHOLE_PROMPT if sequence.wants_prompt_logprobs else self._pool.match(sequence)
+        num_tokens = sequence.limit - 1 if is_whole else len(sequence.tokens)
+        if not self._pool.reserve(sequence, num_tokens, match, spare):
+            return None
+        num_cached = len(match.blocks) * self._limits.block_size
+        if sequence.prefix is None:
+            sequence.prefix = PrefixHit(num_cached, match.miss, self._roster.now)
+        return num_cached

@@ -1,0 +1,141 @@
+"""Who waits and who is inside: coming and going, and the rows of those inside.
+
+Sole writer of queues and stays. Knows no steps, and nothing of what is computed.
+"""
+
+from penstock.core.batching import Batching
+from penstock.core.blocks import BlockPool
+from penstock.core.limits import Limits
+from penstock.core.order import Order
+from penstock.core.sequence import Sequence
+
+
+class Roster:
+    """A sequence waits, is inside, or is neither: not yet, or no more. Only those inside hold blocks and a row."""
+
+    __slots__ = (
+        "_is_ordered",
+        "_max_sequences",
+        "_num_entered",
+        "_pool",
+        "_rows",
+        "_waiting_since",
+        "batching",
+        "now",
+        "num_waiting_tokens",
+        "order",
+        "present",
+        "running",
+    )
+
+    def __init__(self, limits: Limits, pool: BlockPool, order: Order, batching: Batching) -> None:
+        self.order = order
+        self.batching = batching
+        self.now = 0.0
+        """The time last told."""
+        self.running: dict[Sequence, None] = {}
+        self.present: dict[Sequence, None] = {}
+        """Those running that are not away."""
+        self.num_waiting_tokens = 0
+        self._pool = pool
+        self._max_sequences = limits.max_sequences
+        self._rows = list(range(limits.max_sequences - 1, -1, -1))
+        self._is_ordered = True
+        """Those present stand in the order of admission."""
+        self._waiting_since: float | None = None
+        self._num_entered = 0
+
+    @property
+    def has_row(self) -> bool:
+        """One more could be inside."""
+        return bool(self._rows)
+
+    @property
+    def opens_s(self) -> float | None:
+        """When those who wait may be let in; None if nobody waits."""
+        if self._waiting_since is None:
+            return None
+        return self.batching.opens_s(self._waiting_since, is_full=len(self.order) >= self._max_sequences)
+
+    def check(self) -> None:
+        """Raise RuntimeError if any book does not balance."""
+        rows = [sequence.row for sequence in self.running] + self._rows
+        if sorted(row for row in rows if row is not None) != list(range(self._max_sequences)):
+            raise RuntimeError("rows of running sequences and free rows do not add up")
+        away = {sequence for sequence in self.running if sequence.steps_ahead and sequence.num_verifying}
+        if away != self.running.keys() - self.present.keys():
+            raise RuntimeError("who is away and who is present do not add up to who is running")
+        held = [sequence for sequence in self.order if sequence.blocks or sequence.is_running]
+        if held:
+            raise RuntimeError(f"waiting sequences hold blocks or rows: {held}")
+        waiting_tokens = sum(len(sequence.tokens) for sequence in self.order)
+        if waiting_tokens != self.num_waiting_tokens:
+            raise RuntimeError(f"{waiting_tokens} tokens wait but {self.num_waiting_tokens} are counted")
+
+    def wait(self, sequence: Sequence) -> None:
+        sequence.is_waiting = True
+        self.order.push(sequence)
+        self.num_waiting_tokens += len(sequence.tokens)
+        if self._waiting_since is None:
+            self._waiting_since = self.now
+
+    def give_up(self, sequence: Sequence) -> None:
+        """A sequence waits no more, nor will it be let in."""
+        self.order.remove(sequence)
+        self._stop_waiting(sequence)
+
+    def enter(self, sequence: Sequence, num_cached: int) -> int:
+        """Let the first in order in, with the blocks it has been given; returns its row."""
+        self.order.pop()
+        if not sequence.stay:  # a charge may change who is first, so it comes after the pop
+            self.order.charge(sequence, sequence.num_prompt - num_cached)
+        self._stop_waiting(sequence)
+        sequence.parent = None
+        self.running[sequence] = self.present[sequence] = None
+        self._num_entered += 1
+        sequence.place = self._num_entered
+        row = self._rows.pop()
+        sequence.enter(row, num_cached)
+        return row
+
+    def leave(self, sequence: Sequence) -> None:
+        """A running sequence gives everything back; its published blocks stay cached."""
+        if sequence.row is not None:
+            self._rows.append(sequence.row)
+        del self.running[sequence]
+        self.present.pop(sequence, None)
+        self._pool.release(sequence)
+        sequence.leave()
+
+    def push_out(self, sequence: Sequence) -> None:
+        """A running sequence leaves, to come back and compute everything again that is not cached then."""
+        self.leave(sequence)
+        self.wait(sequence)
+
+    def go_away(self, sequence: Sequence) -> None:
+        """It goes on by itself, unplanned."""
+        del self.present[sequence]
+
+    def come_back(self, sequence: Sequence) -> None:
+        if sequence not in self.present:
+            self.present[sequence] = None
+            self._is_ordered = False
+
+    def in_order(self) -> list[Sequence]:
+        """Those present, in the order of admission."""
+        present = list(self.present)
+        if not self._is_ordered:
+            present.sort(key=_place)
+            self.present = dict.fromkeys(present)
+            self._is_ordered = True
+        return present
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        sequence.is_waiting = False
+        self.num_waiting_tokens -= len(sequence.tokens)
+        if not len(self.order):
+            self._waiting_since = None
+
+
+def _place(sequence: Sequence) -> int:
+    return sequence.place

@@ -1,0 +1,45 @@
+"""Steps on their way know whom they compute, and who has left since."""
+
+from penstock.core.batch import Batch, Chunk
+from penstock.core.flights import Flights
+from tests.core.sequences import make_sequence
+
+
+def make_batch(flights: Flights, sequences, **rest) -> Batch:
+    chunks = tuple(Chunk(row, 0, 1, (), (), True, None) for row, _ in enumerate(sequences))
+    return Batch(flights.launch(sequences), chunks, **rest)
+
+
+def test_steps_are_numbered_and_land_in_any_order():
+    flights = Flights()
+    one, two = make_sequence(), make_sequence()
+    first, second = make_batch(flights, [one, two]), make_batch(flights, [two])
+    assert (first.step, second.step) == (1, 2)
+    assert flights.sequences(first) == (one, two)
+    assert flights.land(second.step) == [(two, two.stay)]
+    assert len(flights) == 1
+
+
+def test_whoever_left_is_not_live_though_it_came_back():
+    flights = Flights()
+    one, two = make_sequence(), make_sequence()
+    for row, sequence in enumerate((one, two)):
+        sequence.enter(row, 0)
+    batch = make_batch(flights, [one, two])
+    assert flights.live(batch) == (0, 1)
+    one.leave()
+    one.enter(0, 0)
+    assert flights.live(batch) == (1,)
+
+
+def test_a_split_flight_lands_in_parts_and_copies_once():
+    flights = Flights()
+    sequences = [make_sequence() for _ in range(3)]
+    batch = make_batch(flights, sequences, copies=((1, 2),))
+    parts = flights.split(batch)
+    assert [part.chunks for part in parts] == [(chunk,) for chunk in batch.chunks]
+    assert [part.copies for part in parts] == [((1, 2),), (), ()]
+    assert len({batch.step, *(part.step for part in parts)}) == 4
+    for part, sequence in zip(reversed(parts), reversed(sequences), strict=True):
+        assert flights.land(part.step) == [(sequence, sequence.stay)]
+    assert not flights

@@ -1,0 +1,20 @@
+"""A step being put together. Laws of whole steps are in `test_scheduler`, `test_preemption` and `test_sharing`."""
+
+from penstock.core.plan import Plan
+from tests.core.steps import fill, make_scheduler, running
+
+
+def test_the_budget_of_one_pushed_out_goes_to_others():
+    """A chunk planned before its sequence had to leave counts no longer."""
+    scheduler = make_scheduler()
+    fill(scheduler, {}, {})
+    plan = Plan(scheduler.limits._replace(max_batch_tokens=8), scheduler.pool, scheduler.roster)
+    one, two = running(scheduler)[1, 0], running(scheduler)[2, 0]
+    assert plan.add_decodes() == []
+    assert set(plan.chunks) == {one, two}
+    assert plan.budget == 6
+    plan.withdraw(one)
+    assert plan.budget == 7
+    assert set(plan.chunks) == {two}
+    plan.withdraw(one)
+    assert plan.budget == 7
