@@ -17,14 +17,10 @@ from penstock.ops.packed import GROUP, Grouped, Words, arrange
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 ROWS = (1, 8, 32, 64, 128)
-ONE_CUTS = ((8, 128, 4), (4, 128, 4), (8, 64, 4))
 CUTS = [
-    (rows, groups, warps, stages, splits)
-    for rows, warps in ((64, 4), (128, 8))
-    for groups, stages in ((8, 3), (8, 2), (16, 2), (4, 3))
-    for splits in (1, 2, 4)
+    (rows, warps, stages, splits) for rows, warps in ((64, 4), (128, 8)) for stages in (2, 3) for splits in (1, 2, 4, 8)
 ]
-"""Rows of the matrix, groups of 32 at a time, warps, loads under way, programs the columns are split over."""
+"""Rows of the matrix, warps, loads under way, programs the columns are split over."""
 
 
 def random_words(place: Place, shape: tuple[int, int], bits: int, share: int = 1) -> Words:
@@ -81,7 +77,7 @@ def build(place: Place) -> list[Case]:
             rows = matrix.rows(place.size(num_rows, min(num_rows, 20)))
             for bits in (4, 8):
                 moved = float(matrix.words[bits][0].nbytes)
-                for cut in ONE_CUTS if num_rows == 1 else CUTS:
+                for cut in CUTS:
                     cases.append(Case(group, f"W{bits} {cut}", partial(_few, matrix, bits, rows, cut), moved))
                 if num_rows > 16:
                     cases.append(Case(group, f"W{bits} copy", partial(_many, matrix, bits, rows), moved))

@@ -20,11 +20,11 @@ class PackedMatrix(nn.Module):
         self.scales = nn.Parameter(words.scales, requires_grad=False)
         self.minimums = None if words.minimums is None else nn.Parameter(words.minimums, requires_grad=False)
         self.order = None if matrix.order is None else nn.Parameter(matrix.order.to(device), requires_grad=False)
-        self.group = words.group
+        self.shape = (words.group, words.bits, words.num_columns)
 
     @property
     def words(self) -> Words:
-        return Words(self.values, self.scales, self.minimums, self.group)
+        return Words(self.values, self.scales, self.minimums, *self.shape)
 
     def logits(self, hidden: Tensor, softcap: float | None) -> Tensor:
         return logits_packed(self._ordered(hidden), self.words, softcap)

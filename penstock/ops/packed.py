@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from penstock.errors import ModelFileError
 from penstock.models.spec import Activation
@@ -24,6 +25,7 @@ from penstock.ops.op import operation
 
 GROUP = 32
 MAX_GROUP = 128
+LANES = 32
 TILE = 16
 SCALES_BYTES = TILE * 2
 MOST_INTEGER = 127.0 * 8
@@ -196,10 +198,11 @@ def multiply(x: Tensor, packed: Packed) -> Tensor:
 
 
 class Words(NamedTuple):
-    """Rows of 32-bit words. A word holds values of one group: value j of a group's word i is input j * words a group + i.
+    """Rows of 32-bit words, LANES of them a block. Value j of a block's word i is the block's input j * LANES + i: the same
+    value of all words of a block are neighbours, of one group. Rows are filled up to whole blocks.
 
-    values    int32 [rows, words]; 8 values of 4 bits, 0 .. 15, or 4 of 8 bits, signed; the first lowest
-    scales    float16 [rows, columns / group], and minimums where there are any
+    values    int32 [rows, blocks * LANES]; 8 values of 4 bits, 0 .. 15, or 4 of 8 bits, signed; the first lowest
+    scales    float16 [groups, rows], and minimums where there are any; zeros for what is filled up
     group     inputs that share a scale: 32, 64 or 128
     """
 
@@ -207,54 +210,67 @@ class Words(NamedTuple):
     scales: Tensor
     minimums: Tensor | None
     group: int
+    bits: int
+    num_columns: int
 
     @property
     def num_rows(self) -> int:
         return self.values.shape[0]
 
     @property
-    def num_columns(self) -> int:
-        return self.scales.shape[1] * self.group
-
-    @property
     def values_per_word(self) -> int:
-        return self.num_columns // self.values.shape[1]
+        return 32 // self.bits
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.values, self.scales, self.minimums) if part is not None)
 
     def rows(self, start: int, stop: int) -> "Words":
-        minimums = None if self.minimums is None else self.minimums[start:stop]
-        return Words(self.values[start:stop], self.scales[start:stop], minimums, self.group)
+        minimums = None if self.minimums is None else self.minimums[:, start:stop]
+        return self._replace(values=self.values[start:stop], scales=self.scales[:, start:stop], minimums=minimums)
 
     def dequantize(self) -> Tensor:
         """[rows, columns] in float32."""
-        packed = self.values.contiguous().view(torch.uint8).view(self.num_rows, -1, 4)
-        if self.values_per_word == 8:
+        packed = self.values.contiguous().view(torch.uint8).view(self.num_rows, -1, LANES, 4)
+        if self.bits == 4:
             packed = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-        values = packed.view(torch.int8).view(self.num_rows, -1, GROUP // self.values_per_word, self.values_per_word)
-        numbers = values.transpose(2, 3).reshape(self.num_rows, -1, self.group).float()
-        numbers *= self.scales.float().unsqueeze(-1)
+        numbers = packed.view(torch.int8).transpose(2, 3).flatten(1).float()
+        numbers *= self._by_column(self.scales, numbers.shape[1])
         if self.minimums is not None:
-            numbers += self.minimums.float().unsqueeze(-1)
-        return numbers.flatten(1)
+            numbers += self._by_column(self.minimums, numbers.shape[1])
+        return numbers[:, : self.num_columns]
+
+    def _by_column(self, of_groups: Tensor, num_columns: int) -> Tensor:
+        return of_groups.t().float().repeat_interleave(self.group, 1)[:, :num_columns]
 
 
 def arrange(matrix: Grouped) -> Words:
     """In the order GPUs read; groups that share scale and minimum are made one. The order of inputs is the caller's to keep."""
     scales, minimums, group = matrix.scales, matrix.minimums, GROUP
     while group < MAX_GROUP and _are_pairs(scales) and (minimums is None or _are_pairs(minimums)):
-        scales, group = scales[:, ::2].contiguous(), 2 * group
-        minimums = None if minimums is None else minimums[:, ::2].contiguous()
-    if matrix.bits == 8:
-        words = matrix.values.view(torch.uint8).view(matrix.num_rows, -1, 4, 8).transpose(2, 3)
-    else:
-        first, second, third, fourth = matrix.values.view(matrix.num_rows, -1, 4, 4).unbind(2)
-        low = ((first & 15) | (second << 4), (third & 15) | (fourth << 4))
-        high = ((first >> 4) | (second & 240), (third >> 4) | (fourth & 240))
-        words = torch.stack((*low, *high), dim=-1)
-    return Words(words.contiguous().view(torch.int32).flatten(1), scales, minimums, group)
+        scales, group = scales[:, ::2], 2 * group
+        minimums = None if minimums is None else minimums[:, ::2]
+    values_per_word = 32 // matrix.bits
+    num_blocks = -(-matrix.num_columns // (LANES * values_per_word))
+    planes = (_integers(matrix.values) if matrix.bits == 4 else matrix.values).view(torch.uint8)
+    planes = functional.pad(planes, (0, 0, 0, num_blocks * values_per_word - planes.shape[1]))
+    planes = planes.view(matrix.num_rows, num_blocks, values_per_word, LANES)
+    if matrix.bits == 4:
+        planes = planes[:, :, ::2] | (planes[:, :, 1::2] << 4)
+    words = planes.transpose(2, 3).contiguous().view(torch.int32).flatten(1)
+    num_groups = -(-num_blocks * LANES * values_per_word // group)
+    return Words(
+        words,
+        _by_group(scales, num_groups),
+        None if minimums is None else _by_group(minimums, num_groups),
+        group,
+        matrix.bits,
+        matrix.num_columns,
+    )
+
+
+def _by_group(numbers: Tensor, num_groups: int) -> Tensor:
+    return functional.pad(numbers, (0, num_groups - numbers.shape[1])).t().contiguous()
 
 
 def _are_pairs(numbers: Tensor) -> bool:
@@ -322,8 +338,8 @@ def _embed_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 @operation(_embed_word_examples)
 def embed_packed(ids: Tensor, weight: Words, scale: float, dtype: torch.dtype) -> Tensor:
     """Rows looked up by number."""
-    minimums = None if weight.minimums is None else weight.minimums[ids]
-    rows = Words(weight.values[ids], weight.scales[ids], minimums, weight.group).dequantize()
+    minimums = None if weight.minimums is None else weight.minimums[:, ids]
+    rows = weight._replace(values=weight.values[ids], scales=weight.scales[:, ids], minimums=minimums).dequantize()
     return (rows if scale == 1.0 else rows * scale).to(dtype)
 
 

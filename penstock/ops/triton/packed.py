@@ -1,7 +1,6 @@
-"""Products with matrices of 4-bit and 8-bit values, at the speed the packed matrix can be read.
+"""Products with matrices of 4-bit and 8-bit values, which become numbers in registers, on their way to the matrix units.
 
-One row by plain sums, a few by the matrix units on tiles that are dequantized in registers. Many rows are worth a copy of the
-matrix in floats, which the library multiplies.
+Many rows are worth a copy of the matrix in floats, which the library multiplies.
 """
 
 from dataclasses import dataclass
@@ -13,39 +12,28 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.models.spec import Activation
-from penstock.ops.activation import CLAMP, SHARPNESS, gate
-from penstock.ops.packed import GROUP, Words, embed_packed, gated_linear_packed, linear_packed, logits_packed
-from penstock.ops.triton.activation import KINDS, activated
+from penstock.ops.activation import gate
+from penstock.ops.packed import LANES, Words, embed_packed, gated_linear_packed, linear_packed, logits_packed
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.few import MAX_PROGRAMS, counters, sum_parts
 
 MAX_FEW = 128
 MAX_TOKENS = 128
 """Rows of x a program multiplies."""
-MIN_GROUPS = 16
-"""A row is cut no finer than this to avoid a last piece that is not whole."""
+ONE_ROWS = 8
+"""Rows of the matrix a program multiplies by a single one."""
 MAX_COPY = 1 << 27
 """Numbers of a matrix that stand in floats at a time."""
 
 
 @triton.jit
-def _lifted(words, J: tl.constexpr, PER: tl.constexpr):
-    """Value J of each word in float32: of 8 bits as it is, of 4 bits as 1 + q / 16 or, J even, as 1 + q / 256.
-
-    Those are numbers whose bits need no conversion, and two neighbours take one shift.
-    """
+def _value(words, J: tl.constexpr, PER: tl.constexpr):
+    """Value J of each word in float32. Laid into the last bits of 2 ** 23 a whole number needs no conversion."""
     if PER == 8:
-        if J < 4:
-            placed = words << (15 - 8 * (J // 2))
-        else:
-            placed = words >> (8 * (J // 2) - 15)
-        if J % 2:
-            placed = placed & 0x780000
-        else:
-            placed = placed & 0x78000
-        return (placed | 0x3F800000).to(tl.float32, bitcast=True)
+        return (((words >> (4 * J)) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     else:
-        return ((words << (24 - 8 * J)) >> 24).to(tl.float32)
+        byte = ((words >> (8 * J)) & 255) ^ 128
+        return (byte | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + 128.0)
 
 
 @triton.jit
@@ -61,181 +49,107 @@ def _tiny(words, J: tl.constexpr):
     return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def _values(words, scale, minimum, kind: tl.constexpr, J: tl.constexpr, PER: tl.constexpr):
-    """Value J of each word as the number it stands for."""
-    if PER == 4:
-        return (_lifted(words, J, PER) * scale + minimum).to(kind)
-    elif J % 2:
-        return (_lifted(words, J, PER) * (16 * scale) + (minimum - 16 * scale)).to(kind)
-    else:
-        return (_lifted(words, J, PER) * (256 * scale) + (minimum - 256 * scale)).to(kind)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def _one(
-    x, values, scales, minimums, bias, out, num_out,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EVEN: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
-    GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
+    x, values, scales, minimums, bias, out, num_out, stride,
+    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+    QUADS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """One row of x: each program reads ROWS rows of the matrix, with GATES also those num_out further down."""
+    """One row of x by ROWS rows of the matrix: QUADS times four words at a time, of which a thread has four neighbours.
+
+    The first words are on their way before x is there.
+    """
+    inputs: tl.constexpr = LANES * PER
+    num_quads: tl.constexpr = (SIZE + inputs - 1) // inputs * (LANES // 4)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     bounded = tl.minimum(rows, num_out - 1)
-    value = _row_sums(x, values, scales, minimums, bounded, SIZE, GROUP, PER, ROWS, BLOCK, EVEN, MINIMUM, CHAINS)
+    start = values + bounded.to(tl.int64)[:, None, None] * (num_quads * 4)
+    places = tl.arange(0, 4)
+    total = tl.zeros([ROWS, QUADS], tl.float32)
+    lean = tl.zeros([ROWS, QUADS], tl.float32)
+    for begin in range(0, num_quads, QUADS):
+        quads = begin + tl.arange(0, QUADS)
+        inside = quads < num_quads
+        words = tl.load(start + (quads[:, None] * 4 + places[None, :])[None, :, :], mask=inside[None, :, None], other=0)
+        if begin == 0:
+            await_others(CHAINS)
+        first = quads // (LANES // 4) * inputs
+        is_place = (rows < num_out)[:, None] & inside[None, :]
+        for j in tl.static_range(PER):
+            columns = first[:, None] + (j * LANES + (quads % (LANES // 4) * 4)[:, None] + places[None, :])
+            if SIZE % (QUADS * 4 * PER) == 0:
+                numbers = tl.load(x + columns).to(tl.float32)
+            else:
+                numbers = tl.load(x + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+            place = ((first + j * LANES) // GROUP * stride)[None, :] + rows[:, None]
+            scale = tl.load(scales + place, mask=is_place, other=0.0).to(tl.float32)
+            if PER == 8:
+                # Inputs, below 2 ** 27 in magnitude, are made as large as values are small: products end at 2 ** -49.
+                larger = numbers * 2.0 ** (100 - 4 * (j if j < 6 else j - 2))
+                total += tl.sum(_tiny(words, j) * larger[None, :, :], axis=2) * scale
+            else:
+                total += tl.sum(_value(words, j, PER) * numbers[None, :, :], axis=2) * scale
+            if MINIMUM:
+                minimum = tl.load(minimums + place, mask=is_place, other=0.0).to(tl.float32)
+                lean += tl.sum(numbers, axis=1)[None, :] * minimum
+    if PER == 8:
+        total *= 562949953421312.0  # 2 ** 49
+    value = tl.sum(total + lean, axis=1)
     if BIAS:
         value += tl.load(bias + bounded).to(tl.float32)
-    if GATES:
-        below = bounded + num_out
-        up = _row_sums(x, values, scales, minimums, below, SIZE, GROUP, PER, ROWS, BLOCK, EVEN, MINIMUM, CHAINS)
-        if BIAS:
-            up += tl.load(bias + below).to(tl.float32)
-        kind = out.dtype.element_ty
-        value = activated(value.to(kind).to(tl.float32), up.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
     if SOFTCAP > 0:
         value = SOFTCAP * (2 * tl.sigmoid(2 * value / SOFTCAP) - 1)
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
-@triton.jit
-def _row_sums(
-    x, values, scales, minimums, rows,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EVEN: tl.constexpr, MINIMUM: tl.constexpr, CHAINS: tl.constexpr,
-):  # fmt: skip
-    """BLOCK groups of 32 at a time, a thread to a group or half of one. Words are on their way before x is there."""
-    group_words: tl.constexpr = 32 // PER
-    num_groups: tl.constexpr = SIZE // 32
-    starts = values + rows.to(tl.int64)[:, None, None] * (SIZE // PER)
-    first_scale = rows.to(tl.int64)[:, None] * (SIZE // GROUP)
-    places = tl.arange(0, group_words)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for begin in range(0, num_groups, BLOCK):
-        groups = begin + tl.arange(0, BLOCK)
-        inside = groups < num_groups
-        sources = starts + (groups[:, None] * group_words + places[None, :])[None, :, :]
-        scale_places = first_scale + (groups // (GROUP // 32))[None, :]
-        if EVEN:
-            words = tl.load(sources)
-            scale = tl.load(scales + scale_places).to(tl.float32)
-        else:
-            words = tl.load(sources, mask=inside[None, :, None], other=0)
-            scale = tl.load(scales + scale_places, mask=inside[None, :], other=0.0).to(tl.float32)
-        if begin == 0:
-            await_others(CHAINS)
-        products = tl.zeros([ROWS, BLOCK, group_words], tl.float32)
-        numbers = tl.zeros([BLOCK, group_words], tl.float32)
-        for j in tl.static_range(PER):
-            inputs = x + groups[:, None] * 32 + j * group_words + places[None, :]
-            if EVEN:
-                plane = tl.load(inputs).to(tl.float32)
-            else:
-                plane = tl.load(inputs, mask=inside[:, None], other=0.0).to(tl.float32)
-            if MINIMUM:
-                numbers += plane
-            if PER == 8:
-                # Inputs, below 2 ** 27 in magnitude, are made as large as values are small: products end at 2 ** -49.
-                plane *= 2.0 ** (100 - 4 * (j if j < 6 else j - 2))
-                products += _tiny(words, j) * plane[None, :, :]
-            else:
-                products += _lifted(words, j, PER) * plane[None, :, :]
-        if PER == 8:
-            scale *= 562949953421312.0  # 2 ** 49
-        total += tl.sum(products, axis=2) * scale
-        if MINIMUM:
-            if EVEN:
-                minimum = tl.load(minimums + scale_places).to(tl.float32)
-            else:
-                minimum = tl.load(minimums + scale_places, mask=inside[None, :], other=0.0).to(tl.float32)
-            total += tl.sum(numbers, axis=1)[None, :] * minimum
-    return tl.sum(total, axis=1)
-
-
-@triton.jit
-def _added(total, words, numbers, scale, minimum, kind: tl.constexpr, J: tl.constexpr, PER: tl.constexpr):
-    """Products with value J of each word; `numbers` are the inputs these values belong to."""
-    return tl.dot(_values(words, scale, minimum, kind, J, PER), numbers, total, input_precision="ieee")
-
-
-@triton.jit
-def _piece(values, scales, minimums, sources, places, inside, EVEN: tl.constexpr, MINIMUM: tl.constexpr):
-    """Words, and the scale and minimum of each."""
-    if EVEN:
-        words = tl.load(values + sources)
-        scale = tl.load(scales + places).to(tl.float32)
-    else:
-        words = tl.load(values + sources, mask=inside, other=0)
-        scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
-    minimum = scale * 0.0
-    if MINIMUM:
-        if EVEN:
-            minimum = tl.load(minimums + places).to(tl.float32)
-        else:
-            minimum = tl.load(minimums + places, mask=inside, other=0.0).to(tl.float32)
-    return words, scale, minimum
-
-
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "stride"])
 def _few(
-    x, values, scales, minimums, bias, out, partial, counters, num_rows, num_out,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
-    SOFTCAP: tl.constexpr, GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
+    x, values, scales, minimums, bias, out, partial, counters, num_rows, num_out, stride,
+    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, PAD: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
     CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """PAD rows of x: rows of the matrix are the tall side of the matrix units' tile, BLOCK words of them at a time.
+    """PAD rows of x by ROWS rows of the matrix, which are the tall side of the matrix units' tile. Scales of neighbouring
+    groups are `stride` apart.
 
-    Value after value of the words is multiplied by the inputs it belongs to. With SPLITS each program sums a part of the
-    words, and the one that ends last adds the parts in their order.
+    With SPLITS each program sums a part of the blocks, and the one that ends last adds the parts in their order.
     """
-    group_words: tl.constexpr = 32 // PER
-    num_words: tl.constexpr = SIZE // PER
-    span: tl.constexpr = (num_words + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK
+    inputs: tl.constexpr = LANES * PER
+    blocks: tl.constexpr = (SIZE + inputs - 1) // inputs
+    span: tl.constexpr = (blocks + SPLITS - 1) // SPLITS
     part = tl.program_id(2)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     bounded = tl.minimum(rows, num_out - 1)
     is_row = (rows < num_out)[:, None]
     tokens = tl.program_id(0) * PAD + tl.arange(0, PAD)
     is_token = (tokens < num_rows)[None, :]
-    offsets = tl.arange(0, BLOCK)
-    start = bounded.to(tl.int64)[:, None] * num_words + offsets[None, :]
-    first_scale = bounded.to(tl.int64)[:, None] * (SIZE // GROUP)
-    source = x + tokens.to(tl.int64)[None, :] * SIZE + (offsets // group_words * 32 + offsets % group_words)[:, None]
-    kind = x.dtype.element_ty
-    await_others(CHAINS)
+    lanes = tl.arange(0, LANES)
+    start = values + bounded.to(tl.int64)[:, None] * (blocks * LANES) + lanes[None, :]
+    source = x + tokens.to(tl.int64)[None, :] * SIZE + lanes[:, None]
     total = tl.zeros([ROWS, PAD], tl.float32)
-    other = tl.zeros([ROWS, PAD], tl.float32)
-    for begin in range(part * span, tl.minimum(part * span + span, num_words), BLOCK):
-        inside = begin + offsets < num_words
-        places = first_scale + ((begin + offsets) // (GROUP // PER))[None, :]
-        words, scale, minimum = _piece(values, scales, minimums, start + begin, places, inside[None, :], EVEN, MINIMUM)
-        if GATES:
-            more, more_scale, more_minimum = _piece(
-                values, scales, minimums, start + begin + num_out.to(tl.int64) * num_words,
-                places + num_out.to(tl.int64) * (SIZE // GROUP), inside[None, :], EVEN, MINIMUM,
-            )  # fmt: skip
+    await_others(CHAINS)
+    for block in range(part * span, tl.minimum(part * span + span, blocks)):
+        words = tl.load(start + block * LANES)
         for j in tl.static_range(PER):
-            if EVEN:
-                numbers = tl.load(source + begin * PER + j * group_words, mask=is_token, other=0.0)
+            at = block * inputs + j * LANES
+            if SIZE % inputs == 0:
+                numbers = tl.load(source + at, mask=is_token, other=0.0)
             else:
-                is_input = is_token & inside[:, None]
-                numbers = tl.load(source + begin * PER + j * group_words, mask=is_input, other=0.0)
-            total = _added(total, words, numbers, scale, minimum, kind, j, PER)
-            if GATES:
-                other = _added(other, more, numbers, more_scale, more_minimum, kind, j, PER)
+                numbers = tl.load(source + at, mask=is_token & (at + lanes < SIZE)[:, None], other=0.0)
+            place = (at // GROUP) * stride + bounded
+            plane = _value(words, j, PER) * tl.load(scales + place).to(tl.float32)[:, None]
+            if MINIMUM:
+                plane += tl.load(minimums + place).to(tl.float32)[:, None]
+            total = tl.dot(plane.to(x.dtype.element_ty), numbers, total, input_precision="ieee")
     target = tokens.to(tl.int64)[None, :] * num_out + rows[:, None]
     is_last = True
     if SPLITS > 1:
         counter = counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        stride = tl.num_programs(0).to(tl.int64) * PAD * num_out
-        is_last, total = sum_parts(total, partial + target, stride, counter, part, is_row, SPLITS)
+        wide = tl.num_programs(0).to(tl.int64) * PAD * num_out
+        is_last, total = sum_parts(total, partial + target, wide, counter, part, is_row, SPLITS)
     if is_last:
         if BIAS:
             total += tl.load(bias + bounded).to(tl.float32)[:, None]
-        if GATES:
-            if BIAS:
-                other += tl.load(bias + num_out + bounded).to(tl.float32)[:, None]
-            total = activated(total.to(kind).to(tl.float32), other.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
         if SOFTCAP > 0:
             total = SOFTCAP * (2 * tl.sigmoid(2 * total / SOFTCAP) - 1)
         tl.store(out + target, total.to(out.dtype.element_ty), mask=is_token & is_row)
@@ -243,91 +157,79 @@ def _few(
 
 @triton.jit
 def _widen(
-    ids, values, scales, minimums, out, scale_of_all,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, BLOCK: tl.constexpr, MINIMUM: tl.constexpr,
-    LOOKS_UP: tl.constexpr, CHAINS: tl.constexpr,
+    ids, values, scales, minimums, out, scale_of_all, stride,
+    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    MINIMUM: tl.constexpr, LOOKS_UP: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """BLOCK words of one row of the result as numbers; with LOOKS_UP `ids` tell whose."""
     await_others(CHAINS)
-    group_words: tl.constexpr = 32 // PER
+    inputs: tl.constexpr = LANES * PER
+    num_words: tl.constexpr = (SIZE + inputs - 1) // inputs * LANES
     target = tl.program_id(0).to(tl.int64)
     row = target
     if LOOKS_UP:
         row = tl.load(ids + target).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < SIZE // PER
-    words = tl.load(values + row * (SIZE // PER) + offsets, mask=inside, other=0)
-    scale_places = row * (SIZE // GROUP) + offsets // (GROUP // PER)
-    scale = tl.load(scales + scale_places, mask=inside, other=0.0).to(tl.float32)
-    minimum = scale * 0.0
-    if MINIMUM:
-        minimum = tl.load(minimums + scale_places, mask=inside, other=0.0).to(tl.float32)
-    scale, minimum = scale * scale_of_all, minimum * scale_of_all
-    places = out + target * SIZE + (offsets // group_words) * 32 + offsets % group_words
+    words = tl.load(values + row * num_words + offsets, mask=offsets < num_words, other=0)
     for j in tl.static_range(PER):
-        tl.store(places + j * group_words, _values(words, scale, minimum, out.dtype.element_ty, j, PER), mask=inside)
+        columns = offsets // LANES * inputs + j * LANES + offsets % LANES
+        inside = columns < SIZE
+        place = (columns // GROUP) * stride.to(tl.int64) + row
+        numbers = _value(words, j, PER) * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+        if MINIMUM:
+            numbers += tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + target * SIZE + columns, (numbers * scale_of_all).to(out.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product is cut: rows of the matrix a program reads, of each so many groups of 32 at a time."""
+    """Rows of the matrix a program reads, warps, loads under way, programs the columns are split over."""
 
     rows: int
-    groups: int
     warps: int
-    stages: int = 3
+    stages: int
     splits: int = 1
 
 
-ONE = Cut(rows=8, groups=128, warps=4)
-
-
-def cut_of(num_rows: int, num_out: int) -> Cut:
-    """For more than one row. Few rows of the matrix alone do not keep a whole chip busy."""
-    splits = 1 if num_out > 16384 else 2 if num_out > 5120 else 4
+def cut_of(num_rows: int, weight: Words) -> Cut:
+    """Measured on an H200: few rows of the matrix alone do not keep the whole chip busy."""
+    splits = 1 if weight.num_rows > 65536 else 2 if weight.num_rows > 16384 else 4 if weight.bits == 4 else 8
     if num_rows <= 32:
-        return Cut(rows=64, groups=8, warps=4, stages=3, splits=splits)
-    return Cut(rows=128, groups=8, warps=8, stages=2, splits=splits)
+        return Cut(64, 4, 3, splits)
+    return Cut(128, 8, 2 if weight.bits == 4 else 3, splits)
 
 
 def few_rows(
     x: Tensor,
     weight: Words,
     bias: Tensor | None,
-    activation: Activation | None = None,
     softcap: float | None = None,
     dtype: torch.dtype | None = None,
     cut: Cut | None = None,
 ) -> Tensor:
     """Up to MAX_FEW rows; the result in `dtype`, if it is not that of x."""
-    num_rows, size = x.shape
-    num_out = weight.num_rows // (1 if activation is None else 2)
-    per_word = weight.values_per_word
-    cut = cut or (ONE if num_rows == 1 else cut_of(num_rows, num_out))
-    out = torch.empty((num_rows, num_out), dtype=dtype or x.dtype, device=x.device)
-    groups = min(cut.groups, triton.next_power_of_2(size // GROUP))
-    shape = {
-        "SIZE": size, "GROUP": weight.group, "PER": per_word, "ROWS": cut.rows, "BIAS": bias is not None,
-        "MINIMUM": weight.minimums is not None, "SOFTCAP": softcap or 0.0,
-        "GATES": activation is not None, "KIND": KINDS[activation or "silu"], "CLAMP": CLAMP, "SHARPNESS": SHARPNESS,
-        "num_warps": cut.warps, "num_stages": cut.stages, **chained(),
-    }  # fmt: skip
+    (num_rows, size), num_out = x.shape, weight.num_rows
+    cut = cut or cut_of(num_rows, weight)
     minimums = weight.scales if weight.minimums is None else weight.minimums
+    shape = {
+        "SIZE": size, "GROUP": weight.group, "PER": weight.values_per_word, "LANES": LANES,
+        "MINIMUM": weight.minimums is not None, "BIAS": bias is not None, "SOFTCAP": softcap or 0.0, **chained(),
+    }  # fmt: skip
+    out = torch.empty((num_rows, num_out), dtype=dtype or x.dtype, device=x.device)
     operands = (x, weight.values, weight.scales, minimums, x if bias is None else bias, out)
-    row_tiles = triton.cdiv(num_out, cut.rows)
     if num_rows == 1:
-        while groups > MIN_GROUPS and size % (groups * GROUP):
-            groups //= 2
-        _one[(row_tiles,)](*operands, num_out, BLOCK=groups, EVEN=size % (groups * GROUP) == 0, **shape)
+        _one[(triton.cdiv(num_out, ONE_ROWS),)](
+            *operands, num_out, weight.scales.stride(0),
+            ROWS=ONE_ROWS, QUADS=min(triton.next_power_of_2(weight.values.shape[1] // 4), 128), **shape, num_warps=4,
+        )  # fmt: skip
         return out
-    block = max(groups * GROUP // per_word, 16)
     pad = min(max(triton.next_power_of_2(num_rows), 16), MAX_TOKENS if x.element_size() == 2 else MAX_TOKENS // 4)
-    token_tiles = triton.cdiv(num_rows, pad)
-    splits = 1 if activation is not None or token_tiles * row_tiles > MAX_PROGRAMS else cut.splits
-    partial = torch.empty((splits, token_tiles * pad, num_out) if splits > 1 else (0,), device=x.device)
-    _few[(token_tiles, row_tiles, splits)](
-        *operands, partial, counters(x.device), num_rows, num_out,
-        PAD=pad, BLOCK=block, SPLITS=splits, EVEN=size % (block * per_word) == 0, **shape,
+    tiles = (triton.cdiv(num_rows, pad), triton.cdiv(num_out, cut.rows))
+    splits = 1 if tiles[0] * tiles[1] > MAX_PROGRAMS else cut.splits
+    partial = torch.empty((splits, tiles[0] * pad, num_out) if splits > 1 else (0,), device=x.device)
+    _few[(*tiles, splits)](
+        *operands, partial, counters(x.device), num_rows, num_out, weight.scales.stride(0),
+        PAD=pad, ROWS=cut.rows, SPLITS=splits, **shape, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out
 
@@ -339,8 +241,8 @@ def widened(weight: Words, dtype: torch.dtype, ids: Tensor | None = None, scale:
     block = min(triton.next_power_of_2(weight.values.shape[1]), 512)
     minimums = weight.scales if weight.minimums is None else weight.minimums
     _widen[(num_rows, triton.cdiv(weight.values.shape[1], block))](
-        out if ids is None else ids, weight.values, weight.scales, minimums, out, scale,
-        SIZE=weight.num_columns, GROUP=weight.group, PER=weight.values_per_word, BLOCK=block,
+        out if ids is None else ids, weight.values, weight.scales, minimums, out, scale, weight.scales.stride(0),
+        SIZE=weight.num_columns, GROUP=weight.group, PER=weight.values_per_word, LANES=LANES, BLOCK=block,
         MINIMUM=weight.minimums is not None, LOOKS_UP=ids is not None, **chained(), num_warps=4,
     )  # fmt: skip
     return out
@@ -377,7 +279,7 @@ def linear_many_rows(x: Tensor, weight: Words, bias: Tensor | None) -> Tensor:
 
 @gated_linear_packed.kernel("cuda", fits=lambda x, weight, bias, activation: _is_few(x, weight))
 def gated_linear_few_rows(x: Tensor, weight: Words, bias: Tensor | None, activation: Activation) -> Tensor:
-    return few_rows(x, weight, bias, activation)
+    return gate(few_rows(x, weight, bias), activation)
 
 
 @gated_linear_packed.kernel("cuda", fits=lambda x, weight, bias, activation: not _is_few(x, weight))
