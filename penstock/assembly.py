@@ -17,6 +17,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
 from penstock.ops.packed import TILE
+from penstock.runtime.ceilings import product_rate
 from penstock.runtime.cuda_runner import CudaRunner
 from penstock.runtime.device import CpuDevice, Device, open_device
 from penstock.runtime.kv_cache import CACHE_DTYPES, bytes_per_kv_value
@@ -26,7 +27,7 @@ from penstock.runtime.native_load import load_native
 from penstock.runtime.native_runner import NativeRunner
 from penstock.runtime.quantize import quantize_fp8
 from penstock.runtime.runner import ModelRunner
-from penstock.sizing import GIB, Memory, Sizing, make_scheduler, size_engine
+from penstock.sizing import GIB, MAX_BATCH_TOKENS, Memory, Sizing, make_scheduler, size_engine
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
@@ -85,7 +86,7 @@ def size(config: EngineConfig, loaded: LoadedModel) -> Sizing:
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
         kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
     )
-    return size_engine(config, spec, memory)
+    return size_engine(config, spec, memory, _flops(loaded.device, config))
 
 
 def make_engine(
@@ -150,11 +151,19 @@ def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, byte
     return max(GIB, max_context * spec.kv_bytes_per_token(bytes_per_value))
 
 
+def _flops(device: Device, config: EngineConfig) -> float | None:
+    """What a CPU reaches, where the length of steps is ours to choose; a GPU is fast enough for any."""
+    if not isinstance(device, CpuDevice) or config.scheduler.max_batch_tokens is not None:
+        return None
+    return product_rate(device.num_threads)
+
+
 def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig) -> int:
     """On a GPU: activations of the widest step, scores of every sequence for each recorded batch size, and slack."""
     if device.torch_device.type == "cpu":
         return 0
     widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
-    activations = config.scheduler.max_batch_tokens * (6 * widest + 12 * spec.hidden_size) * 2
+    num_tokens = config.scheduler.max_batch_tokens or max(MAX_BATCH_TOKENS, config.scheduler.max_sequences)
+    activations = num_tokens * (6 * widest + 12 * spec.hidden_size) * 2
     scores = 8 * config.scheduler.max_sequences * spec.vocab_size * 4
     return activations + scores + GIB

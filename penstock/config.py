@@ -76,8 +76,8 @@ class SchedulerConfig:
     """How batches form: continuous (join and leave at any step), dynamic (gathered, then whole), static (whole)"""
     order: OrderName = "first-come"
     """Who is admitted first: first-come, priority, deadline, or fair between tenants"""
-    max_batch_tokens: int = 2048
-    """Most tokens computed in one step; longer prompts are split over steps"""
+    max_batch_tokens: int | None = None
+    """Most tokens computed in one step; longer prompts are split over steps; 2,048, or what a slow CPU does in a second"""
     max_sequences: int = 256
     """Most sequences generating at once"""
     max_waiting: int = 1024
@@ -92,7 +92,7 @@ class SchedulerConfig:
         _check_choice("--order", self.order, OrderName)
         for name in ("max_batch_tokens", "max_sequences", "max_waiting", "max_waiting_tokens"):
             _check_positive("--" + name.replace("_", "-"), getattr(self, name))
-        if self.max_batch_tokens < self.max_sequences:
+        if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_sequences:
             raise ConfigError(
                 f"--max-batch-tokens is {self.max_batch_tokens} but --max-sequences is {self.max_sequences}: "
                 "each running sequence needs one token a step; raise the former or lower the latter"

@@ -11,6 +11,11 @@ from penstock.errors import ConfigError
 from penstock.models.spec import ModelSpec
 
 GIB = 2**30
+MAX_BATCH_TOKENS = 2048
+"""Most tokens of a step where nothing is asked: enough to keep any device busy."""
+MIN_BATCH_TOKENS = 128
+STEP_S = 1.0
+"""How long a step may take where nothing is asked: those who generate wait for the prompts computed beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class Sizing:
     free_bytes: int
     num_kept_blocks: int | None = None
     """Blocks that may be filled for the sake of prefixes alone; None for all."""
+    max_batch_tokens: int = MAX_BATCH_TOKENS
+    """Most tokens of a step, unless asked for."""
 
     @property
     def kv_bytes(self) -> int:
@@ -51,8 +58,11 @@ class Sizing:
         return self.num_blocks * self.block_size
 
 
-def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory) -> Sizing:
-    """Give the cache what weights and workspace leave of the allowed memory, or say what would make it fit."""
+def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, flops: float | None = None) -> Sizing:
+    """Give the cache what weights and workspace leave of the allowed memory, or say what would make it fit.
+
+    `flops` is what the device reaches a second, where that may be too little for long steps.
+    """
     max_context = config.model.max_context or spec.max_context
     if max_context > spec.max_context:
         raise ConfigError(
@@ -81,7 +91,17 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory) -> Sizing
         workspace_bytes=memory.workspace_bytes,
         free_bytes=memory.free_bytes,
         num_kept_blocks=num_kept,
+        max_batch_tokens=MAX_BATCH_TOKENS if flops is None else batch_tokens(spec, flops),
     )
+
+
+def batch_tokens(spec: ModelSpec, flops: float) -> int:
+    """Tokens of a prompt that a device computes in a second, down to a power of two: measuring again finds the same."""
+    flops_per_token = 2 * (
+        spec.num_active_parameters - spec.vocab_size * spec.hidden_size
+    )  # scores are of the last alone
+    count = int(min(max(STEP_S * flops / flops_per_token, MIN_BATCH_TOKENS), MAX_BATCH_TOKENS))
+    return 1 << (count.bit_length() - 1)
 
 
 def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
@@ -91,7 +111,7 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
         num_blocks=sizing.num_blocks,
         block_size=sizing.block_size,
         max_context=sizing.max_context,
-        max_batch_tokens=asked.max_batch_tokens,
+        max_batch_tokens=asked.max_batch_tokens or max(sizing.max_batch_tokens, asked.max_sequences),
         max_sequences=asked.max_sequences,
         max_waiting=asked.max_waiting,
         max_waiting_tokens=asked.max_waiting_tokens,

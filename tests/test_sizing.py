@@ -9,7 +9,15 @@ from penstock.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.core.order import FairQueue
 from penstock.errors import ConfigError
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm
-from penstock.sizing import Memory, Sizing, make_scheduler, size_engine
+from penstock.sizing import (
+    MAX_BATCH_TOKENS,
+    MIN_BATCH_TOKENS,
+    Memory,
+    Sizing,
+    batch_tokens,
+    make_scheduler,
+    size_engine,
+)
 
 LAYER = Layer(GQA(4, 2, 8, None, 0.35), GatedMLP(64, "silu"))
 SPEC = ModelSpec("tiny", 32, 100, (LAYER,) * 3, Norm(), max_context=2048)
@@ -110,3 +118,25 @@ def test_a_scheduler_is_made_as_asked():
     assert scheduler.roster.batching == dynamic(0.5)
     for name, batching in (("continuous", CONTINUOUS), ("static", STATIC)):
         assert make_scheduler(configure(config, batching=name), sizing).roster.batching == batching
+
+
+@given(st.floats(0.0, 1e18), st.floats(1.0, 1e6))
+def test_a_faster_device_takes_no_shorter_steps(flops, factor):
+    count, more = batch_tokens(SPEC, flops), batch_tokens(SPEC, flops * factor)
+    assert MIN_BATCH_TOKENS <= count <= more <= MAX_BATCH_TOKENS
+    assert count.bit_count() == 1
+
+
+def test_steps_are_as_long_as_asked_else_as_found_else_as_usual():
+    memory = Memory(free_bytes=2**24, weight_bytes=2**20)
+    per_token = 2 * sum(SPEC.parameters_by_part[part] for part in ("attention", "mlp", "norms"))
+    for flops, settings, expected in (
+        (None, {}, MAX_BATCH_TOKENS),
+        (1e18, {}, MAX_BATCH_TOKENS),
+        (600.0 * per_token, {}, 512),
+        (600.0 * per_token, {"max_batch_tokens": 300}, 300),
+        (600.0 * per_token, {"max_sequences": 600}, 600),
+    ):
+        config = configure(**{"max_sequences": 8} | settings)
+        scheduler = make_scheduler(config, size_engine(config, SPEC, memory, flops))
+        assert scheduler.limits.max_batch_tokens == expected

@@ -28,7 +28,8 @@ def capacity(facts: Facts) -> str:
     tokens = min(USER_TOKENS, facts.max_context)
     num_users = min(facts.num_cached_tokens // tokens, facts.max_sequences)
     users = f"about {num_users:,} users at {tokens:,} tokens each" if num_users else "less than one whole conversation"
-    return f"context {facts.max_context:,} tokens; cache for {facts.num_cached_tokens:,} tokens: {users}"
+    steps = f"; steps of up to {facts.max_batch_tokens:,} tokens" if facts.max_batch_tokens else ""
+    return f"context {facts.max_context:,} tokens; cache for {facts.num_cached_tokens:,} tokens: {users}{steps}"
 
 
 def curl(facts: Facts, server: ServerConfig, url: str) -> str:

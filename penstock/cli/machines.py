@@ -90,6 +90,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
         max_waiting=config.scheduler.max_waiting,
         max_waiting_tokens=config.scheduler.max_waiting_tokens,
         memory=tuple(rows),
+        max_batch_tokens=engine.scheduler.limits.max_batch_tokens,
         device=str(loaded.device.torch_device),
     )
     return Machine(engine, facts)

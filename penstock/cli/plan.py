@@ -13,6 +13,7 @@ from penstock.cost.hardware import Hardware
 from penstock.cost.precision import KvFormat, WeightFormat
 from penstock.errors import ConfigError
 from penstock.planner.money import Assumptions
+from penstock.sizing import MAX_BATCH_TOKENS
 
 if TYPE_CHECKING:
     from penstock.cli.plan_model import Described
@@ -223,7 +224,7 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
         "bf16",
         Precision(),
         max_sequences=int(asked.get("max_sequences", 256)),
-        max_batch_tokens=int(asked.get("max_batch_tokens", 2048)),
+        max_batch_tokens=int(asked.get("max_batch_tokens") or MAX_BATCH_TOKENS),
         max_context=config.space.max_context,
     )
     engine = MeasuredEngine(Measured(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)

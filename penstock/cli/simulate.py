@@ -28,7 +28,7 @@ from penstock.models.spec import ModelSpec
 from penstock.router.policy import POLICIES
 from penstock.sim.simulation import Fleet, Result, simulate
 from penstock.sim.tracing import Tracer
-from penstock.sizing import GIB, Memory, size_engine
+from penstock.sizing import GIB, MAX_BATCH_TOKENS, Memory, size_engine
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
 from penstock.workload.workload import Conversation, Recipe, SharedPrefix, Workload
@@ -301,7 +301,7 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         free_bytes=device.memory_bytes,
         weight_bytes=weight_bytes(spec, precision, layout),
         workspace_bytes=workspace_bytes(
-            spec, config.scheduler.max_batch_tokens, config.scheduler.max_sequences, layout
+            spec, config.scheduler.max_batch_tokens or MAX_BATCH_TOKENS, config.scheduler.max_sequences, layout
         ),
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )

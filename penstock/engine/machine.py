@@ -26,6 +26,8 @@ class Facts:
     max_waiting_tokens: int
     memory: tuple[tuple[str, int], ...] = ()
     """(what, bytes) rows of the memory table."""
+    max_batch_tokens: int = 0
+    """Most tokens of a step; 0 if there are no steps."""
     device: str = "cpu"
     embedding_size: int | None = None
     """Numbers in a vector; None when the model does not embed."""

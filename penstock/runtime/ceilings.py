@@ -17,6 +17,8 @@ LARGE_BYTES = 256 * MIB
 """Beyond every cache of a processor."""
 NUM_ROWS = 512
 WIDTH = 2048
+QUICK_ROWS = 128
+QUICK_WIDTH = 1024
 
 
 class Reached(NamedTuple):
@@ -27,6 +29,16 @@ class Reached(NamedTuple):
     model_bytes_per_s: float
     """Reading a buffer as large as the model that was asked about: some of it may stay in a cache."""
     flops: dict[str, float]
+
+
+def product_rate(num_threads: int) -> float:
+    """Operations a second of small products on this processor, of the number type it is best at; some 30 ms."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        return max(_quick_rate(dtype) for dtype in (torch.float32, torch.bfloat16))
+    finally:
+        torch.set_num_threads(usual)
 
 
 def measure_ceilings(device: torch.device, model_bytes: int, num_threads: int) -> Reached:
@@ -60,6 +72,13 @@ def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
         return 2.0 * NUM_ROWS * WIDTH * WIDTH / _fastest_s(lambda: rows @ matrix, device)
     except RuntimeError:
         return 0.0
+
+
+def _quick_rate(dtype: torch.dtype) -> float:
+    cpu = torch.device("cpu")
+    rows, matrix = (torch.ones((count, QUICK_WIDTH), dtype=dtype) for count in (QUICK_ROWS, QUICK_WIDTH))
+    fastest_s = min(_timed(lambda: rows @ matrix, 1, cpu) for _ in range(NUM_RUNS + 1))  # the first prepares
+    return 2.0 * QUICK_ROWS * QUICK_WIDTH * QUICK_WIDTH / max(fastest_s, 1e-9)
 
 
 def _int8_rate(device: torch.device) -> float:

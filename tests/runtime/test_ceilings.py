@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.runtime.ceilings import measure_ceilings
+from penstock.runtime.ceilings import measure_ceilings, product_rate
 
 
 def test_rates_are_measured_and_threads_are_given_back():
@@ -14,3 +14,9 @@ def test_rates_are_measured_and_threads_are_given_back():
     assert all(0.0 <= rate < 1e15 for rate in reached.flops.values())
     assert 0.0 < reached.large_bytes_per_s < 1e13
     assert reached.model_bytes_per_s > 0.0
+
+
+def test_a_quick_look_leaves_no_trace_either():
+    usual = torch.get_num_threads()
+    assert 1e8 < product_rate(1) < 1e15
+    assert torch.get_num_threads() == usual
