@@ -1,4 +1,4 @@
-"""Recorded figures beside the goals and beside vLLM 0.26 on the same kind of machine.
+"""Recorded figures beside the goals, vLLM 0.26 on the same kind of machine, and what the machine itself allows.
 
     python -m benchmarks.gpu.table RECORD.json...
 
@@ -8,6 +8,8 @@ A record is what `suite --json` writes.
 import json
 import sys
 from pathlib import Path
+
+from benchmarks.gpu.floor import FLOORS, Machine
 
 WORKLOADS = (
     "step_ms_1",
@@ -34,15 +36,17 @@ GOALS = {
 
 
 def main() -> None:
-    print(f"{'':18} {'workload':22} {'penstock':>9} {'goal':>7} {'vLLM':>7} {'ratio':>6}")
+    print(f"{'':18} {'workload':22} {'penstock':>9} {'goal':>7} {'vLLM':>7} {'ratio':>6} {'floor':>7}")
     for path in sys.argv[1:]:
         record = json.loads(Path(path).read_text())
         for model, results in record["results"].items():
             name = f"{model} fp8" if record["fp8"] else model
+            machine = Machine(model, record["ceilings"], is_fp8=record["fp8"])
             for workload, peer, goal in zip(WORKLOADS, PEER[name], GOALS[name]):
                 if workload in results:
+                    floor = FLOORS[workload](machine)
                     mine, asked = results[workload], "-" if goal is None else f"{goal:g}"
-                    print(f"{name:18} {workload:22} {mine:9.3f} {asked:>7} {peer:7.2f} {peer / mine:6.2f}")
+                    print(f"{name:18} {workload:22} {mine:9.3f} {asked:>7} {peer:7.2f} {peer / mine:6.2f} {floor:7.2f}")
 
 
 if __name__ == "__main__":
