@@ -46,11 +46,9 @@ from hypothesis import Phase, settings
 ROOT = Path(__file__).parent.parent
 TARGETS = ("blocks", "order", "roster", "plan", "flights", "deadlines", "sequence", "scheduler")
 TESTS = (
-    *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler", "plan")),
-    *(
-        f"tests/core/test_{name}.py"
-        for name in ("preemption", "drafts", "results", "choices", "progress", "sharing", "flights", "deadlines")
-    ),
+    *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler")),
+    *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress", "sharing")),
+    *(f"tests/core/test_{name}.py" for name in ("ahead", "plan", "roster", "flights", "deadlines")),
     "tests/engine/test_engine.py",
     "tests/engine/test_laws.py",
 )
