@@ -16,6 +16,7 @@ import platform
 import statistics
 import subprocess
 from pathlib import Path
+from typing import Any
 
 PEER = Path(__file__).parent / "peer.py"
 ALONE = ("llama.cpp", "llama.cpp plain")
@@ -54,30 +55,34 @@ def main() -> None:
         for name, python, model in engines:
             runs[name].append(measure(name, python, model, args.only))
             print(f"{name:18} " + "  ".join(f"{key} {value:,.1f}" for key, value in runs[name][-1].items()), flush=True)
+        record = summarize(runs, args.only)
+        if args.out:
+            args.out.write_text(json.dumps(record, indent=2) + "\n")  # a run cut short has told what it knows
+    for name, each in record["medians"].items():
+        print(f"median {name:18} " + "  ".join(f"{key} {value:,.1f}" for key, value in each.items()))
+    for name, each in record["ratio_to_best_peer"].items():
+        print(f"ratio  {name:18} " + "  ".join(f"{key} {value:.2f}" for key, value in each.items()))
+
+
+def summarize(runs: dict[str, list[dict[str, float]]], workloads: list[str]) -> dict[str, Any]:
     medians = {
         name: {key: statistics.median(run[key] for run in each) for key in each[0]} for name, each in runs.items()
     }
     ours = [name for name in medians if name.startswith("penstock")]
     ratios: dict[str, dict[str, float]] = {name: {} for name in ours}
-    for key in args.only:
+    for key in workloads:
         others = [each[key] for name, each in medians.items() if name not in ours and key in each]
         for name in ours if others else []:
             mine = medians[name][key]
             ratios[name][key] = min(others) / mine if key in SECONDS else mine / max(others)
-    record = {
+    return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
-        "rounds": args.rounds,
+        "rounds": len(next(iter(runs.values()))),
         "medians": medians,
         "ratio_to_best_peer": ratios,
         "runs": runs,
     }
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
-    for name, each in medians.items():
-        print(f"median {name:18} " + "  ".join(f"{key} {value:,.1f}" for key, value in each.items()))
-    for name, each in ratios.items():
-        print(f"ratio  {name:18} " + "  ".join(f"{key} {value:.2f}" for key, value in each.items()))
 
 
 if __name__ == "__main__":
