@@ -26,7 +26,6 @@ class Child:
 
     def __init__(self, spawned: Spawned, setup: bytes) -> None:
         """Take a process over and give it its setup, a line on its input."""
-        spawned.take()
         self._spawned = spawned
         self._process = spawned.process
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -36,6 +35,7 @@ class Child:
         path = spawned.folder / REPORTS_SOCKET
         self._reports.bind(f"ipc://{path}")
         path.chmod(0o600)
+        spawned.take()
         self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._reports)
         self._commands: zmq.Socket[bytes] | None = None
         threading.Thread(target=self._reap, args=(self._ended.get_loop(),), name="reaper", daemon=True).start()
