@@ -3,7 +3,9 @@
 A graph is made the first time a batch of its size comes, so serving starts at once and gets faster as it runs.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,10 +53,22 @@ class Recorder:
     def capture(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Record what has been run before. Nothing is computed yet."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _uncollected(), torch.cuda.graph(graph, pool=self._pool):
             made = run()
         self._pool = self._pool or graph.pool()
         return graph, made
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """An engine that was closed may still hold graphs, and to free one while another is recorded spoils that one."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
