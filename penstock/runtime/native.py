@@ -135,9 +135,10 @@ class NativeDecoder:
         return [int(place) for place in places.tolist()]
 
     def _bind(self, caches: Sequence[AnyCache]) -> None:
+        strides = {_block_stride(cache) for cache in caches}
         for layer, cache in zip(self._layers, caches, strict=True):
-            is_known = isinstance(cache, ScaledCache) or cache.keys.dtype == self.cache_dtype
-            if cache.block_size % TILE or not is_known or not all(part.is_contiguous() for part in cache):
+            is_known = isinstance(cache, ScaledCache) or cache.keys.dtype == torch.bfloat16
+            if cache.block_size % TILE or not is_known or len(strides) > 1 or None in strides:
                 raise EngineError(
                     f"the native step needs a bf16 or int8 cache in blocks of a multiple of {TILE} tokens"
                 )
@@ -145,6 +146,7 @@ class NativeDecoder:
             if isinstance(cache, ScaledCache):
                 layer.key_scales, layer.value_scales = cache.key_scales.data_ptr(), cache.value_scales.data_ptr()
         self._model.block_size = caches[0].block_size
+        self._model.block_stride = strides.pop()
         self._caches = caches
 
     def _matrix(self, name: str) -> native.Matrix:
@@ -198,6 +200,12 @@ NORMS = (
     "attention.k_norm",
 )
 """In the order of the native layer's fields."""
+
+
+def _block_stride(cache: AnyCache) -> int | None:
+    """Keys from one block to the next; None if its parts do not agree on it, or a block is not in one piece."""
+    strides = {part.stride(0) if part.ndim == 3 else part.stride(0) // part.shape[-1] for part in cache}
+    return strides.pop() if len(strides) == 1 and all(part[0].is_contiguous() for part in cache) else None
 
 
 def _first_with(rope: Rope, spec: ModelSpec) -> int:

@@ -1,5 +1,7 @@
 """Fills a native decoder from a quantized checkpoint: matrices stay quantized, vectors become float32."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,11 @@ from penstock.runtime.grouping import group_recipe, has_order, is_quantized
 from penstock.runtime.leaves import Leaves
 from penstock.runtime.load import check_all_used
 from penstock.runtime.native import NativeDecoder, NativeWeights, native_obstacle
+from penstock.runtime.native_room import Room
 from penstock.runtime.recipe import open_recipe
+
+MOST_BYTES_PER_WEIGHT = 2
+"""Those of 8 bits have scales besides, and rows are filled up to whole tiles."""
 
 
 def load_native(
@@ -25,11 +31,13 @@ def load_native(
     if library is None or native_obstacle(spec) is not None or not _is_packable(recipes, checkpoint):
         return None
     matrices, vectors = {}, {}
+    room = Room(MOST_BYTES_PER_WEIGHT * spec.num_parameters)
     used: dict[str, RawTensor] = {}
     for name, recipe in recipes.items():
         leaves = Leaves()
         if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
-            matrices[name] = pack(_ordered(name, group_recipe(recipe, checkpoint, leaves), spec))
+            packed = pack(_ordered(name, group_recipe(recipe, checkpoint, leaves), spec))
+            matrices[name] = replace(packed, data=room.keep(packed.data))
         else:
             vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
         leaves.check()

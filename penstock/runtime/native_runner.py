@@ -17,6 +17,7 @@ from penstock.core.batch import Batch, Chunk, StepOutput
 from penstock.errors import EngineError
 from penstock.ops.cpu import library as native
 from penstock.runtime.native import NativeDecoder, pointers
+from penstock.runtime.native_cache import NativeCache
 from penstock.runtime.runner import Done, ModelRunner, Ticket
 from penstock.runtime.sampler import NOT_FINITE
 
@@ -32,6 +33,7 @@ class NativeRunner(ModelRunner):
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, num_blocks, block_size, max_sequences, max_context, cache_dtype)
+        self._cache = NativeCache(model.spec, num_blocks, block_size, cache_dtype or model.cache_dtype)
         self._decoder = model
         self._last_step = 0
         self._columns = np.zeros(4 * max_sequences, dtype=np.int64)

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.ops.packed import Packed
 
-ABI = 4
+ABI = 5
 BEYOND = 2
 """Status of a step that reaches beyond a row."""
 KERNELS = ("portable", "avx2", "avx512", "amx")
@@ -63,7 +63,8 @@ class Model(Structure):
         ("output", Matrix),
         *((name, c_int32) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")),
         *((name, c_int32) for name in ("rotary_dim", "mlp_width", "block_size", "activation", "invariant")),
-        *((name, c_float) for name in ("eps", "embedding_scale", "logit_softcap", "reserved")),
+        *((name, c_float) for name in ("eps", "embedding_scale", "logit_softcap")),
+        ("block_stride", c_int32),
     )
 
 

@@ -63,7 +63,7 @@ struct Model {
   float eps;
   float embedding_scale;
   float logit_softcap;  // 0 for none
-  float reserved;
+  int32_t block_stride;  // keys of all kv heads from one block of a layer's cache to the next; 0 where blocks stand side by side
 };
 
 // One step: chunks of tokens, flattened one after another.

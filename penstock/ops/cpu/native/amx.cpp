@@ -10,12 +10,15 @@
 #include "softmax.inl"
 #include "vnni.inl"
 #include "tiles.inl"
+#include "tile_scratch.inl"
+#include "bf16_cache.inl"
+#include "byte_cache.inl"
 #include "tile_attention.inl"
 #include "bf16_tiles.inl"
 
 namespace {
 
-constexpr int kTilesFrom = 9;  // rows
+constexpr int kTilesFrom = 6;  // rows
 
 // ---- integer tiles: sums 0-3 [rows][16], rows 4-5, weights 6-7
 //

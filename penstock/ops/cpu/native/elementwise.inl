@@ -119,11 +119,12 @@ void peak(const float* x, int count, int place, Peak& peak) {
   }
   peak.spoiled += sum(spoiled);
   const float raised = largest(most);
-  for (int j = 0; raised > peak.most && j < i; ++j)
+  const auto beats = [&](float value, int at) { return value > peak.most || (value == peak.most && at < peak.place); };
+  for (int j = 0; beats(raised, place + j) && j < i; ++j)
     if (x[j] == raised) peak.most = raised, peak.place = place + j;
   for (; i < count; ++i) {
     peak.spoiled += x[i] * 0.0f;
-    if (x[i] > peak.most) peak.most = x[i], peak.place = place + i;
+    if (beats(x[i], place + i)) peak.most = x[i], peak.place = place + i;
   }
 }
 
@@ -163,18 +164,20 @@ PENSTOCK_INLINE void lay_down(const T* k, const T* v, int dim, int key, T* keys,
 
 void place(const Place& p) {
   const int dim = p.head_dim, units = p.block_size / kTile;
-  for (int head = 0; head < p.num_heads + p.num_kv_heads; ++head) {
+  const int group = p.num_heads / p.num_kv_heads;
+  const auto turn = [&](int head, const float* weight) {
     float* numbers = p.qkv + head * dim;
-    const float* weight = head < p.num_heads ? p.q_norm : p.k_norm;
     if (weight) norm(numbers, weight, p.eps, dim, numbers);
     if (p.cosine) rotate(numbers, p.cosine, p.sine, p.rotary_dim);
-  }
+  };
+  for (int head = p.first_kv_head * group; head < p.end_kv_head * group; ++head) turn(head, p.q_norm);
+  for (int head = p.first_kv_head; head < p.end_kv_head; ++head) turn(p.num_heads + head, p.k_norm);
   const int64_t block = p.slot / p.block_size;
   const int offset = (int)(p.slot % p.block_size), unit = offset / kTile, key = offset % kTile;
-  for (int head = 0; head < p.num_kv_heads; ++head) {
+  for (int head = p.first_kv_head; head < p.end_kv_head; ++head) {
     const float* k = p.qkv + (p.num_heads + head) * dim;
     const float* v = k + p.num_kv_heads * dim;
-    const size_t at = (((size_t)block * p.num_kv_heads + head) * units + unit) * kTile;
+    const size_t at = (size_t)(block * p.block_stride + (head * units + unit) * kTile);
     if (p.key_scales) {
       int8_t whole[2][kMaxHeadDim];
       p.key_scales[at + key] = round_head(k, dim, whole[0]);

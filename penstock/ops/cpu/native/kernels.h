@@ -81,6 +81,7 @@ struct Attend {
   const void* values;
   const float* key_scales;
   const float* value_scales;
+  int64_t block_stride;  // keys
   int64_t stride;
   int64_t out_stride;
   int32_t kv_head;
@@ -110,7 +111,8 @@ struct Peak {
 constexpr int kKeysAtOnce = 256;  // keys between two updates of the running softmax, counted from position 0
 constexpr int kMaxHeadDim = 256;
 
-// One token's keys and queries: normed, rotated; keys and values laid down in the cache.
+// One token's keys and queries, of some kv heads and the query heads they serve: normed, rotated; keys and values laid down in
+// the cache.
 struct Place {
   float* qkv;
   const float* cosine;  // null for no rotation
@@ -122,8 +124,11 @@ struct Place {
   float* key_scales;
   float* value_scales;
   int64_t slot;
+  int64_t block_stride;  // keys
   int32_t num_heads;
   int32_t num_kv_heads;
+  int32_t first_kv_head;
+  int32_t end_kv_head;
   int32_t head_dim;
   int32_t rotary_dim;
   int32_t block_size;
@@ -143,7 +148,8 @@ struct Kernels {
   // 32 gates and 32 ups of each row, side by side: the gated ones become a group of `rows`.
   void (*gate)(const Block& block, int activation, Rows& rows, int group);
   void (*softcap)(float* x, int count, float cap);
-  // A row's largest number so far and its place; `spoiled` becomes not-a-number with the first number that is not finite.
+  // A row's largest number so far and its place, the first of equals in whatever order they come; `spoiled` becomes
+  // not-a-number with the first number that is not finite.
   void (*peak)(const float* x, int count, int place, Peak& peak);
   void (*multiply)(const Rows& rows, const Matrix& matrix, int first_tile, int num_tiles, uint8_t* scratch, Sink sink);
   void (*place)(const Place& place);
@@ -154,7 +160,7 @@ struct Kernels {
 constexpr int kWidestPiece = 8;               // output tiles that one call multiplies
 constexpr int kMostWidenedBytes = 384 << 10;  // of their weights as bf16, which should stay near
 constexpr int kScratchGroupBytes = 2 * kMaxTiles * 1024;
-constexpr int kAttendScratchBytes = kTile * kKeysAtOnce * 10 + kTile * kMaxHeadDim * 8 + 4096;
+constexpr int kAttendScratchBytes = kTile * kKeysAtOnce * 14 + kTile * kMaxHeadDim * 8 + 4096;
 
 PENSTOCK_INLINE int block_bytes(const Matrix& m) { return m.bits == 4 ? 320 : m.has_minimum ? 576 : 544; }
 PENSTOCK_INLINE int num_tiles(const Matrix& m) { return (m.num_rows + kTile - 1) / kTile; }

@@ -23,7 +23,7 @@ int guarded(Function function) {
 extern "C" {
 
 // Bumped whenever a struct of abi.h changes.
-int penstock_abi() { return 4; }
+int penstock_abi() { return 5; }
 
 void* penstock_open(int num_threads, const char* kernels) {
   const Kernels* found = find_kernels(kernels);

@@ -52,7 +52,7 @@ void Member::barrier() const {
   const uint32_t phase = p.phase_.load(std::memory_order_relaxed);
   if (p.num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == p.num_threads_) {
     p.num_arrived_.store(0, std::memory_order_relaxed);
-    p.taken_.store(0, std::memory_order_relaxed);
+    p.start_count();
     p.phase_.store(phase + 1, std::memory_order_release);
   } else {
     spin_until([&] { return p.phase_.load(std::memory_order_acquire) != phase; });
@@ -60,11 +60,26 @@ void Member::barrier() const {
 }
 
 int Member::take(int count) const {
-  const int piece = pool->taken_.fetch_add(1, std::memory_order_relaxed);
+  const int piece = pool->counts_[0].taken.fetch_add(1, std::memory_order_relaxed);
   return piece < count ? piece : count;
 }
 
-Pool::Pool(int num_threads) : num_threads_(num_threads) {
+int Member::take_near(int count) const {
+  const int threads = pool->num_threads_;
+  for (int i = 0; i < threads; ++i) {
+    const int owner = (index + i) % threads;
+    const int begin = (int)((int64_t)count * owner / threads), end = (int)((int64_t)count * (owner + 1) / threads);
+    const int piece = begin + pool->counts_[owner].taken.fetch_add(1, std::memory_order_relaxed);
+    if (piece < end) return piece;
+  }
+  return count;
+}
+
+void Pool::start_count() {
+  for (int i = 0; i < num_threads_; ++i) counts_[i].taken.store(0, std::memory_order_relaxed);
+}
+
+Pool::Pool(int num_threads) : num_threads_(num_threads), counts_(new Count[num_threads]) {
   for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { work(index); });
 }
 
@@ -85,7 +100,7 @@ void Pool::run(void (*function)(void*, const Member&), void* context) {
 #if defined(__linux__)
   core_.store(sched_getcpu(), std::memory_order_relaxed);
 #endif
-  taken_.store(0, std::memory_order_relaxed);
+  start_count();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     generation_.fetch_add(1, std::memory_order_release);

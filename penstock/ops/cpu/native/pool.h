@@ -2,6 +2,8 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -19,6 +21,8 @@ struct Member {
   // The next piece of `count` that nobody has taken yet, or `count`. All members must call it until it is exhausted, then
   // meet at `barrier`, which starts a new count.
   int take(int count) const;
+  // Likewise, for pieces that lie side by side in memory: everyone has a run of them, and helps the others when it is done.
+  int take_near(int count) const;
 };
 
 class Pool {
@@ -35,6 +39,11 @@ class Pool {
  private:
   friend struct Member;
   void work(int index);
+  void start_count();
+
+  struct alignas(64) Count {
+    std::atomic<int> taken{0};
+  };
 
   const int num_threads_;
   void (*function_)(void*, const Member&) = nullptr;
@@ -43,12 +52,12 @@ class Pool {
   alignas(64) std::atomic<int> num_running_{0};
   alignas(64) std::atomic<int> num_arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
-  alignas(64) std::atomic<int> taken_{0};
   std::atomic<int> core_{-1};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::condition_variable wake_;
   int num_asleep_ = 0;
+  std::unique_ptr<Count[]> counts_;  // one a thread; pieces that are nobody's in particular go by the first
   std::vector<std::thread> threads_;
 };
 

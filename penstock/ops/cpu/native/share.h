@@ -36,7 +36,7 @@ inline void multiply(const Member& member, Context& c, const Rows& rows, const M
   const int tiles_at_once = piece_size(c, rows, matrix, unit);
   const int tiles = num_tiles(matrix), count = pieces(tiles, tiles_at_once);
   uint8_t* scratch = c.scratch[member.index].reserve<uint8_t>(0);
-  for (int i = member.take(count); i < count; i = member.take(count)) {
+  for (int i = member.take_near(count); i < count; i = member.take_near(count)) {
     const int first = i * tiles_at_once, left = tiles - first;
     c.kernels->multiply(rows, matrix, first, left < tiles_at_once ? left : tiles_at_once, scratch, sink);
   }

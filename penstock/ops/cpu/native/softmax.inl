@@ -38,7 +38,7 @@ PENSTOCK_INLINE size_t unit_offset(const Attend& t, int position) {
   const int units = t.block_size / kTile;
   const int64_t block = t.chunk.table[position / t.block_size];
   const int unit = position % t.block_size / kTile;
-  return (((size_t)block * t.num_kv_heads + t.kv_head) * units + unit) * kTile;
+  return (size_t)(block * t.block_stride + (t.kv_head * units + unit) * kTile);
 }
 
 // Turns one row of scores, of keys first .. first + num_keys, into weights against the running maximum, which it raises, and

@@ -29,7 +29,9 @@ struct Run {
   int q_size() const { return model.num_heads * model.head_dim; }
 };
 
-void place_row(Run& run, const Layer& layer, int row) {
+int64_t block_stride(const Model& m) { return m.block_stride ? m.block_stride : m.num_kv_heads * m.block_size; }
+
+void place_row(Run& run, const Layer& layer, int row, int first_kv_head, int end_kv_head) {
   const Model& m = run.model;
   Place p = {};
   p.qkv = run.qkv + (int64_t)row * run.qkv_size();
@@ -44,8 +46,11 @@ void place_row(Run& run, const Layer& layer, int row) {
   p.key_scales = layer.key_scales;
   p.value_scales = layer.value_scales;
   p.slot = run.step.slots[row];
+  p.block_stride = block_stride(m);
   p.num_heads = m.num_heads;
   p.num_kv_heads = m.num_kv_heads;
+  p.first_kv_head = first_kv_head;
+  p.end_kv_head = end_kv_head;
   p.head_dim = m.head_dim;
   p.rotary_dim = m.rotary_dim;
   p.block_size = m.block_size;
@@ -53,8 +58,17 @@ void place_row(Run& run, const Layer& layer, int row) {
   run.c.kernels->place(p);
 }
 
+void place_row(Run& run, const Layer& layer, int row) { place_row(run, layer, row, 0, run.model.num_kv_heads); }
+
+// Tokens that come alone are placed when they attend, one kv head by whoever attends with it: nobody else in this step reads
+// their keys and values.
+bool places_late(const Run& run) {
+  const int group = run.model.num_heads / run.model.num_kv_heads;
+  return !run.panel_rows && run.step.num_tokens == run.step.num_chunks && group <= kTile;
+}
+
 void place(const Member& member, Run& run, const Layer& layer) {
-  each_row(member, run.step.num_tokens, [&](int row) { place_row(run, layer, row); });
+  if (!places_late(run)) each_row(member, run.step.num_tokens, [&](int row) { place_row(run, layer, row); });
 }
 
 // `chunks` has room for as many as an item may have.
@@ -78,6 +92,7 @@ Attend task_of(const Run& run, const Layer& layer, const Item& item, Queries* ch
   task.values = layer.values;
   task.key_scales = layer.key_scales;
   task.value_scales = layer.value_scales;
+  task.block_stride = block_stride(m);
   task.stride = run.qkv_size();
   task.out_stride = run.q_size();
   task.kv_head = item.kv_head;
@@ -100,6 +115,8 @@ void attend(const Member& member, Run& run, const Layer& layer) {
   Queries chunks[kTile];
   for (int i = member.take(count); i < count; i = member.take(count)) {
     const Item& item = run.items.items[i];
+    for (int chunk = 0; places_late(run) && chunk < item.num_chunks; ++chunk)
+      place_row(run, layer, run.items.chunks[item.first_chunk + chunk], item.kv_head, item.kv_head + 1);
     run.c.kernels->attend(task_of(run, layer, item, chunks), scratch);
     for (int row = 0; row < item.num_rows * item.num_chunks; ++row) {
       const int chunk = run.items.chunks[item.first_chunk + row / item.num_rows];

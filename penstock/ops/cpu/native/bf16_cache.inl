@@ -1,0 +1,104 @@
+// Attention with matrix tiles over keys and values of bf16.
+//
+// Tiles: sums 0-3 [rows][16], queries 4 [rows][32], keys 5 [16][16][2], weights 6 [rows][16], values 7 [8][16][2]
+
+namespace {
+
+struct Bf16Cache {
+  static constexpr bool kSpoils = false;
+
+  static void shape(const Attend& t) {
+    TileShapes shapes;
+    for (int i = 0; i < 5; ++i) shapes.set(i, t.num_rows, 64);
+    shapes.set(5, kTile, 64);
+    shapes.set(6, t.num_rows, kTile * 2);
+    shapes.set(7, kTile / 2, 64);
+    shapes.apply();
+  }
+
+  static void encode(const Attend& t, Scratch& s, int row, const float* q) {
+    uint16_t* to = (uint16_t*)s.queries + row * t.head_dim;
+    for (int d = 0; d < t.head_dim; d += 16) store_bf16(to + d, load(q + d));
+  }
+
+  template <int kUnits>
+  __attribute__((always_inline)) static inline void score_units(const Attend& t, const Scratch& s, int first, int i) {
+    const int dim = t.head_dim;
+    const uint16_t* units[kUnits];
+    for (int u = 0; u < kUnits; ++u) units[u] = (const uint16_t*)t.keys + unit_offset(t, first + i + u * kTile) * dim;
+    _tile_zero(0);
+    if (kUnits > 1) _tile_zero(1);
+    if (kUnits > 2) _tile_zero(2);
+    if (kUnits > 3) _tile_zero(3);
+    for (int d = 0; d < dim; d += 32) {
+      _tile_loadd(4, (const uint16_t*)s.queries + d, dim * 2);
+#define PENSTOCK_SCORE(unit)                                             \
+  if (kUnits > unit) {                                                   \
+    _tile_loadd(5, units[unit < kUnits ? unit : 0] + d * kTile, 64);     \
+    _tile_dpbf16ps(unit, 4, 5);                                          \
+  }
+      PENSTOCK_SCORE(0)
+      PENSTOCK_SCORE(1)
+      PENSTOCK_SCORE(2)
+      PENSTOCK_SCORE(3)
+#undef PENSTOCK_SCORE
+    }
+    _tile_stored(0, s.scores + i, kKeysAtOnce * 4);
+    if (kUnits > 1) _tile_stored(1, s.scores + i + kTile, kKeysAtOnce * 4);
+    if (kUnits > 2) _tile_stored(2, s.scores + i + 2 * kTile, kKeysAtOnce * 4);
+    if (kUnits > 3) _tile_stored(3, s.scores + i + 3 * kTile, kKeysAtOnce * 4);
+  }
+
+  static void score(const Attend& t, Scratch& s, int first, int num_keys) {
+    int i = 0;
+    for (; i + 4 * kTile <= num_keys; i += 4 * kTile) score_units<4>(t, s, first, i);
+    for (; i < num_keys; i += kTile) score_units<1>(t, s, first, i);
+  }
+
+  struct Window {
+    Window(const Attend&, int, int) {}
+  };
+
+  __attribute__((always_inline)) static inline void keep(const Attend&, Scratch& s, const Window&, int row, int, int i,
+                                                         Floats weight, Floats&) {
+    store_bf16((uint16_t*)s.weights + row * kKeysAtOnce + i, weight);
+  }
+
+  // Up to 64 numbers of the head, from `d` on.
+  template <int kColumns>
+  __attribute__((always_inline)) static inline void add_columns(const Attend& t, const Scratch& s, int first,
+                                                                int num_keys, int end, int d) {
+    const int dim = t.head_dim;
+    _tile_loadd(0, s.sums + d, dim * 4);
+    if (kColumns > 1) _tile_loadd(1, s.sums + d + 16, dim * 4);
+    if (kColumns > 2) _tile_loadd(2, s.sums + d + 32, dim * 4);
+    if (kColumns > 3) _tile_loadd(3, s.sums + d + 48, dim * 4);
+    for (int i = 0; i < num_keys; i += kTile) {
+      const uint16_t* values = (const uint16_t*)t.values + unit_offset(t, first + i) * dim;
+      const uint16_t* unit = clean_values(values, end - first - i, dim, s.clean) + d * 2;
+      _tile_loadd(6, (const uint16_t*)s.weights + i, kKeysAtOnce * 2);
+#define PENSTOCK_ADD(column)                           \
+  if (kColumns > column) {                             \
+    _tile_loadd(7, unit + column * 32, dim * 4);       \
+    _tile_dpbf16ps(column, 6, 7);                      \
+  }
+      PENSTOCK_ADD(0)
+      PENSTOCK_ADD(1)
+      PENSTOCK_ADD(2)
+      PENSTOCK_ADD(3)
+#undef PENSTOCK_ADD
+    }
+    _tile_stored(0, s.sums + d, dim * 4);
+    if (kColumns > 1) _tile_stored(1, s.sums + d + 16, dim * 4);
+    if (kColumns > 2) _tile_stored(2, s.sums + d + 32, dim * 4);
+    if (kColumns > 3) _tile_stored(3, s.sums + d + 48, dim * 4);
+  }
+
+  static void add(const Attend& t, Scratch& s, const Window&, int first, int num_keys, int end) {
+    int d = 0;
+    for (; d + 64 <= t.head_dim; d += 64) add_columns<4>(t, s, first, num_keys, end, d);
+    if (d < t.head_dim) add_columns<2>(t, s, first, num_keys, end, d);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,46 @@
+// What attention with matrix tiles works in.
+
+namespace {
+
+struct Scratch {
+  float* scores;     // [16][kKeysAtOnce]
+  float* sums;       // [16][head_dim]
+  int32_t* dots;     // [16][2 digits][kKeysAtOnce]
+  uint8_t* weights;  // [16][kKeysAtOnce] of bf16, or [16][2 digits][kKeysAtOnce]
+  uint8_t* queries;  // [16][head_dim] of bf16, or [16][2 digits][head_dim]
+  uint16_t* clean;   // one unit of values
+  float* query_scale;  // [16], as are those that follow
+  float* spoiled;
+  float* most;
+  float* total;
+
+  explicit Scratch(uint8_t* memory) {
+    scores = (float*)memory;
+    sums = scores + kTile * kKeysAtOnce;
+    dots = (int32_t*)(sums + kTile * kMaxHeadDim);
+    weights = (uint8_t*)(dots + kTile * 2 * kKeysAtOnce);
+    queries = weights + kTile * kKeysAtOnce * 2;
+    clean = (uint16_t*)(queries + kTile * kMaxHeadDim * 2);
+    query_scale = (float*)(clean + kTile * kMaxHeadDim);
+    spoiled = query_scale + kTile;
+    most = spoiled + kTile;
+    total = most + kTile;
+  }
+
+  // Rows from `row` on.
+  Scratch from(int row, int head_dim) const {
+    Scratch s = *this;
+    s.scores += row * kKeysAtOnce;
+    s.sums += row * head_dim;
+    s.dots += row * 2 * kKeysAtOnce;
+    s.weights += row * 2 * kKeysAtOnce;
+    s.queries += row * 2 * head_dim;
+    s.query_scale += row;
+    s.spoiled += row;
+    s.most += row;
+    s.total += row;
+    return s;
+  }
+};
+
+}  // namespace
