@@ -51,8 +51,14 @@ struct Bf16Cache {
 
   static void score(const Attend& t, Scratch& s, int first, int num_keys) {
     int i = 0;
-    for (; i + 4 * kTile <= num_keys; i += 4 * kTile) score_units<4>(t, s, first, i);
-    for (; i < num_keys; i += kTile) score_units<1>(t, s, first, i);
+    for (; i + 4 * kTile <= num_keys; i += 4 * kTile) {
+      for (int u = 0; u < 4; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 4);
+      score_units<4>(t, s, first, i);
+    }
+    for (; i < num_keys; i += kTile) {
+      fetch_ahead(t, first, i, num_keys, 4);
+      score_units<1>(t, s, first, i);
+    }
   }
 
   struct Window {

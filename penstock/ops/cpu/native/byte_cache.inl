@@ -105,6 +105,7 @@ struct ByteCache {
   static void score(const Attend& t, Scratch& s, int first, int num_keys) {
     constexpr int kUnits = kStacked ? 4 : 2;
     for (int i = 0; i < num_keys; i += kUnits * kTile) {
+      for (int u = 0; u < kUnits; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 8);
       if (kStacked)
         score_stacked(t, s, first, i, num_keys);
       else
