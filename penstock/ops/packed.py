@@ -199,9 +199,10 @@ def multiply(x: Tensor, packed: Packed) -> Tensor:
 
 class Words(NamedTuple):
     """Rows of 32-bit words, LANES of them a block. Value j of a block's word i is the block's input j * LANES + i: the same
-    value of all words of a block are neighbours, of one group. Rows are filled up to whole blocks.
+    value of all words of a block are neighbours, of one group. What is left of a row is a block of fewer lanes, `tail` of
+    them, a power of two, filled up.
 
-    values    int32 [rows, blocks * LANES]; 8 values of 4 bits, 0 .. 15, or 4 of 8 bits, signed; the first lowest
+    values    int32 [rows, words]; 8 values of 4 bits, 0 .. 15, or 4 of 8 bits, signed; the first lowest
     scales    float16 [groups, rows], and minimums where there are any; zeros for what is filled up
     group     inputs that share a scale: 32, 64 or 128
     """
@@ -229,16 +230,28 @@ class Words(NamedTuple):
         minimums = None if self.minimums is None else self.minimums[:, start:stop]
         return self._replace(values=self.values[start:stop], scales=self.scales[:, start:stop], minimums=minimums)
 
+    @property
+    def tail(self) -> int:
+        """Lanes of the last block, if it has fewer than others; else none."""
+        return tail_lanes(self.num_columns, self.values_per_word)
+
     def dequantize(self) -> Tensor:
         """[rows, columns] in float32."""
-        packed = self.values.contiguous().view(torch.uint8).view(self.num_rows, -1, LANES, 4)
-        if self.bits == 4:
-            packed = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-        numbers = packed.view(torch.int8).transpose(2, 3).flatten(1).float()
+        split = self.values.shape[1] - self.tail
+        numbers = torch.cat((self._spread(0, split, LANES), self._spread(split, split + self.tail, self.tail)), dim=1)
         numbers *= self._by_column(self.scales, numbers.shape[1])
         if self.minimums is not None:
             numbers += self._by_column(self.minimums, numbers.shape[1])
         return numbers[:, : self.num_columns]
+
+    def _spread(self, start: int, stop: int, lanes: int) -> Tensor:
+        """Values of some words, whose blocks have so many lanes, in the order of inputs."""
+        if start == stop:
+            return torch.empty((self.num_rows, 0), device=self.values.device)
+        packed = self.values[:, start:stop].contiguous().view(torch.uint8).view(self.num_rows, -1, lanes, 4)
+        if self.bits == 4:
+            packed = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+        return packed.view(torch.int8).transpose(2, 3).flatten(1).float()
 
     def _by_column(self, of_groups: Tensor, num_columns: int) -> Tensor:
         return of_groups.t().float().repeat_interleave(self.group, 1)[:, :num_columns]
@@ -250,15 +263,13 @@ def arrange(matrix: Grouped) -> Words:
     while group < MAX_GROUP and _are_pairs(scales) and (minimums is None or _are_pairs(minimums)):
         scales, group = scales[:, ::2], 2 * group
         minimums = None if minimums is None else minimums[:, ::2]
-    values_per_word = 32 // matrix.bits
-    num_blocks = -(-matrix.num_columns // (LANES * values_per_word))
-    planes = (_integers(matrix.values) if matrix.bits == 4 else matrix.values).view(torch.uint8)
-    planes = functional.pad(planes, (0, 0, 0, num_blocks * values_per_word - planes.shape[1]))
-    planes = planes.view(matrix.num_rows, num_blocks, values_per_word, LANES)
-    if matrix.bits == 4:
-        planes = planes[:, :, ::2] | (planes[:, :, 1::2] << 4)
-    words = planes.transpose(2, 3).contiguous().view(torch.int32).flatten(1)
-    num_groups = -(-num_blocks * LANES * values_per_word // group)
+    per_word = 32 // matrix.bits
+    tail = tail_lanes(matrix.num_columns, per_word)
+    split = matrix.num_columns // (LANES * per_word) * LANES * per_word
+    inputs = (_integers(matrix.values) if matrix.bits == 4 else matrix.values).view(torch.uint8).flatten(1)
+    rest = functional.pad(inputs[:, split:], (0, split + tail * per_word - matrix.num_columns))
+    words = torch.cat((_gather(inputs[:, :split], LANES, matrix.bits), _gather(rest, tail, matrix.bits)), dim=1)
+    num_groups = -(-(split + tail * per_word) // group)
     return Words(
         words,
         _by_group(scales, num_groups),
@@ -267,6 +278,22 @@ def arrange(matrix: Grouped) -> Words:
         matrix.bits,
         matrix.num_columns,
     )
+
+
+def tail_lanes(num_columns: int, values_per_word: int) -> int:
+    """Lanes that hold what whole blocks leave of a row; as many as a whole block has if that takes no more."""
+    left = num_columns % (LANES * values_per_word)
+    return 1 << (-(-left // values_per_word) - 1).bit_length() if left else 0
+
+
+def _gather(inputs: Tensor, lanes: int, bits: int) -> Tensor:
+    """Blocks of bytes [rows, blocks * values a word * lanes] as words [rows, blocks * lanes]."""
+    if not inputs.shape[1]:
+        return torch.empty((len(inputs), 0), dtype=torch.int32, device=inputs.device)
+    planes = inputs.reshape(len(inputs), -1, 32 // bits, lanes)
+    if bits == 4:
+        planes = planes[:, :, ::2] | (planes[:, :, 1::2] << 4)
+    return planes.transpose(2, 3).contiguous().view(torch.int32).flatten(1)
 
 
 def _by_group(numbers: Tensor, num_groups: int) -> Tensor:

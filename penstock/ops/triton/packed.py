@@ -52,18 +52,20 @@ def _tiny(words, J: tl.constexpr):
 @triton.jit(do_not_specialize=["stride"])
 def _one(
     x, values, scales, minimums, bias, out, num_out, stride,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-    QUADS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, CHAINS: tl.constexpr,
+    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, TAIL: tl.constexpr,
+    ROWS: tl.constexpr, QUADS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One row of x by ROWS rows of the matrix: QUADS times four words at a time, of which a thread has four neighbours.
 
     The first words are on their way before x is there.
     """
     inputs: tl.constexpr = LANES * PER
-    num_quads: tl.constexpr = (SIZE + inputs - 1) // inputs * (LANES // 4)
+    full_quads: tl.constexpr = SIZE // inputs * (LANES // 4)
+    num_quads: tl.constexpr = full_quads + TAIL // 4
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     bounded = tl.minimum(rows, num_out - 1)
-    start = values + bounded.to(tl.int64)[:, None, None] * (num_quads * 4)
+    start = values + bounded.to(tl.int64)[:, None, None] * (full_quads * 4 + TAIL)
     places = tl.arange(0, 4)
     total = tl.zeros([ROWS, QUADS], tl.float32)
     lean = tl.zeros([ROWS, QUADS], tl.float32)
@@ -73,15 +75,18 @@ def _one(
         words = tl.load(start + (quads[:, None] * 4 + places[None, :])[None, :, :], mask=inside[None, :, None], other=0)
         if begin == 0:
             await_others(CHAINS)
-        first = quads // (LANES // 4) * inputs
+        is_full = quads < full_quads
+        lanes = tl.where(is_full, LANES, TAIL)
+        first = quads // (LANES // 4) * inputs + quads % (LANES // 4) * 4
+        first = tl.where(is_full, first, full_quads * 4 * PER + (quads - full_quads) * 4)
         is_place = (rows < num_out)[:, None] & inside[None, :]
         for j in tl.static_range(PER):
-            columns = first[:, None] + (j * LANES + (quads % (LANES // 4) * 4)[:, None] + places[None, :])
+            columns = (first + j * lanes)[:, None] + places[None, :]
             if SIZE % (QUADS * 4 * PER) == 0:
                 numbers = tl.load(x + columns).to(tl.float32)
             else:
                 numbers = tl.load(x + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
-            place = ((first + j * LANES) // GROUP * stride)[None, :] + rows[:, None]
+            place = ((first + j * lanes) // GROUP * stride)[None, :] + rows[:, None]
             scale = tl.load(scales + place, mask=is_place, other=0.0).to(tl.float32)
             if PER == 8:
                 # Inputs, below 2 ** 27 in magnitude, are made as large as values are small: products end at 2 ** -49.
@@ -105,9 +110,9 @@ def _one(
 @triton.jit(do_not_specialize=["num_rows", "stride"])
 def _few(
     x, values, scales, minimums, bias, out, partial, counters, num_rows, num_out, stride,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, PAD: tl.constexpr,
-    ROWS: tl.constexpr, SPLITS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
-    CHAINS: tl.constexpr,
+    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, TAIL: tl.constexpr,
+    PAD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
+    SOFTCAP: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """PAD rows of x by ROWS rows of the matrix, which are the tall side of the matrix units' tile. Scales of neighbouring
     groups are `stride` apart.
@@ -116,6 +121,7 @@ def _few(
     """
     inputs: tl.constexpr = LANES * PER
     blocks: tl.constexpr = (SIZE + inputs - 1) // inputs
+    num_words: tl.constexpr = SIZE // inputs * LANES + TAIL
     span: tl.constexpr = (blocks + SPLITS - 1) // SPLITS
     part = tl.program_id(2)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -124,18 +130,25 @@ def _few(
     tokens = tl.program_id(0) * PAD + tl.arange(0, PAD)
     is_token = (tokens < num_rows)[None, :]
     lanes = tl.arange(0, LANES)
-    start = values + bounded.to(tl.int64)[:, None] * (blocks * LANES) + lanes[None, :]
+    start = values + bounded.to(tl.int64)[:, None] * num_words + lanes[None, :]
     source = x + tokens.to(tl.int64)[None, :] * SIZE + lanes[:, None]
     total = tl.zeros([ROWS, PAD], tl.float32)
     await_others(CHAINS)
     for block in range(part * span, tl.minimum(part * span + span, blocks)):
-        words = tl.load(start + block * LANES)
+        if TAIL:
+            # Of the last block only TAIL lanes are there, and their inputs stand closer.
+            step = tl.where(block * inputs + inputs > SIZE, TAIL, LANES)
+            words = tl.load(start + block * LANES, mask=(lanes < step)[None, :], other=0)
+        else:
+            step = LANES
+            words = tl.load(start + block * LANES)
         for j in tl.static_range(PER):
-            at = block * inputs + j * LANES
-            if SIZE % inputs == 0:
-                numbers = tl.load(source + at, mask=is_token, other=0.0)
+            at = block * inputs + j * step
+            if TAIL:
+                is_input = (lanes < step) & (at + lanes < SIZE)
+                numbers = tl.load(source + at, mask=is_token & is_input[:, None], other=0.0)
             else:
-                numbers = tl.load(source + at, mask=is_token & (at + lanes < SIZE)[:, None], other=0.0)
+                numbers = tl.load(source + at, mask=is_token, other=0.0)
             place = (at // GROUP) * stride + bounded
             plane = _value(words, j, PER) * tl.load(scales + place).to(tl.float32)[:, None]
             if MINIMUM:
@@ -158,22 +171,25 @@ def _few(
 @triton.jit
 def _widen(
     ids, values, scales, minimums, out, scale_of_all, stride,
-    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
-    MINIMUM: tl.constexpr, LOOKS_UP: tl.constexpr, CHAINS: tl.constexpr,
+    SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, TAIL: tl.constexpr,
+    BLOCK: tl.constexpr, MINIMUM: tl.constexpr, LOOKS_UP: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """BLOCK words of one row of the result as numbers; with LOOKS_UP `ids` tell whose."""
     await_others(CHAINS)
     inputs: tl.constexpr = LANES * PER
-    num_words: tl.constexpr = (SIZE + inputs - 1) // inputs * LANES
+    full_words: tl.constexpr = SIZE // inputs * LANES
+    num_words: tl.constexpr = full_words + TAIL
     target = tl.program_id(0).to(tl.int64)
     row = target
     if LOOKS_UP:
         row = tl.load(ids + target).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     words = tl.load(values + row * num_words + offsets, mask=offsets < num_words, other=0)
+    is_full = offsets < full_words
+    first = tl.where(is_full, offsets // LANES * inputs + offsets % LANES, full_words * PER + offsets - full_words)
     for j in tl.static_range(PER):
-        columns = offsets // LANES * inputs + j * LANES + offsets % LANES
-        inside = columns < SIZE
+        columns = first + j * tl.where(is_full, LANES, TAIL)
+        inside = (columns < SIZE) & (offsets < num_words)
         place = (columns // GROUP) * stride.to(tl.int64) + row
         numbers = _value(words, j, PER) * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
         if MINIMUM:
@@ -212,7 +228,7 @@ def few_rows(
     cut = cut or cut_of(num_rows, weight)
     minimums = weight.scales if weight.minimums is None else weight.minimums
     shape = {
-        "SIZE": size, "GROUP": weight.group, "PER": weight.values_per_word, "LANES": LANES,
+        "SIZE": size, "GROUP": weight.group, "PER": weight.values_per_word, "LANES": LANES, "TAIL": weight.tail,
         "MINIMUM": weight.minimums is not None, "BIAS": bias is not None, "SOFTCAP": softcap or 0.0, **chained(),
     }  # fmt: skip
     out = torch.empty((num_rows, num_out), dtype=dtype or x.dtype, device=x.device)
@@ -242,7 +258,7 @@ def widened(weight: Words, dtype: torch.dtype, ids: Tensor | None = None, scale:
     minimums = weight.scales if weight.minimums is None else weight.minimums
     _widen[(num_rows, triton.cdiv(weight.values.shape[1], block))](
         out if ids is None else ids, weight.values, weight.scales, minimums, out, scale, weight.scales.stride(0),
-        SIZE=weight.num_columns, GROUP=weight.group, PER=weight.values_per_word, LANES=LANES, BLOCK=block,
+        SIZE=weight.num_columns, GROUP=weight.group, PER=weight.values_per_word, LANES=LANES, TAIL=weight.tail, BLOCK=block,
         MINIMUM=weight.minimums is not None, LOOKS_UP=ids is not None, **chained(), num_warps=4,
     )  # fmt: skip
     return out
