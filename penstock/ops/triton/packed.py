@@ -75,10 +75,12 @@ def _one(
         words = tl.load(start + (quads[:, None] * 4 + places[None, :])[None, :, :], mask=inside[None, :, None], other=0)
         if begin == 0:
             await_others(CHAINS)
-        is_full = quads < full_quads
-        lanes = tl.where(is_full, LANES, TAIL)
         first = quads // (LANES // 4) * inputs + quads % (LANES // 4) * 4
-        first = tl.where(is_full, first, full_quads * 4 * PER + (quads - full_quads) * 4)
+        lanes = LANES
+        if TAIL:
+            is_full = quads < full_quads
+            first = tl.where(is_full, first, full_quads * 4 * PER + (quads - full_quads) * 4)
+            lanes = tl.where(is_full, LANES, TAIL)
         is_place = (rows < num_out)[:, None] & inside[None, :]
         for j in tl.static_range(PER):
             columns = (first + j * lanes)[:, None] + places[None, :]
@@ -185,10 +187,14 @@ def _widen(
         row = tl.load(ids + target).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     words = tl.load(values + row * num_words + offsets, mask=offsets < num_words, other=0)
-    is_full = offsets < full_words
-    first = tl.where(is_full, offsets // LANES * inputs + offsets % LANES, full_words * PER + offsets - full_words)
+    first = offsets // LANES * inputs + offsets % LANES
+    lanes = LANES
+    if TAIL:
+        is_full = offsets < full_words
+        first = tl.where(is_full, first, full_words * PER + offsets - full_words)
+        lanes = tl.where(is_full, LANES, TAIL)
     for j in tl.static_range(PER):
-        columns = first + j * tl.where(is_full, LANES, TAIL)
+        columns = first + j * lanes
         inside = (columns < SIZE) & (offsets < num_words)
         place = (columns // GROUP) * stride.to(tl.int64) + row
         numbers = _value(words, j, PER) * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
