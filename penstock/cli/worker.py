@@ -5,6 +5,7 @@
 """
 
 import gc
+import shutil
 import signal
 import sys
 import time
@@ -29,8 +30,9 @@ def main() -> int:
         gc.disable()  # `run_engine` enables it when the engine is made
         import_module("penstock.assembly")  # torch: most of a start
     setup = sys.stdin.buffer.readline()
-    if not setup:
-        return 0  # whoever began this process thought better of it
+    if not setup:  # whoever began this process is gone
+        shutil.rmtree(folder, ignore_errors=True)
+        return 0
     step_log = _value(flags, STEP_LOG)
     make = partial(make_engine, decode_config(setup), step_log=None if step_log is None else Path(step_log))
     return run_engine(make, Path(folder), start_s)

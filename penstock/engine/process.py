@@ -10,6 +10,7 @@ Sockets lie in a folder only this user may enter.
 import faulthandler
 import gc
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -108,7 +109,9 @@ class Post(threading.Thread):
         while True:
             ready = dict(poller.poll(int(BEAT_S * 1000)))
             if sys.stdin.fileno() in ready:
-                os._exit(0)  # nothing is ever written there after the setup: this is its end, and so the parent's
+                # Nothing is ever written there after the setup: this is its end, and so the parent's, who cannot tidy up.
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os._exit(0)
             if self._commands in ready:
                 self._read()
             now = time.monotonic()

@@ -301,7 +301,7 @@ def test_sockets_are_private_and_vanish() -> None:
     assert not folders[0].exists()
 
 
-def test_an_orphan_ends_itself() -> None:
+def test_an_orphan_ends_itself_and_tidies_up(tmp_path: Path) -> None:
     """The parent is killed with no chance to say goodbye."""
     code = (
         "import asyncio, sys, os, signal\n"
@@ -314,7 +314,9 @@ def test_an_orphan_ends_itself() -> None:
     )
 
     async def law() -> int:
-        parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+        parent = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)}
+        )
         out, _ = await parent.communicate()
         return int(out)
 
@@ -323,6 +325,7 @@ def test_an_orphan_ends_itself() -> None:
     while time.monotonic() < deadline_s and _is_alive(pid):
         time.sleep(0.01)
     assert not _is_alive(pid)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _is_alive(pid: int) -> bool:

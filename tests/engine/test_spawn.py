@@ -25,6 +25,7 @@ def test_a_process_that_gets_no_setup_ends_in_peace() -> None:
         assert spawned.process.stdin is not None
         spawned.process.stdin.close()
         assert spawned.process.wait(20) == 0
+        assert not spawned.folder.exists()
 
 
 def test_a_command_that_is_not_there_leaves_no_folder(tmp_path, monkeypatch) -> None:
