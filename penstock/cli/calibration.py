@@ -29,7 +29,9 @@ STEPS_EACH = 5
 """Steps at each number of sequences of a shrinking batch."""
 CACHED_REST = (8, 48, 160)
 """Tokens after a cached beginning."""
-RESTED_PROMPTS = (4, 10, 20, 36, 60, 90, 140, 220, 350)
+RESTED_PROMPTS = (4, 8, 12, 16, 24, 32, 40, 50, 60, 75, 90, 110, 130, 160, 200, 240, 300, 400)
+RESTED_ANSWER = 10
+"""Steps until it makes no difference any more."""
 NUM_RANDOM = 16
 MAX_ANSWER = 48
 PAUSES = (2, 8, 24)
@@ -107,7 +109,7 @@ class Calibration:
     tell: Callable[[str, int, int | None], None] = lambda stage, done, total: None
     disturbed_fraction: float | None = None
     """Of the machine, what others used meanwhile."""
-    rests_s: tuple[float, float] = (0.01, 0.4)
+    rests_s: tuple[float, float] = (0.01, 0.6)
     """Shortest and longest rest."""
     _num_requests: int = 0
     _contexts: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
@@ -160,7 +162,7 @@ class Calibration:
         for name, lengths, size in (("short prompts", SHORT_PROMPTS, 4), ("long prompts", LONG_PROMPTS, 1)):
             requests = [self._request(length, 1) for length in lengths if length <= longest]
             yield from Stage(name, self.random.sample(requests, len(requests)), None).parts(size)
-        rested = [self._request(length, 2) for length in RESTED_PROMPTS if length <= longest]
+        rested = [self._request(length, RESTED_ANSWER) for length in RESTED_PROMPTS if length <= longest]
         yield from Stage("after rest", rested, None, rests=True).parts(1)
         if room > 2 * max(CACHED_REST):
             yield from Stage("cached prompts", list(self._cached(min(1536, room - max(CACHED_REST)))), None).parts(3)

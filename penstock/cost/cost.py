@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from penstock.core.batch import Batch, Chunk
+from penstock.cost.warmth import Cooling
 
 
 class Cost(Protocol):
@@ -30,11 +31,15 @@ class Summing(Protocol):
 
 
 @runtime_checkable
-class Resting(Protocol):
-    """A cost of a device that is slower at first when it had nothing to do: its threads sleep, its caches are others'."""
+class Warming(Protocol):
+    """A cost of a device that is slower while its caches are cold."""
 
-    def after_rest_s(self, batch: Batch, rest_s: float) -> float:
-        """Seconds that a batch takes beyond `step_s` if nothing was computed for so long before it."""
+    @property
+    def cooling(self) -> Cooling | None:
+        """How they lose what steps read; None if that costs nothing."""
+
+    def cold_s(self, batch: Batch, num_steps: int) -> list[float]:
+        """Seconds that each of a run of steps takes beyond `run_s` if they have lost everything."""
 
 
 def moved(batch: Batch, num_positions: int) -> Batch:

@@ -4,7 +4,7 @@
              rows that draw, with knees                  the output product
              chunks of several tokens                    each is a call of its own
              positions read, pairs scored                attention; the longest context apart, since it is waited for
-    rest     rows, of the first step after a rest        threads that slept, caches that others used
+    cold     steps, positions read                       what the caches have lost by then (`warmth`) is read from memory
     host     chunks, prompt tokens, positions            schedule, commit, and what the caller does between steps
 
 Device and host add up, or the longer one counts where the engine overlaps them. It knows the range it was fitted on, and
@@ -22,6 +22,7 @@ import numpy as np
 from penstock.core.batch import Batch
 from penstock.core.features import Features, StepTime, features_of
 from penstock.cost.fit import Errors, Mask, Numbers, Ramp, column, errors_of, fit, held_out, ramps_of
+from penstock.cost.warmth import Cooling
 from penstock.errors import ConfigError
 
 MIN_STEPS = 50
@@ -39,12 +40,16 @@ DEVICE_KNEES: Mapping[str, Sequence[float]] = {
     "max_kv": (),
     "long_pairs": (),
 }
-REST_RAMPS = (Ramp("steps", 0.0, math.inf), Ramp("rows", 0.0, 256.0))
-"""Threads and caches are warm before a long step is over, so that what it costs to wake them has an end."""
-REST_S = 0.004
-"""Shorter pauses are none: a pool's threads are still awake."""
-MIN_RESTED = 8
-"""Kinds of steps after a rest that must be known before anything is said of them."""
+COLD_RAMPS = tuple(Ramp(feature, 0.0, math.inf) for feature in ("steps", "single_kv", "long_kv"))
+"""Weights, and keys and values."""
+COOLINGS = tuple(Cooling(seconds, lost) for seconds in (0.005, 0.01, 0.02, 0.04, 0.08) for lost in (0.5, 0.7, 0.85))
+"""Those that are tried."""
+COLD_FRACTION = 0.5
+"""What must be lost for a step to be called cold."""
+MIN_COLD = 8
+"""Kinds of cold steps that must be known before anything is said of them."""
+MAX_OFF = 0.4
+"""Error of a step that tells no more about a cooling than a larger one."""
 HOST_KNEES: Mapping[str, Sequence[float]] = {"steps": (), "chunks": (), "long_tokens": (), "long_kv": ()}
 
 VALUES: Mapping[str, Callable[[Features], int]] = {
@@ -81,8 +86,10 @@ class Fitted:
     num_steps: int
     errors: Mapping[str, Errors]
     """Of the device's time, by kind of step, and of the host's."""
-    rest: tuple[Ramp, ...] = ()
-    """What the first step after a rest takes longer."""
+    cold: tuple[Ramp, ...] = ()
+    """What a step takes longer if the caches have lost everything."""
+    cooling: Cooling | None = None
+    """How they lose it."""
 
 
 class Measured:
@@ -99,7 +106,8 @@ class Measured:
         self._overlaps = fitted.overlaps
         self._device = _Line(fitted.device)
         self._host = _Line(fitted.host)
-        self._rest = _Line(fitted.rest)
+        self._cold = _Line(fitted.cold)
+        self.cooling = fitted.cooling
 
     def step_s(self, batch: Batch) -> float:
         return self.run_s(batch, 1)[0]
@@ -113,8 +121,8 @@ class Measured:
             return [one if one > other else other for one, other in zip(device, host)]
         return [one + other for one, other in zip(device, host)]
 
-    def after_rest_s(self, batch: Batch, rest_s: float) -> float:
-        return self._rest.run_s(features_of(batch), 1)[0] if rest_s >= REST_S else 0.0
+    def cold_s(self, batch: Batch, num_steps: int) -> list[float]:
+        return self._cold.run_s(features_of(batch), num_steps)
 
     def outside(self, features: Features) -> tuple[str, ...]:
         """The features that lie beyond what was measured."""
@@ -180,8 +188,8 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
     usable = [step for step in steps if step.device_s > 0.0]
     if len(usable) < MIN_STEPS:
         raise ConfigError(f"there are {len(usable)} steps to fit a cost to; log at least {MIN_STEPS}")
-    cells = _gather(usable, lambda step: step.device_s)
-    device, rest, errors_in = _fit_ramps(cells, DEVICE_KNEES, REST_RAMPS)
+    device, cooling = _fit_device(usable)
+    cells = device.cells
     gathered = Features(*cells.features.T)
     kinds = {
         "all": np.ones(len(cells.seconds), dtype=bool),
@@ -189,16 +197,39 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
         "prompt": np.equal(gathered.num_singles, 0),
     }
     kinds["mixed"] = ~(kinds["decode"] | kinds["prompt"])
-    kinds["after rest"] = cells.rested
+    if cooling is not None:
+        kinds["cold"] = cells.lost >= COLD_FRACTION
+    errors_in = device.held_out()
     errors = {kind: errors_in(mask) for kind, mask in kinds.items() if mask.any()}
     busy = [step for step in usable if step.is_busy and step.host_s > 0.0]
     host: tuple[Ramp, ...] = ()
     if len(busy) >= MIN_STEPS:
-        cells = _gather(busy, lambda step: step.host_s)
-        host, _, errors_in = _fit_ramps(cells, HOST_KNEES, ())
-        errors["host"] = errors_in(np.ones(len(cells.seconds), dtype=bool))
+        cells = _gather(busy, [step.host_s for step in busy], [0.0] * len(busy))
+        fitted = _Fit(cells, HOST_KNEES, ())
+        host = fitted.ramps
+        errors["host"] = fitted.held_out()(np.ones(len(cells.seconds), dtype=bool))
     most = Features(*(max(values) for values in zip(*(step.features for step in usable))))
-    return Fitted(device, host, overlaps, most, len(usable), errors, rest)
+    return Fitted(device.ramps, host, overlaps, most, len(usable), errors, device.cold, cooling)
+
+
+def _fit_device(steps: Sequence[StepTime]) -> tuple["_Fit", Cooling | None]:
+    """With the cooling that explains most, if there is any."""
+    seconds = [step.device_s for step in steps]
+    pauses = [step.rest_s + before.device_s for before, step in zip((steps[0], *steps), steps)]
+    features = np.array([step.features for step in steps], dtype=float)
+    none = [0.0] * len(steps)
+    steady = _Fit(_gather(steps, seconds, none), DEVICE_KNEES, ())
+    best: tuple[float, _Fit, Cooling | None] = (steady.off(features, seconds, none), steady, None)
+    for cooling in COOLINGS:
+        lost = cooling.along(pauses)
+        cells = _gather(steps, seconds, lost)
+        if np.count_nonzero(cells.lost >= COLD_FRACTION) < MIN_COLD:
+            continue
+        fitted = _Fit(cells, DEVICE_KNEES, COLD_RAMPS)
+        off = fitted.off(features, seconds, lost)
+        if fitted.cold and off < best[0]:
+            best = off, fitted, cooling
+    return best[1:]
 
 
 class _Cells(NamedTuple):
@@ -206,47 +237,62 @@ class _Cells(NamedTuple):
 
     features: Numbers
     """[cells, features], their means."""
-    rested: Mask
+    lost: Numbers
+    """Of the caches, what they found lost."""
     seconds: Numbers
     """Their medians: what disturbed a step disturbs no cell."""
     weights: Numbers
 
 
-def _gather(steps: Sequence[StepTime], seconds_of: Callable[[StepTime], float]) -> _Cells:
-    """Alike is what differs by less than a tenth in every feature."""
-    groups: dict[tuple[int, ...], list[StepTime]] = {}
-    for step in steps:
-        key = (int(step.rest_s >= REST_S), *[round(8.0 * math.log2(1 + value)) for value in step.features])
-        groups.setdefault(key, []).append(step)
-    features = [np.mean([step.features for step in group], axis=0) for group in groups.values()]
-    seconds = [float(np.median([seconds_of(step) for step in group])) for group in groups.values()]
-    weights = [min(len(group), MAX_WEIGHT) for group in groups.values()]
-    rested = [bool(key[0]) for key in groups]
-    return _Cells(np.array(features, dtype=float), np.array(rested), np.array(seconds), np.array(weights, dtype=float))
+def _gather(steps: Sequence[StepTime], seconds: Sequence[float], lost: Sequence[float]) -> _Cells:
+    """Alike is what differs by less than a tenth in every feature, and less than a fifth of the caches."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, step in enumerate(steps):
+        key = (round(5.0 * lost[number]), *[round(8.0 * math.log2(1 + value)) for value in step.features])
+        groups.setdefault(key, []).append(number)
+    return _Cells(
+        features=np.array([np.mean([steps[one].features for one in group], axis=0) for group in groups.values()]),
+        lost=np.array([np.mean([lost[one] for one in group]) for group in groups.values()]),
+        seconds=np.array([np.median([seconds[one] for one in group]) for group in groups.values()]),
+        weights=np.array([min(len(group), MAX_WEIGHT) for group in groups.values()], dtype=float),
+    )
 
 
-def _fit_ramps(
-    cells: _Cells, knees: Mapping[str, Sequence[float]], rests: Sequence[Ramp]
-) -> tuple[tuple[Ramp, ...], tuple[Ramp, ...], Callable[[Mask], Errors]]:
-    """Ramps, those of steps after a rest, and the errors of cells that a mask chooses, each predicted by a fit that had not
-    seen it."""
-    gathered = Features(*cells.features.T)
-    names = {*knees, *(ramp.feature for ramp in rests)}
-    values = {name: np.broadcast_to(np.asarray(VALUES[name](gathered), float), cells.seconds.shape) for name in names}
-    ramps = [ramp for name, each in knees.items() for ramp in ramps_of(name, each, values[name])]
-    columns = [column(ramp, values[ramp.feature]) for ramp in ramps]
-    if cells.rested.sum() < MIN_RESTED:
-        rests = ()
-    columns += [cells.rested * column(ramp, values[ramp.feature]) for ramp in rests]
-    matrix = np.stack(columns, axis=1)
-    found = fit(matrix, cells.seconds, cells.weights)
-    predicted = held_out(matrix, cells.seconds, cells.weights)
+class _Fit:
+    """Ramps over the features of cells, and others that count by what the caches have lost."""
 
-    def errors(mask: Mask) -> Errors:
-        return errors_of(predicted[mask], cells.seconds[mask], cells.weights[mask])
+    def __init__(self, cells: _Cells, knees: Mapping[str, Sequence[float]], cold: Sequence[Ramp]) -> None:
+        self.cells = cells
+        values = {name: _values(name, cells.features) for name in knees}
+        ramps = [ramp for name, each in knees.items() for ramp in ramps_of(name, each, values[name])]
+        self._matrix = _matrix(ramps, cold, cells.features, cells.lost)
+        found = fit(self._matrix, cells.seconds, cells.weights)
+        self.ramps = _sloped(ramps, found[: len(ramps)])
+        self.cold = _sloped(cold, found[len(ramps) :])
 
-    def slopes(ramps: Sequence[Ramp], seconds: Numbers) -> tuple[Ramp, ...]:
-        fitted = (ramp._replace(seconds=float(slope)) for ramp, slope in zip(ramps, seconds))
-        return tuple(ramp for ramp in fitted if ramp.seconds > 0.0)
+    def off(self, features: Numbers, seconds: Sequence[float], lost: Sequence[float]) -> float:
+        """Mean error of steps, as shares of their time; nothing beyond `MAX_OFF` counts for more."""
+        matrix = _matrix(self.ramps, self.cold, features, np.asarray(lost))
+        predicted = matrix @ np.array([ramp.seconds for ramp in (*self.ramps, *self.cold)])
+        return float(np.minimum(np.abs(predicted / np.asarray(seconds) - 1.0), MAX_OFF).mean())
 
-    return slopes(ramps, found[: len(ramps)]), slopes(rests, found[len(ramps) :]), errors
+    def held_out(self) -> Callable[[Mask], Errors]:
+        """The errors of cells that a mask chooses, each predicted by a fit that had not seen it."""
+        cells = self.cells
+        predicted = held_out(self._matrix, cells.seconds, cells.weights)
+        return lambda mask: errors_of(predicted[mask], cells.seconds[mask], cells.weights[mask])
+
+
+def _matrix(ramps: Sequence[Ramp], cold: Sequence[Ramp], features: Numbers, lost: Numbers) -> Numbers:
+    columns = [column(ramp, _values(ramp.feature, features)) for ramp in ramps]
+    columns += [lost * column(ramp, _values(ramp.feature, features)) for ramp in cold]
+    return np.stack(columns, axis=1)
+
+
+def _values(name: str, features: Numbers) -> Numbers:
+    return np.broadcast_to(np.asarray(VALUES[name](Features(*features.T)), float), len(features))
+
+
+def _sloped(ramps: Sequence[Ramp], seconds: Numbers) -> tuple[Ramp, ...]:
+    fitted = (ramp._replace(seconds=float(slope)) for ramp, slope in zip(ramps, seconds))
+    return tuple(ramp for ramp in fitted if ramp.seconds > 0.0)

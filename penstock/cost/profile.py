@@ -12,9 +12,10 @@ from typing import Any
 from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime
 from penstock.cost.fit import Errors, Ramp
 from penstock.cost.measured import VALUES, Fitted
+from penstock.cost.warmth import Cooling
 from penstock.errors import ConfigError
 
-VERSION = 1
+VERSION = 2
 MAX_PROFILE_BYTES = 1 << 24
 
 
@@ -42,7 +43,7 @@ class Profile:
         data["fitted"] |= {
             "device": [_written(ramp) for ramp in self.fitted.device],
             "host": [_written(ramp) for ramp in self.fitted.host],
-            "rest": [_written(ramp) for ramp in self.fitted.rest],
+            "cold": [_written(ramp) for ramp in self.fitted.cold],
             "most": self.fitted.most._asdict(),
         }
         return json.dumps(data, indent=1, allow_nan=False) + "\n"
@@ -61,7 +62,8 @@ def read_profile(text: str, name: str) -> Profile:
             fitted=Fitted(
                 device=tuple(_ramp(row) for row in fitted["device"]),
                 host=tuple(_ramp(row) for row in fitted["host"]),
-                rest=tuple(_ramp(row) for row in fitted.get("rest", ())),
+                cold=tuple(_ramp(row) for row in fitted["cold"]),
+                cooling=_cooling(fitted["cooling"]),
                 overlaps=bool(fitted["overlaps"]),
                 most=Features(**{key: int(value) for key, value in fitted["most"].items()}),
                 num_steps=int(fitted["num_steps"]),
@@ -99,6 +101,15 @@ def _step(row: list[Any]) -> StepTime:
 
 def _written(ramp: Ramp) -> list[str | float | None]:
     return [ramp.feature, ramp.low, None if math.isinf(ramp.width) else ramp.width, ramp.seconds]
+
+
+def _cooling(row: list[Any] | None) -> Cooling | None:
+    if row is None:
+        return None
+    cooling = Cooling(*map(float, row))
+    if not (0.0 < cooling.seconds < math.inf and 0.0 <= cooling.lost_fraction <= 1.0):
+        raise ValueError(f"{cooling} cannot be")
+    return cooling
 
 
 def _ramp(row: list[Any]) -> Ramp:

@@ -5,7 +5,6 @@ would wait for the device it posts an event; there the other half runs, `commit`
 does so step by step; `swift.SwiftReplica` gives the same results with less work.
 """
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -13,7 +12,8 @@ from typing import NamedTuple, Protocol
 from penstock.core.batch import Batch, Delta, StepOutput
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
-from penstock.cost.cost import Cost, Resting
+from penstock.cost.cost import Cost, Warming
+from penstock.cost.warmth import Warmth
 from penstock.errors import CapacityError, RequestError
 from penstock.metrics.histogram import Histogram
 from penstock.router.policy import ReplicaView
@@ -77,9 +77,9 @@ class Replica:
         self.num_lost_transfers = 0
         """Prompts whose keys and values came and found no room."""
         self.cost = cost
-        self._resting = cost if isinstance(cost, Resting) else None
-        self._idle_since_s = -math.inf
-        """End of the last step."""
+        self._warming = cost if isinstance(cost, Warming) else None
+        cooling = self._warming.cooling if self._warming is not None else None
+        self._warmth = Warmth(cooling) if cooling is not None else None
         self.speculation = speculation
         self._events = events
         self._ledger = ledger
@@ -173,12 +173,19 @@ class Replica:
                 self.num_prompt_tokens += chunk.arrival.prompt_length
                 self.num_cached_tokens += min(chunk.start, chunk.arrival.prompt_length)
         self._num_step_tokens = batch.num_tokens
-        duration_s = self.cost.step_s(batch)
-        if self._resting is not None and start_s > self._idle_since_s and not self._flights:
-            duration_s += self._resting.after_rest_s(batch, start_s - self._idle_since_s)
+        (duration_s,) = self._run_s(batch, start_s, 1)
+        if self._warmth is not None:
+            self._warmth.take(1)
         if self.speculation is not None:
             duration_s += self.speculation.draft_s(batch, self.cost)
         self._flights.append(Flight(batch, start_s, start_s + duration_s))
+
+    def _run_s(self, batch: Batch, start_s: float, num_steps: int) -> list[float]:
+        """Seconds of each of a run of steps that begins then."""
+        durations = self.cost.run_s(batch, num_steps)
+        if self._warmth is None or self._warming is None:
+            return durations
+        return self._warmth.foretell(start_s, durations, self._warming.cold_s(batch, num_steps))
 
     def _complete(self, now: float) -> None:
         """The oldest step has ended."""
@@ -191,7 +198,6 @@ class Replica:
         self.num_steps += 1
         self.num_computed_tokens += batch.num_tokens
         self.busy_s += now - start_s
-        self._idle_since_s = now
         if self._tracer is not None:
             num_prompt = sum([chunk.length for chunk in batch.chunks if not chunk.samples or chunk.token_ids])
             self._tracer.steps(self.name, start_s, now, 1, len(batch.chunks), num_prompt)

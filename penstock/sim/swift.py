@@ -183,10 +183,7 @@ class SwiftReplica(Replica):
                 for run in self._runs.values()
             ]
             batch = Batch(0, (*singles, *prompts))
-            durations = self.cost.run_s(batch, num_steps)
-            if self._resting is not None and self._start_s > self._idle_since_s:
-                durations[0] += self._resting.after_rest_s(batch, self._start_s - self._idle_since_s)
-            return durations
+            return self._run_s(batch, self._start_s, num_steps)
         if prompts:
             return [summing.sum_s(len(self._runs), self._num_positions, prompts)]
         return summing.sums_s(len(self._runs), self._num_positions, num_steps)
@@ -206,7 +203,8 @@ class SwiftReplica(Replica):
         self.num_steps += num_steps
         self.num_computed_tokens += num_steps * num_runs + num_prompt_tokens
         self.busy_s += now - self._start_s
-        self._idle_since_s = now
+        if self._warmth is not None:
+            self._warmth.take(num_steps)
         self._count_gaps(ends, num_runs)
         self._past_ends.extend(ends)
         if self._tracer is not None:

@@ -11,6 +11,7 @@ from penstock.core.batch import Batch, Chunk
 from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
 from penstock.cost.measured import Measured, fit_steps
+from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
 from penstock.sim.simulation import simulate
 from penstock.workload.arrivals import Constant
@@ -34,21 +35,28 @@ def batch_of(random):
     return Batch(1, tuple(Chunk(0, start, length, (), (), True, None) for start, length in pairs))
 
 
-def slower_s(batch):
-    """After a rest."""
-    return 0.002 + 1e-5 * batch.num_tokens
+COOLING = Cooling(0.02, 0.7)
+
+
+def cold_s(batch):
+    """What a batch takes longer with cold caches."""
+    return 0.003 + 1e-6 * features_of(batch).single_kv
 
 
 def steps_of(seed, count, noise=0.02, host_s=2e-4):
-    """A step log of an engine whose steps take as long as the roofline says, more or less, and now and then far longer."""
-    random = Random(seed)
-    steps = []
+    """A step log of an engine whose steps take as long as the roofline says, more or less, and now and then far longer; of one
+    whose caches cool."""
+    random, warmth = Random(seed), Warmth(COOLING)
+    steps, now = [], 0.0
     for number in range(count):
         batch = batch_of(random)
         factor = random.gauss(1.0, noise) * (5.0 if random.random() < 0.03 else 1.0)
         host = host_s + 1e-5 * len(batch.chunks)
         rest_s = random.choice((0.0, 0.0, 0.0, 0.0, 0.05))
-        device_s = COST.step_s(batch) * abs(factor) + (slower_s(batch) if rest_s else 0.0)
+        now += rest_s
+        (device_s,) = warmth.foretell(now, [COST.step_s(batch) * abs(factor)], [cold_s(batch)])
+        warmth.take(1)
+        now += device_s
         steps.append(StepTime(float(number), device_s, host, True, rest_s, features_of(batch)))
     return steps
 
@@ -80,7 +88,7 @@ def test_its_own_word_on_its_error_is_true():
     assert -0.15 < errors.bias < 0.01, "three steps in a hundred were disturbed and took five times as long"
     blind = fit_steps(steps_of(1, 1500, noise=0.3), overlaps=False)
     assert blind.errors["all"].median > 3 * errors.median
-    assert set(FITTED.errors) == {"all", "decode", "prompt", "mixed", "after rest", "host"}
+    assert set(FITTED.errors) == {"all", "decode", "prompt", "mixed", "cold", "host"}
 
 
 def test_the_host_adds_up_or_is_hidden():
@@ -93,26 +101,35 @@ def test_the_host_adds_up_or_is_hidden():
     assert host_only == pytest.approx(2e-4 + 1e-5 * len(batch.chunks), rel=0.05)
 
 
-def test_the_first_step_after_a_rest_takes_as_much_longer_as_was_measured():
+def test_a_step_takes_as_much_longer_with_cold_caches_as_was_measured():
     cost, random = Measured(FITTED), Random(5)
+    assert cost.cooling == COOLING
     batches = [batch_of(random) for _ in range(50)]
-    off = sorted(abs(cost.after_rest_s(batch, 0.1) / slower_s(batch) - 1.0) for batch in batches)
+    off = sorted(abs(cost.cold_s(batch, 1)[0] / cold_s(batch) - 1.0) for batch in batches)
     assert off[25] < 0.15
-    assert {cost.after_rest_s(batch, 0.0) for batch in batches} == {0.0}
-    restless = fit_steps([step for step in steps_of(1, 1500) if not step.rest_s], overlaps=False)
-    assert not restless.rest
-    assert "after rest" not in restless.errors
 
 
-def test_the_simulator_is_slower_after_a_rest_and_only_then():
-    apart = make_workload(4, num_requests=12, arrivals=Constant(0.5))
+def test_caches_that_make_no_difference_are_not_spoken_of():
+    random, steps = Random(6), []
+    for number in range(600):
+        batch = batch_of(random)
+        device_s = COST.step_s(batch) * random.gauss(1.0, 0.01)
+        steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batch)))
+    cost, cold = Measured(fit_steps(steps, overlaps=False)), [0.0]
+    if cost.cooling is not None:
+        cold = [cost.cold_s(batch_of(random), 1)[0] / COST.step_s(batch_of(random)) for _ in range(50)]
+    assert sorted(cold)[len(cold) // 2] < 0.05
+
+
+def test_the_simulator_is_slower_after_a_rest_and_warms_up():
+    apart = make_workload(4, num_requests=12, arrivals=Constant(0.2))
     cost = Measured(FITTED)
     rested = simulate(make_fleet(cost=cost), apart)
-    restless = simulate(make_fleet(cost=Measured(replace(FITTED, rest=()))), apart)
-    for one, other, request in zip(rested.timelines, restless.timelines, apart.requests):
+    warm = simulate(make_fleet(cost=Measured(replace(FITTED, cooling=None))), apart)
+    for one, other, request in zip(rested.timelines, warm.timelines, apart.requests):
         batch = Batch(1, (Chunk(0, 0, len(request.prompt), request.prompt, (), True, None),))
-        assert one.ttft_s == pytest.approx(other.ttft_s + cost.after_rest_s(batch, 1.0))
-        assert one.e2e_s - one.ttft_s == pytest.approx(other.e2e_s - other.ttft_s)
+        assert one.ttft_s == pytest.approx(other.ttft_s + cost.cold_s(batch, 1)[0], rel=1e-6)
+        assert one.e2e_s - one.ttft_s > other.e2e_s - other.ttft_s, "the steps after it are not warm at once"
 
 
 @given(BATCHES)
