@@ -9,11 +9,11 @@
     batching         static against continuous batching on answers of very different lengths: the ratio, predicted and measured
 
 Both sides count alike: TTFT from the scheduled arrival to the end of the turn of the loop that brought the first token. A
-machine, a virtual one above all, is not equally fast from one half minute to the next. So a turn is a round of calibration and
-then each workload once; after the turns the cost is fitted to all rounds, and what it says of a workload is held against the
-middle of its measurements. Their spread is told: nobody can predict better than it repeats. The last column replays the
-steps' own times: what is off there is scheduling, arrivals or definitions; what is off only before it is the cost, or the
-neighbours, whose share of the machine is told.
+machine, a virtual one above all, is not equally fast from one half minute to the next. So a turn is each workload once, with a
+few seconds of calibration before it; after the turns the cost is fitted to all of those, and what it says of a workload is held
+against the middle of its measurements. Their spread is told: nobody can predict better than it repeats. The last column
+replays the steps' own times: what is off there is scheduling, arrivals or definitions; what is off only before it is the cost,
+or the neighbours, whose share of the machine is told.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from random import Random, SystemRandom
 from statistics import median
@@ -46,6 +47,8 @@ from penstock.workload.lengths import LogNormal, Uniform
 from penstock.workload.workload import Recipe, SharedPrefix, Workload
 
 MAX_DISTURBED = 0.1
+CALIBRATION_S = 6.0
+"""Before each workload: about a round a turn."""
 TARGETS = {"p50": 0.10, "p95": 0.20, "output_tokens_per_s": 0.05}
 BATCHINGS = ("static", "continuous")
 
@@ -98,44 +101,46 @@ class Found:
         self._path = path
         kept = json.loads(path.read_text()) if path and path.exists() else {}
         self.seed: int = kept.get("seed", SystemRandom().randrange(2**31))
-        self.rounds: list[dict[str, Any]] = kept.get("rounds", [])
-        """Seconds and disturbance of each round of calibration."""
+        self.pieces: list[dict[str, Any]] = kept.get("pieces", [])
+        """Seconds and disturbance of each piece of calibration."""
         self.steps = [StepTime(*row, Features(*features)) for *row, features in kept.get("steps", [])]
         self.served = {name: [Measurement(*row) for row in rows] for name, rows in kept.get("served", {}).items()}
 
     def keep(self) -> None:
         if self._path is not None:
-            data = {"seed": self.seed, "rounds": self.rounds, "steps": self.steps, "served": self.served}
+            data = {"seed": self.seed, "pieces": self.pieces, "steps": self.steps, "served": self.served}
             self._path.write_text(json.dumps(data))
 
 
 class Measuring:
-    """Rounds of calibration, between which others use the machine."""
+    """Calibration in small pieces, between which others use the machine."""
 
     def __init__(self, bench: Bench, number: int) -> None:
         self._recorder = Recorder()
         self.engine = make_engine(bench.config, bench.loaded, bench.sizing, self._recorder.hear)
-        self._calibration = Calibration(self.engine, self._recorder, bench.vocab_size, Random(bench.seed + number))
-        self._calibration.warm_up()
+        calibration = Calibration(self.engine, self._recorder, bench.vocab_size, Random(bench.seed + number))
+        calibration.warm_up()
+        self._parts = (part for _ in count() for part in calibration.round())
 
-    def round(self, found: Found) -> None:
+    def go_on(self, found: Found, seconds: float) -> None:
         begin_s, disturbance = time.monotonic(), Disturbance()
-        for _ in self._calibration.round():
-            pass
+        while time.monotonic() - begin_s < seconds:
+            next(self._parts)
+        spent_s = round(time.monotonic() - begin_s, 1)
+        found.pieces.append({"seconds": spent_s, "disturbed_fraction": disturbance.fraction})
+
+    def keep(self, found: Found) -> None:
         found.steps += self._recorder.quiet()
         self._recorder.samples.clear()
-        seconds = round(time.monotonic() - begin_s, 1)
-        found.rounds.append({"seconds": seconds, "disturbed_fraction": disturbance.fraction})
 
 
 def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
     name = bench.loaded.files.name if bench.loaded.files else bench.config.model.model
     facts = LoggedEngine(name, bench.config, bench.sizing, bench.vocab_size, depth).facts()
     measuring = {
-        "seconds": sum(one["seconds"] for one in found.rounds),
-        "num_rounds": len(found.rounds),
+        "seconds": round(sum(one["seconds"] for one in found.pieces), 1),
         "num_steps": len(found.steps),
-        "disturbed_fraction": max(one["disturbed_fraction"] or 0.0 for one in found.rounds),
+        "disturbed_fraction": max(one["disturbed_fraction"] or 0.0 for one in found.pieces),
     }
     return Profile(**facts, fitted=fit_steps(found.steps, overlaps=depth > 1), measuring=measuring)
 
@@ -200,11 +205,12 @@ def main() -> None:
     uneven = Recipe(AtOnce(), Uniform(8, 64), LogNormal(24, 1.2, 2, 250), 32, vocab_size=bench.vocab_size)
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
     workloads = {name: (engine, recipe.make(bench.seed)) for name, (engine, recipe) in each.items()}
-    measuring = Measuring(bench, len(found.rounds))
+    measuring = Measuring(bench, len(found.pieces))
     for turn in range(args.turns):
-        measuring.round(found)
         for name, (engine_config, workload) in workloads.items():
+            measuring.go_on(found, CALIBRATION_S)
             found.served.setdefault(name, []).append(bench.serve(engine_config, workload))
+        measuring.keep(found)
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
     profile = profile_of(bench, found, measuring.engine.depth)

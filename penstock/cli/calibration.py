@@ -165,7 +165,9 @@ class Calibration:
         rested = [self._request(length, RESTED_ANSWER) for length in RESTED_PROMPTS if length <= longest]
         yield from Stage("after rest", rested, None, rests=True).parts(1)
         if room > 2 * max(CACHED_REST):
-            yield from Stage("cached prompts", list(self._cached(min(1536, room - max(CACHED_REST)))), None).parts(3)
+            length = min(1536, room - max(CACHED_REST))
+            yield from Stage("cached prompts", list(self._cached(length, 1)), None).parts(3)
+            yield Stage("cached after rest", list(self._cached(length, RESTED_ANSWER)), None, rests=True)
         for context, most in CONTEXTS:
             most = min(most, limits.max_sequences)
             num_steps = STEPS_EACH * len([size for size in BATCHES if size <= most])
@@ -178,13 +180,13 @@ class Calibration:
                 NUM_RANDOM // 2
             )
 
-    def _cached(self, length: int) -> Iterator[Request]:
+    def _cached(self, length: int, num_answer: int) -> Iterator[Request]:
         """A prompt, and others whose beginning the cache holds then."""
         beginning = self._tokens(length)
-        yield self._request(0, 1, beginning)
+        yield self._request(0, num_answer, beginning)
         for share in (4, 2, 1):
             for own in CACHED_REST:
-                yield self._request(own, 1, beginning[: length // share])
+                yield self._request(own, num_answer, beginning[: length // share])
 
     def _shrinking(self, context: int, most: int) -> list[Request]:
         """Sequences that end one after the other, so that every batch size has its steps."""

@@ -40,9 +40,12 @@ DEVICE_KNEES: Mapping[str, Sequence[float]] = {
     "max_kv": (),
     "long_pairs": (),
 }
-COLD_RAMPS = tuple(Ramp(feature, 0.0, math.inf) for feature in ("steps", "single_kv", "long_kv"))
-"""Weights, and keys and values."""
-COOLINGS = tuple(Cooling(seconds, lost) for seconds in (0.005, 0.01, 0.02, 0.04, 0.08) for lost in (0.5, 0.7, 0.85))
+COLD_RAMPS = tuple(
+    Ramp(feature, 0.0, width)
+    for feature, width in (("steps", 1.0), ("rows", 256.0), ("single_kv", math.inf), ("long_kv", math.inf))
+)
+"""Weights, activations, keys and values. A long step is warm before it is over."""
+COOLINGS = tuple(Cooling(seconds, lost) for seconds in (0.01, 0.02, 0.04, 0.08, 0.16) for lost in (0.5, 0.7, 0.85))
 """Those that are tried."""
 COLD_FRACTION = 0.5
 """What must be lost for a step to be called cold."""
@@ -50,6 +53,9 @@ MIN_COLD = 8
 """Kinds of cold steps that must be known before anything is said of them."""
 MAX_OFF = 0.4
 """Error of a step that tells no more about a cooling than a larger one."""
+MAX_SLOWED = 2.5
+"""Times the middle of its kind that a step counts for at most: a machine's slow moments belong to its cost, an accident does
+not."""
 HOST_KNEES: Mapping[str, Sequence[float]] = {"steps": (), "chunks": (), "long_tokens": (), "long_kv": ()}
 
 VALUES: Mapping[str, Callable[[Features], int]] = {
@@ -215,18 +221,19 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
 def _fit_device(steps: Sequence[StepTime]) -> tuple["_Fit", Cooling | None]:
     """With the cooling that explains most, if there is any."""
     seconds = [step.device_s for step in steps]
-    pauses = [step.rest_s + before.device_s for before, step in zip((steps[0], *steps), steps)]
     features = np.array([step.features for step in steps], dtype=float)
-    none = [0.0] * len(steps)
-    steady = _Fit(_gather(steps, seconds, none), DEVICE_KNEES, ())
-    best: tuple[float, _Fit, Cooling | None] = (steady.off(features, seconds, none), steady, None)
+    steady = _Fit(_gather(steps, seconds, [0.0] * len(steps)), DEVICE_KNEES, ())
+    usual = steady.predict(features, np.zeros(len(steps)))
+    # What the step before took by chance must not seem to be the reason for what this one takes.
+    pauses = [step.rest_s + before_s for step, before_s in zip(steps, (usual[0], *usual))]
+    best: tuple[float, _Fit, Cooling | None] = (_off(usual, seconds), steady, None)
     for cooling in COOLINGS:
         lost = cooling.along(pauses)
         cells = _gather(steps, seconds, lost)
         if np.count_nonzero(cells.lost >= COLD_FRACTION) < MIN_COLD:
             continue
         fitted = _Fit(cells, DEVICE_KNEES, COLD_RAMPS)
-        off = fitted.off(features, seconds, lost)
+        off = _off(fitted.predict(features, np.array(lost)), seconds)
         if fitted.cold and off < best[0]:
             best = off, fitted, cooling
     return best[1:]
@@ -240,7 +247,7 @@ class _Cells(NamedTuple):
     lost: Numbers
     """Of the caches, what they found lost."""
     seconds: Numbers
-    """Their medians: what disturbed a step disturbs no cell."""
+    """Their means, accidents cut short: what a request waits for is a sum of steps."""
     weights: Numbers
 
 
@@ -253,9 +260,13 @@ def _gather(steps: Sequence[StepTime], seconds: Sequence[float], lost: Sequence[
     return _Cells(
         features=np.array([np.mean([steps[one].features for one in group], axis=0) for group in groups.values()]),
         lost=np.array([np.mean([lost[one] for one in group]) for group in groups.values()]),
-        seconds=np.array([np.median([seconds[one] for one in group]) for group in groups.values()]),
+        seconds=np.array([_mean([seconds[one] for one in group]) for group in groups.values()]),
         weights=np.array([min(len(group), MAX_WEIGHT) for group in groups.values()], dtype=float),
     )
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return float(np.minimum(seconds, MAX_SLOWED * np.median(seconds)).mean())
 
 
 class _Fit:
@@ -270,17 +281,21 @@ class _Fit:
         self.ramps = _sloped(ramps, found[: len(ramps)])
         self.cold = _sloped(cold, found[len(ramps) :])
 
-    def off(self, features: Numbers, seconds: Sequence[float], lost: Sequence[float]) -> float:
-        """Mean error of steps, as shares of their time; nothing beyond `MAX_OFF` counts for more."""
-        matrix = _matrix(self.ramps, self.cold, features, np.asarray(lost))
-        predicted = matrix @ np.array([ramp.seconds for ramp in (*self.ramps, *self.cold)])
-        return float(np.minimum(np.abs(predicted / np.asarray(seconds) - 1.0), MAX_OFF).mean())
+    def predict(self, features: Numbers, lost: Numbers) -> Numbers:
+        slopes = np.array([ramp.seconds for ramp in (*self.ramps, *self.cold)])
+        predicted: Numbers = _matrix(self.ramps, self.cold, features, lost) @ slopes
+        return predicted
 
     def held_out(self) -> Callable[[Mask], Errors]:
         """The errors of cells that a mask chooses, each predicted by a fit that had not seen it."""
         cells = self.cells
         predicted = held_out(self._matrix, cells.seconds, cells.weights)
         return lambda mask: errors_of(predicted[mask], cells.seconds[mask], cells.weights[mask])
+
+
+def _off(predicted: Numbers, seconds: Sequence[float]) -> float:
+    """Mean error, as shares of the measured times; nothing beyond `MAX_OFF` counts for more."""
+    return float(np.minimum(np.abs(predicted / np.asarray(seconds) - 1.0), MAX_OFF).mean())
 
 
 def _matrix(ramps: Sequence[Ramp], cold: Sequence[Ramp], features: Numbers, lost: Numbers) -> Numbers:
