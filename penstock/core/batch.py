@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from penstock.core.request import SamplingParams
 
+_new = tuple.__new__
+
 
 class Arrival(NamedTuple):
     """What the runner must know of a sequence that takes a row. It replaces whatever the row held before."""
@@ -136,3 +138,8 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[Logprob, ...] = ()
     prefix: PrefixHit | None = None
     """On the first delta of a choice only."""
+
+
+def token_delta(request_id: int, choice: int, token_ids: tuple[int, ...]) -> Delta:
+    """`Delta(request_id, choice, token_ids)`, in half the time: one is made for every token of every sequence."""
+    return _new(Delta, (request_id, choice, token_ids, None, (), (), None))

@@ -3,10 +3,17 @@
 A result that comes for a stay that is over is nobody's. Knows who and in which order, not what is computed.
 """
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
 from penstock.core.batch import Batch
 from penstock.core.sequence import Sequence
+
+
+class Flight(NamedTuple):
+    """The sequences that a step computes, and the stay that each was in."""
+
+    sequences: list[Sequence]
+    stays: list[int]
 
 
 class Flights:
@@ -15,7 +22,7 @@ class Flights:
     __slots__ = ("_flights", "_last")
 
     def __init__(self) -> None:
-        self._flights: dict[int, list[tuple[Sequence, int]]] = {}
+        self._flights: dict[int, Flight] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -23,21 +30,21 @@ class Flights:
 
     def sequences(self, batch: Batch) -> tuple[Sequence, ...]:
         """Whose the chunks of a launched batch are."""
-        return tuple(sequence for sequence, _ in self._flights[batch.step])
+        return tuple(self._flights[batch.step].sequences)
 
     def live(self, batch: Batch) -> tuple[int, ...]:
         """Which chunks of a launched batch are of sequences that have not left since."""
-        flight = self._flights[batch.step]
-        return tuple(index for index, (sequence, stay) in enumerate(flight) if sequence.stay == stay)
+        sequences, stays = self._flights[batch.step]
+        return tuple(index for index, sequence in enumerate(sequences) if sequence.stay == stays[index])
 
-    def launch(self, sequences: Iterable[Sequence]) -> int:
+    def launch(self, sequences: list[Sequence]) -> int:
         """Number a step that computes these."""
         self._last += 1
-        self._flights[self._last] = [(sequence, sequence.stay) for sequence in sequences]
+        self._flights[self._last] = Flight(sequences, [sequence.stay for sequence in sequences])
         return self._last
 
-    def land(self, step: int) -> list[tuple[Sequence, int]]:
-        """A step is over: the sequences it computed, each with the stay it was in."""
+    def land(self, step: int) -> Flight:
+        """A step is over."""
         return self._flights.pop(step)
 
     def split(self, batch: Batch) -> tuple[Batch, ...]:
@@ -45,9 +52,9 @@ class Flights:
         numbers of steps. Copies are due before the first."""
         copies = batch.copies
         parts = []
-        for chunk, entry in zip(batch.chunks, self.land(batch.step), strict=True):
+        for chunk, sequence, stay in zip(batch.chunks, *self.land(batch.step), strict=True):
             self._last += 1
-            self._flights[self._last] = [entry]
+            self._flights[self._last] = Flight([sequence], [stay])
             parts.append(Batch(self._last, (chunk,), copies))
             copies = ()
         return tuple(parts)

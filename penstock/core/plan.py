@@ -16,14 +16,16 @@ WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt compute
 class Plan:
     """Made empty, filled by `fill`, and then a batch."""
 
-    __slots__ = ("_limits", "_pool", "_roster", "budget", "chunks", "copies", "num_preemptions")
+    __slots__ = ("_limits", "_pool", "_roster", "budget", "chunks", "copies", "num_preemptions", "sequences")
 
     def __init__(self, limits: Limits, pool: BlockPool, roster: Roster) -> None:
         self._limits = limits
         self._pool = pool
         self._roster = roster
         self.budget = limits.max_batch_tokens
-        self.chunks: dict[Sequence, Chunk] = {}
+        self.sequences: list[Sequence] = []
+        self.chunks: list[Chunk] = []
+        """One for each of the sequences."""
         self.copies: list[tuple[int, int]] = []
         self.num_preemptions = 0
 
@@ -38,8 +40,10 @@ class Plan:
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take back what was planned for a sequence that is pushed out."""
-        chunk = self.chunks.pop(sequence, None)
-        if chunk is not None:
+        if sequence in self.sequences:
+            index = self.sequences.index(sequence)
+            del self.sequences[index]
+            chunk = self.chunks.pop(index)
             self.budget += chunk.length if chunk.token_ids else 1
 
     # Those inside
@@ -57,7 +61,7 @@ class Plan:
             if prompts:
                 return prompts  # a whole batch computes all its prompts before it generates
         prompts = []
-        capacity, chunks = self._limits.block_size, self.chunks
+        capacity, sequences, chunks = self._limits.block_size, self.sequences, self.chunks
         for index, sequence in enumerate(running):
             row = sequence.row
             if row is None or sequence.num_verifying:
@@ -84,7 +88,8 @@ class Plan:
                 roster.go_away(sequence)
             sequence.num_launched = end
             sequence.num_pending += 1
-            chunks[sequence] = Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts)
+            sequences.append(sequence)
+            chunks.append(Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts))
             self.budget -= 1 + len(drafts)
         return prompts
 
@@ -114,7 +119,8 @@ class Plan:
             sequence.is_announced = True
         samples = end == len(sequence.tokens)
         token_ids = tuple(sequence.tokens[start:end])
-        self.chunks[sequence] = Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival)
+        self.sequences.append(sequence)
+        self.chunks.append(Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival))
         self.budget -= end - start
         sequence.num_launched = end
         if samples:

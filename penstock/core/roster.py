@@ -21,6 +21,7 @@ class Roster:
         "_rows",
         "_waiting_since",
         "batching",
+        "behind",
         "now",
         "num_waiting_tokens",
         "order",
@@ -36,6 +37,8 @@ class Roster:
         self.running: dict[Sequence, None] = {}
         self.present: dict[Sequence, None] = {}
         """Those running that are not away."""
+        self.behind: dict[Sequence, None] = {}
+        """Those running whose prompt is not computed yet."""
         self.num_waiting_tokens = 0
         self._pool = pool
         self._max_sequences = limits.max_sequences
@@ -65,6 +68,8 @@ class Roster:
         away = {sequence for sequence in self.running if sequence.steps_ahead and sequence.num_verifying}
         if away != self.running.keys() - self.present.keys():
             raise RuntimeError("who is away and who is present do not add up to who is running")
+        if [sequence for sequence in self.running if sequence.is_behind] != list(self.behind):
+            raise RuntimeError("prompts that are not computed and those counted as such differ")
         held = [sequence for sequence in self.order if sequence.blocks or sequence.is_running]
         if held:
             raise RuntimeError(f"waiting sequences hold blocks or rows: {held}")
@@ -96,6 +101,8 @@ class Roster:
         sequence.place = self._num_entered
         row = self._rows.pop()
         sequence.enter(row, num_cached)
+        if sequence.is_behind:
+            self.behind[sequence] = None
         return row
 
     def leave(self, sequence: Sequence) -> None:
@@ -104,6 +111,7 @@ class Roster:
             self._rows.append(sequence.row)
         del self.running[sequence]
         self.present.pop(sequence, None)
+        self.behind.pop(sequence, None)
         self._pool.release(sequence)
         sequence.leave()
 
@@ -111,6 +119,10 @@ class Roster:
         """A running sequence leaves, to come back and compute everything again that is not cached then."""
         self.leave(sequence)
         self.wait(sequence)
+
+    def catch_up(self) -> None:
+        """Some have computed more: whose prompt is behind them is behind no more."""
+        self.behind = {sequence: None for sequence in self.behind if sequence.is_behind}
 
     def go_away(self, sequence: Sequence) -> None:
         """It goes on by itself, unplanned."""

@@ -11,7 +11,7 @@ way in `flights`. Here requests come and end, and results are taken in.
 
 from typing import NamedTuple
 
-from penstock.core.batch import Batch, Chunk, Delta, Fault, Finish, FinishReason, Logprob, StepOutput
+from penstock.core.batch import Batch, Chunk, Delta, Fault, Finish, FinishReason, Logprob, StepOutput, token_delta
 from penstock.core.batching import CONTINUOUS, Batching
 from penstock.core.blocks import BlockPool
 from penstock.core.deadlines import Deadlines
@@ -85,12 +85,11 @@ class Scheduler:
     @property
     def prompts(self) -> tuple[tuple[int, int, int], ...]:
         """Prompts partly computed: request id, tokens done, tokens in all."""
-        behind = [sequence for sequence in self.roster.running if sequence.num_computed < sequence.num_prompt]
-        return tuple(
-            (sequence.request.request_id, sequence.num_computed, sequence.num_prompt)
-            for sequence in behind
-            if not sequence.choice
-        )
+        behind = self.roster.behind
+        if not behind:
+            return ()
+        firsts = [sequence for sequence in behind if not sequence.choice]
+        return tuple([(sequence.request_id, sequence.num_computed, sequence.num_prompt) for sequence in firsts])
 
     @property
     def wake_s(self) -> float | None:
@@ -130,7 +129,7 @@ class Scheduler:
         first, *others = choices
         roster.wait(first)
         if roster.batching.joins:
-            first.siblings = others
+            first.siblings = tuple(others)
         else:
             for sequence in others:
                 roster.wait(sequence)
@@ -142,6 +141,8 @@ class Scheduler:
     def expire(self, now: float) -> tuple[Delta, ...]:
         """End the requests whose deadline has passed."""
         self.roster.now = now
+        if not self._deadlines:
+            return ()
         deltas: list[Delta] = []
         for request_id in self._deadlines.missed(now):
             deltas.extend(self._end(request_id, MISSED_DEADLINE))
@@ -169,7 +170,7 @@ class Scheduler:
         self.num_preemptions += plan.num_preemptions
         if not plan.chunks:
             return None
-        return Batch(self.flights.launch(plan.chunks), tuple(plan.chunks.values()), tuple(plan.copies))
+        return Batch(self.flights.launch(plan.sequences), tuple(plan.chunks), tuple(plan.copies))
 
     def commit(self, batch: Batch, output: StepOutput, now: float, ahead: tuple[int, ...] = ()) -> tuple[Delta, ...]:
         """Take in a step's results: advance its sequences, publish full blocks, tell what is new.
@@ -181,11 +182,11 @@ class Scheduler:
         failures = dict(output.failures)
         has_tokens_only = not (ahead or failures or output.drafts or output.logprobs or output.prompt_logprobs)
         chunks, tokens = batch.chunks, output.tokens
-        flight = self.flights.land(batch.step)
+        sequences, stays = self.flights.land(batch.step)
         for index in failures:
-            self._retract(*flight[index], chunks[index])
-        for index, (sequence, stay) in enumerate(flight):
-            if sequence.stay != stay:
+            self._retract(sequences[index], stays[index], chunks[index])
+        for index, sequence in enumerate(sequences):
+            if sequence.stay != stays[index]:
                 continue  # it left after the launch; what was computed for it is nobody's
             delta = self._go_on(sequence, chunks[index], tokens[index]) if has_tokens_only else None
             if delta is not None:
@@ -198,8 +199,10 @@ class Scheduler:
             delta = self._advance(sequence, chunks[index], output, index)
             if delta is not None:
                 deltas.append(delta)
-            if sequence.siblings and sequence.num_computed >= sequence.num_prompt:
+            if sequence.siblings and not sequence.is_behind:
                 self._let_siblings_wait(sequence)
+        if self.roster.behind:
+            self.roster.catch_up()
         return tuple(deltas)
 
     # Taking in results
@@ -220,7 +223,7 @@ class Scheduler:
         self._order.charge(sequence, 1)
         if computed >= (sequence.num_published + 1) * self.limits.block_size:
             self.pool.publish(sequence, computed)
-        return Delta(sequence.request.request_id, sequence.choice, drawn)
+        return token_delta(sequence.request_id, sequence.choice, drawn)
 
     def _advance(self, sequence: Sequence, chunk: Chunk, output: StepOutput, index: int) -> Delta | None:
         drawn = output.tokens[index]
@@ -263,7 +266,7 @@ class Scheduler:
 
     def _let_siblings_wait(self, sequence: Sequence) -> None:
         """The prompt they share is computed, or never will be by this one: its siblings stand on their own."""
-        siblings, sequence.siblings = sequence.siblings, []
+        siblings, sequence.siblings = sequence.siblings, ()
         for sibling in siblings:
             if sibling.finish is None:
                 sibling.parent = sequence
@@ -283,7 +286,7 @@ class Scheduler:
         elif sequence.is_waiting:
             self.roster.give_up(sequence)
         self._let_siblings_wait(sequence)
-        request_id = sequence.request.request_id
+        request_id = sequence.request_id
         if all(choice.finish for choice in self._requests[request_id]):
             del self._requests[request_id]
         return sequence.tell(token_ids, finish, logprobs, prompt_logprobs)
@@ -296,5 +299,5 @@ class Scheduler:
             if sequence.finish is None and choice in (None, sequence.choice)
         ]
         for sequence in choices:
-            sequence.siblings = [sibling for sibling in sequence.siblings if sibling not in choices]
+            sequence.siblings = tuple([sibling for sibling in sequence.siblings if sibling not in choices])
         return tuple(self._finish(sequence, finish) for sequence in choices)

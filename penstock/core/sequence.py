@@ -8,6 +8,7 @@ Written by the scheduler on the engine's thread; its blocks by the pool alone. P
 `num_pending` tokens have been drawn by launched steps but not reported yet, so they have a position and no known id.
 """
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Chunk, Delta, Finish, FinishReason, Logprob, PrefixHit
@@ -44,6 +45,7 @@ class Sequence:
         "place",
         "prefix",
         "request",
+        "request_id",
         "row",
         "siblings",
         "stay",
@@ -55,6 +57,7 @@ class Sequence:
 
     def __init__(self, request: Request, choice: int, number: int, limit: int) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.choice = choice
         self.number = number
         """Order of arrival: unique per request, never reused."""
@@ -63,7 +66,7 @@ class Sequence:
         """Length at which the sequence ends."""
         self.min_length = self.num_prompt + request.params.min_tokens
         """Length up to which stop tokens do not end it."""
-        self.stop_ids = frozenset() if request.params.ignore_eos else frozenset(request.params.stop_token_ids)
+        self.stop_ids = _stop_ids(() if request.params.ignore_eos else request.params.stop_token_ids)
         self.tokens = list(request.prompt)
         self.finish: Finish | None = None
         self.prefix: PrefixHit | None = None
@@ -71,7 +74,7 @@ class Sequence:
         self.is_waiting = False
         self.num_prompt_logprobs = 0
         """Prompt positions already reported."""
-        self.siblings: list[Sequence] = []
+        self.siblings: tuple[Sequence, ...] = ()
         """Other choices of the request, waiting for this one to compute the prompt they share."""
         self.parent: Sequence | None = None
         """The choice that computed the prompt, while it can still be forked."""
@@ -107,6 +110,11 @@ class Sequence:
     @property
     def is_running(self) -> bool:
         return self.row is not None
+
+    @property
+    def is_behind(self) -> bool:
+        """Its prompt is not all computed."""
+        return self.num_computed < self.num_prompt
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -156,7 +164,7 @@ class Sequence:
         if not self.is_prefix_told:
             prefix = self.prefix
             self.is_prefix_told = True
-        return Delta(self.request.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix)
+        return Delta(self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix)
 
     def enter(self, row: int, num_cached: int) -> None:
         self.stay += 1
@@ -174,3 +182,9 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"<Sequence {self.number}.{self.choice} {len(self.tokens)} tokens, row {self.row}>"
+
+
+@lru_cache(maxsize=64)
+def _stop_ids(token_ids: tuple[int, ...]) -> frozenset[int]:
+    """Sequences mostly stop at the same tokens: one set for all is one place in memory to look at."""
+    return frozenset(token_ids)

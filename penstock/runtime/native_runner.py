@@ -7,7 +7,7 @@ runner's way over the same rows.
 """
 
 from itertools import accumulate, chain
-from struct import pack_into, unpack_from
+from struct import Struct
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ class NativeRunner(ModelRunner):
         """Rows, starts, lengths and whether a token is drawn, of one chunk after another."""
         self._num_blocks_at = self._rows.num_blocks.ctypes.data
         self._drawn = np.zeros(max_sequences, dtype=np.int64)
+        # Made once: asking for them in every step would take longer than using them.
+        self._told, self._found = self._columns.data, self._drawn.data
+        self._expect(max_sequences)
         angles = self._rotations.tables(model.ropes)
         self._step = native.RowsStep(
             tokens=self._rows.tokens.data_ptr(),
@@ -74,8 +77,8 @@ class NativeRunner(ModelRunner):
     def _decode(self, columns: tuple[tuple[int, ...], ...]) -> StepOutput:
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = True
-        count = self._compute_columns(columns, len(columns[0]))
-        tokens = unpack_from(f"{count}q", self._drawn.data)
+        self._compute_columns(columns, len(columns[0]))
+        tokens = self._numbers.unpack_from(self._found)
         output = StepOutput(tuple(zip(tokens)))
         if min(tokens) < 0:
             failures = ((index, NOT_FINITE) for index, token in enumerate(tokens) if token < 0)
@@ -98,12 +101,19 @@ class NativeRunner(ModelRunner):
         self._states = torch.empty((count, self._decoder.spec.hidden_size))
         self._step.hidden = self._states.data_ptr()
 
-    def _compute_columns(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> int:
+    def _expect(self, count: int) -> None:
+        """So many chunks a step, until told otherwise."""
+        self._count = count
+        self._numbers = Struct(f"{count}q")
+        self._table = Struct(f"{4 * count}q")
+
+    def _compute_columns(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
         count = len(columns[0])
-        pack_into(f"{4 * count}q", self._columns.data, 0, *chain.from_iterable(columns))
+        if count != self._count:
+            self._expect(count)
+        self._table.pack_into(self._told, 0, *chain.from_iterable(columns))
         if num_tokens > self._num_states:
             self._make_states(num_tokens)
         self._step.num_chunks = count
         if not self._decoder.compute(self._step, self._cache.layers):
             raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {columns[:2]}")
-        return count

@@ -16,7 +16,7 @@ def test_steps_are_numbered_and_land_in_any_order():
     first, second = make_batch(flights, [one, two]), make_batch(flights, [two])
     assert (first.step, second.step) == (1, 2)
     assert flights.sequences(first) == (one, two)
-    assert flights.land(second.step) == [(two, two.stay)]
+    assert flights.land(second.step) == ([two], [two.stay])
     assert len(flights) == 1
 
 
@@ -41,5 +41,5 @@ def test_a_split_flight_lands_in_parts_and_copies_once():
     assert [part.copies for part in parts] == [((1, 2),), (), ()]
     assert [part.step for part in parts] == [2, 3, 4]
     for part, sequence in zip(reversed(parts), reversed(sequences), strict=True):
-        assert flights.land(part.step) == [(sequence, sequence.stay)]
+        assert flights.land(part.step) == ([sequence], [sequence.stay])
     assert not flights

@@ -11,10 +11,12 @@ def test_the_budget_of_one_pushed_out_goes_to_others():
     plan = Plan(scheduler.limits._replace(max_batch_tokens=8), scheduler.pool, scheduler.roster)
     one, two = running(scheduler)[1, 0], running(scheduler)[2, 0]
     assert plan.add_decodes() == []
-    assert set(plan.chunks) == {one, two}
+    assert plan.sequences == [one, two]
+    assert [chunk.row for chunk in plan.chunks] == [one.row, two.row]
     assert plan.budget == 6
     plan.withdraw(one)
     assert plan.budget == 7
-    assert set(plan.chunks) == {two}
+    assert plan.sequences == [two]
+    assert [chunk.row for chunk in plan.chunks] == [two.row]
     plan.withdraw(one)
     assert plan.budget == 7
