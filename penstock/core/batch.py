@@ -53,6 +53,11 @@ class Chunk(NamedTuple):
         return self.start + self.length
 
 
+def single(row: int, start: int, new_blocks: tuple[int, ...]) -> Chunk:
+    """`Chunk(row, start, 1, (), new_blocks, True, None)`, in half the time: one is made for every token that is generated."""
+    return _new(Chunk, (row, start, 1, (), new_blocks, True, None, 0))
+
+
 class Batch(NamedTuple):
     """One step's work. Copies are done before anything is computed."""
 

@@ -4,7 +4,7 @@ Those who generate come first, then prompts under way, then whoever waits and ma
 between them: a sequence has positions whose KV is not computed yet, and a chunk is a run of them.
 """
 
-from penstock.core.batch import Arrival, Chunk, PrefixHit
+from penstock.core.batch import Arrival, Chunk, PrefixHit, single
 from penstock.core.blocks import BlockPool, Match
 from penstock.core.limits import Limits
 from penstock.core.roster import Roster
@@ -32,11 +32,14 @@ class Plan:
     def fill(self) -> None:
         """Prompts under way come before those that are let in, so that the budget lets nobody in before they are all launched
         to their ends: whoever begins like one of them finds all of it."""
+        roster = self._roster
         prompts = self.add_decodes()
-        for sequence in sorted(prompts, key=self._roster.order.rank):
-            if self.budget > 0 and sequence.row is not None:
-                self._add_prompt(sequence, sequence.row)
-        self._admit()
+        if prompts:
+            for sequence in sorted(prompts, key=roster.order.rank):
+                if self.budget > 0 and sequence.row is not None:
+                    self._add_prompt(sequence, sequence.row)
+        if roster.waiting_since is not None:
+            self._admit()
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take back what was planned for a sequence that is pushed out."""
@@ -72,11 +75,14 @@ class Plan:
             if len(sequence.tokens) + sequence.num_pending >= sequence.limit:
                 continue  # its last token is on the way
             start = sequence.num_launched
-            drafts = sequence.drafts and self._usable_drafts(sequence, self.budget - (len(running) - index))
-            num_drafts = len(drafts)
-            if sequence.steps_ahead:
-                num_drafts = min(sequence.steps_ahead, sequence.limit - len(sequence.tokens) - 1)
-                sequence.num_verifying = num_drafts
+            drafts: tuple[int, ...] = ()
+            num_drafts = 0
+            if sequence.drafts or sequence.steps_ahead:
+                drafts = sequence.drafts and self._usable_drafts(sequence, self.budget - (len(running) - index))
+                num_drafts = len(drafts)
+                if sequence.steps_ahead:
+                    num_drafts = min(sequence.steps_ahead, sequence.limit - len(sequence.tokens) - 1)
+                    sequence.num_verifying = num_drafts
             end = start + 1 + num_drafts
             num_held = len(sequence.blocks)
             new_blocks: tuple[int, ...] = ()
@@ -84,12 +90,15 @@ class Plan:
                 if not self._make_room(sequence, end):
                     continue
                 new_blocks = tuple(sequence.blocks[num_held:])
-            if sequence.steps_ahead and num_drafts:
-                roster.go_away(sequence)
             sequence.num_launched = end
             sequence.num_pending += 1
             sequences.append(sequence)
-            chunks.append(Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts))
+            if num_drafts:
+                chunks.append(Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts))
+                if sequence.steps_ahead:
+                    roster.go_away(sequence)
+            else:
+                chunks.append(single(row, start, new_blocks))
             self.budget -= 1 + len(drafts)
         return prompts
 

@@ -19,7 +19,6 @@ class Roster:
         "_num_entered",
         "_pool",
         "_rows",
-        "_waiting_since",
         "batching",
         "behind",
         "now",
@@ -27,6 +26,7 @@ class Roster:
         "order",
         "present",
         "running",
+        "waiting_since",
     )
 
     def __init__(self, limits: Limits, pool: BlockPool, order: Order, batching: Batching) -> None:
@@ -45,7 +45,8 @@ class Roster:
         self._rows = list(range(limits.max_sequences - 1, -1, -1))
         self._is_ordered = True
         """Those present stand in the order of admission."""
-        self._waiting_since: float | None = None
+        self.waiting_since: float | None = None
+        """Since when the first of those who wait does; None if nobody waits."""
         self._num_entered = 0
 
     @property
@@ -56,9 +57,9 @@ class Roster:
     @property
     def opens_s(self) -> float | None:
         """When those who wait may be let in; None if nobody waits."""
-        if self._waiting_since is None:
+        if self.waiting_since is None:
             return None
-        return self.batching.opens_s(self._waiting_since, is_full=len(self.order) >= self._max_sequences)
+        return self.batching.opens_s(self.waiting_since, is_full=len(self.order) >= self._max_sequences)
 
     def check(self) -> None:
         """Raise RuntimeError if any book does not balance."""
@@ -81,8 +82,8 @@ class Roster:
         sequence.is_waiting = True
         self.order.push(sequence)
         self.num_waiting_tokens += len(sequence.tokens)
-        if self._waiting_since is None:
-            self._waiting_since = self.now
+        if self.waiting_since is None:
+            self.waiting_since = self.now
 
     def give_up(self, sequence: Sequence) -> None:
         """A sequence waits no more, nor will it be let in."""
@@ -146,7 +147,7 @@ class Roster:
         sequence.is_waiting = False
         self.num_waiting_tokens -= len(sequence.tokens)
         if not len(self.order):
-            self._waiting_since = None
+            self.waiting_since = None
 
 
 def _place(sequence: Sequence) -> int:

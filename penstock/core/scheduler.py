@@ -61,10 +61,11 @@ class Scheduler:
 
     @property
     def load(self) -> Load:
+        roster = self.roster
         return Load(
-            num_running=self.num_running,
-            num_waiting=self.num_waiting,
-            num_waiting_tokens=self.roster.num_waiting_tokens,
+            num_running=len(roster.running),
+            num_waiting=len(self._order),
+            num_waiting_tokens=roster.num_waiting_tokens,
             kv_usage_fraction=self.pool.usage_fraction,
             num_preemptions=self.num_preemptions,
         )
@@ -179,9 +180,10 @@ class Scheduler:
         """
         self.roster.now = now
         deltas: list[Delta] = []
-        failures = dict(output.failures)
-        has_tokens_only = not (ahead or failures or output.drafts or output.logprobs or output.prompt_logprobs)
-        chunks, tokens = batch.chunks, output.tokens
+        tokens, drafts, logprobs, prompt_logprobs, failed = output
+        failures = dict(failed)
+        has_tokens_only = not (ahead or failed or drafts or logprobs or prompt_logprobs)
+        chunks = batch.chunks
         sequences, stays = self.flights.land(batch.step)
         for index in failures:
             self._retract(sequences[index], stays[index], chunks[index])

@@ -105,9 +105,10 @@ class Engine:
         log = self._log
         if log is not None:
             log.turn(now)
-        deltas = self._take_in(now)
-        deltas.extend(self.scheduler.expire(now))
-        batch = self.scheduler.schedule(now)
+        scheduler = self.scheduler
+        deltas = [] if self._inbox.empty() and not self._taken else self._take_in(now)
+        deltas.extend(scheduler.expire(now))
+        batch = scheduler.schedule(now)
         if batch is not None:
             if log is not None:
                 log.launch(batch, self._clock())

@@ -154,18 +154,29 @@ def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
     engine = machine.engine
     while not post.is_stopping:
         _run_errands(machine, post, reports)
-        num_steps = engine.heartbeat.num_steps
-        deltas = engine.step()
-        has_stepped = engine.heartbeat.num_steps != num_steps
-        if deltas or has_stepped:
-            scheduler = engine.scheduler
-            step = Step(time.monotonic(), deltas, scheduler.load, engine.heartbeat.num_steps, scheduler.prompts)
-            reports.send(encode(step))
-        elif not engine.has_work:
+        if _step(engine, reports):
+            continue
+        if not engine.has_work:
             engine.wait(IDLE_S)
         else:
             wake_s = engine.scheduler.wake_s
             engine.wait(IDLE_S if wake_s is None else min(max(wake_s - time.monotonic(), 0.0), IDLE_S))
+
+
+def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:
+    """Turn the engine once and tell what came of it; False if nothing did.
+
+    The deltas end here, while they are still in the processor's caches: after the next step they would have to be fetched to
+    be thrown away.
+    """
+    num_steps = engine.heartbeat.num_steps
+    deltas = engine.step()
+    now_num_steps = engine.heartbeat.num_steps
+    if not deltas and now_num_steps == num_steps:
+        return False
+    scheduler = engine.scheduler
+    reports.send(encode(Step(time.monotonic(), deltas, scheduler.load, now_num_steps, scheduler.prompts)))
+    return True
 
 
 def _run_errands(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:

@@ -21,6 +21,8 @@ from penstock.runtime.native_cache import NativeCache
 from penstock.runtime.runner import Done, ModelRunner, Ticket
 from penstock.runtime.sampler import NOT_FINITE
 
+NUMBER_BYTES = 8
+
 
 class NativeRunner(ModelRunner):
     def __init__(
@@ -43,6 +45,8 @@ class NativeRunner(ModelRunner):
         # Made once: asking for them in every step would take longer than using them.
         self._told, self._found = self._columns.data, self._drawn.data
         self._expect(max_sequences)
+        self._decoded: tuple[int, ...] = ()
+        """Rows of the last step, if it went the short way: in the next most often only the starts differ."""
         angles = self._rotations.tables(model.ropes)
         self._step = native.RowsStep(
             tokens=self._rows.tokens.data_ptr(),
@@ -66,7 +70,7 @@ class NativeRunner(ModelRunner):
             if is_short and self._rows.are_likeliest(rows):
                 if any(new_blocks):
                     self._grow(batch)
-                return Done(self._decode((rows, starts, lengths, samples)))
+                return Done(self._decode(rows, starts))
         return super().launch(batch)
 
     def _grow(self, batch: Batch) -> None:
@@ -74,10 +78,16 @@ class NativeRunner(ModelRunner):
         self._rows.place(batch.step, growing)
         self._rows.grow(batch.step, growing)
 
-    def _decode(self, columns: tuple[tuple[int, ...], ...]) -> StepOutput:
-        self._step.num_blocks = self._num_blocks_at
-        self._step.draws = True
-        self._compute_columns(columns, len(columns[0]))
+    def _decode(self, rows: tuple[int, ...], starts: tuple[int, ...]) -> StepOutput:
+        count = len(rows)
+        if rows != self._decoded:
+            self._tell((rows, starts, (1,) * count, (1,) * count), count)
+            self._step.num_blocks = self._num_blocks_at
+            self._step.draws = True
+            self._decoded = rows
+        else:
+            self._numbers.pack_into(self._told, count * NUMBER_BYTES, *starts)
+        self._run(rows, starts)
         tokens = self._numbers.unpack_from(self._found)
         output = StepOutput(tuple(zip(tokens)))
         if min(tokens) < 0:
@@ -88,10 +98,12 @@ class NativeRunner(ModelRunner):
     def _forward(self, chunks: list[Chunk]) -> tuple[Tensor, list[int]]:
         """The rows have placed, and so checked, what the chunks bring; it is not counted as theirs yet."""
         rows, starts, lengths, _, _, samples, _, _ = zip(*chunks)
+        self._decoded = ()
         self._step.num_blocks = None
         self._step.draws = False
         num_tokens = sum(lengths)
-        self._compute_columns((rows, starts, lengths, samples), num_tokens)
+        self._tell((rows, starts, lengths, samples), num_tokens)
+        self._run(rows, starts)
         begins = list(accumulate(lengths[:-1], initial=0))
         return self._states[:num_tokens], begins
 
@@ -107,7 +119,8 @@ class NativeRunner(ModelRunner):
         self._numbers = Struct(f"{count}q")
         self._table = Struct(f"{4 * count}q")
 
-    def _compute_columns(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
+    def _tell(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
+        """Lay down the chunks where the library reads them."""
         count = len(columns[0])
         if count != self._count:
             self._expect(count)
@@ -115,5 +128,7 @@ class NativeRunner(ModelRunner):
         if num_tokens > self._num_states:
             self._make_states(num_tokens)
         self._step.num_chunks = count
+
+    def _run(self, rows: tuple[int, ...], starts: tuple[int, ...]) -> None:
         if not self._decoder.compute(self._step, self._cache.layers):
-            raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {columns[:2]}")
+            raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {(rows, starts)}")

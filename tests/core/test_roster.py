@@ -79,6 +79,21 @@ def test_somebody_neither_present_nor_away_is_noticed():
         roster.check()
 
 
+def test_a_prompt_that_is_behind_and_not_counted_is_noticed():
+    roster = make_roster()
+    one, two = let_in(roster, 2)
+    assert list(roster.behind) == [one, two]
+    one.num_computed = one.num_prompt
+    with pytest.raises(RuntimeError, match="prompts"):
+        roster.check()
+    roster.catch_up()
+    roster.check()
+    assert list(roster.behind) == [two]
+    roster.push_out(two)
+    roster.check()
+    assert not roster.behind
+
+
 def test_rows_are_given_back_and_given_again():
     roster = make_roster(max_sequences=2)
     one, two = let_in(roster, 2)
