@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.core.batch import Batch, Chunk, StepOutput
 from penstock.errors import EngineError
 from penstock.ops.cpu import library as native
+from penstock.runtime.leftovers import give_back
 from penstock.runtime.native import NativeDecoder, pointers
 from penstock.runtime.native_cache import NativeCache
 from penstock.runtime.runner import Done, ModelRunner, Ticket
@@ -60,6 +61,7 @@ class NativeRunner(ModelRunner):
             num_rotations=len(angles),
         )
         self._make_states(max_sequences)
+        give_back()  # the model stands where steps read it, and the cache is not written yet
 
     def launch(self, batch: Batch) -> Ticket:
         is_first_try = batch.step > self._last_step
