@@ -77,6 +77,10 @@ class LLM:
         if isinstance(loaded.network, Encoder):
             self._encoder = TextEncoder(loaded.network)
         else:
+            if loaded.files is not None:
+                _ = (
+                    loaded.files.tokenizer
+                )  # every request asks for it: what making it leaves behind goes before the cache comes
             self._sizing = size(config, loaded)
             self._engine = make_engine(config, loaded, self._sizing)
 
