@@ -65,7 +65,7 @@ class Serving:
         self._client = client
         self._client.on_phase = self._on_phase
         self._front = Front(self._client, server, _version())
-        self._num_signals = 0
+        self._first_signal: signal.Signals | None = None
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
 
@@ -77,16 +77,18 @@ class Serving:
         listener = _bind(self._config.host, self._config.port)
         http = _HttpServer(make_app(self._front))
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._client.run())
         sweeper = asyncio.create_task(self._front.calls.watch())
         listening = asyncio.create_task(http.serve(sockets=[listener]))
         try:
-            await self._until_ready(supervisor, listener.getsockname()[1])
+            is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
             await _first(supervisor, asyncio.create_task(self._stopping.wait()))
             if supervisor.done():
                 await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
                 supervisor.result()
+            if not is_ready and self._first_signal == signal.SIGINT:
+                raise KeyboardInterrupt
             return await self._stop()
         finally:
             sweeper.cancel()
@@ -96,8 +98,8 @@ class Serving:
             if self._front.tracer is not None:
                 self._front.tracer.close()
 
-    async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> None:
-        """Load words and weights at the same time; whatever fails first is what is told."""
+    async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> bool:
+        """Load words and weights at the same time; whatever fails first is what is told. False if a signal came first."""
         words = asyncio.ensure_future(_on_thread(self._open_text))
         stopping = asyncio.create_task(self._stopping.wait())
         ready = asyncio.create_task(self._client.ready.wait())
@@ -107,7 +109,7 @@ class Serving:
                 if supervisor.done():
                     supervisor.result()
                 if stopping.done():
-                    return
+                    return False
                 if awaited.done():
                     awaited.result()
             self._front.text = words.result()
@@ -115,6 +117,7 @@ class Serving:
             if self._client.facts is not None:
                 seconds = time.monotonic() - self._start_s
                 print(banner(self._client.facts, self._config, port, self._phases, seconds), flush=True)
+            return True
         finally:
             for task in (stopping, ready):
                 task.cancel()
@@ -124,9 +127,9 @@ class Serving:
         if sys.stderr.isatty():
             print(f"penstock: {name}: {seconds:.1f} s", file=sys.stderr)
 
-    def _on_signal(self) -> None:
-        self._num_signals += 1
-        if self._num_signals == 1:
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._first_signal is None:
+            self._first_signal = number
             self._stopping.set()
         else:
             self._hurrying.set()

@@ -17,7 +17,7 @@ import pytest
 from penstock.server.connection import HEADERS_S
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from tests.server.ledger import Ledger, http_of, mixed_load
-from tests.server.serving import Server, chat_text, serving, user
+from tests.server.serving import Server, chat_text, serving, start, user
 
 SLOW_STEPS = "oracle:step_ms=5"
 
@@ -302,6 +302,34 @@ def test_a_second_signal_cuts_answers_off_with_an_error(number: int) -> None:
 
     with serving(model=SLOW_STEPS) as running:
         asyncio.run(law(running))
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """Their command lines."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_an_interrupt_while_the_engine_loads_ends_with_130_and_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start(["-m", "penstock", "serve", "oracle:", "--port", str(port)], subprocess.PIPE)
+    try:
+        wait_until(lambda: any("penstock.cli.worker" in words for words in children_of(process.pid).values()), 30.0)
+        (worker,) = children_of(process.pid)
+        os.kill(worker, signal.SIGSTOP)  # it will not be ready
+        wait_until(lambda: is_listening(port), 30.0)
+        process.send_signal(signal.SIGINT)
+        printed, told = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, printed, told) == (130, "", "penstock: interrupted\n")
 
 
 @pytest.mark.parametrize(
