@@ -78,9 +78,7 @@ class LLM:
             self._encoder = TextEncoder(loaded.network)
         else:
             if loaded.files is not None:
-                _ = (
-                    loaded.files.tokenizer
-                )  # every request asks for it: what making it leaves behind goes before the cache comes
+                _ = loaded.files.tokenizer  # all ask for it; what making it leaves behind is given back with the rest
             self._sizing = size(config, loaded)
             self._engine = make_engine(config, loaded, self._sizing)
 

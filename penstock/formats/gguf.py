@@ -8,10 +8,10 @@ tensor is known to lie inside the file before anyone may read it. Knows nothing 
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ MAX_KEY_BYTES = (1 << 16) - 1
 MAX_TEXT_BYTES = 1 << 26
 """Bytes of a string that stands alone, such as a chat template."""
 
+_SIZE = struct.Struct("<Q")
+"""Before every string."""
 _LEAST_KEY_BYTES = 14
 _LEAST_TENSOR_BYTES = 33
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -92,7 +94,7 @@ _DAMAGED = "the file is damaged or cut short; fetch it again"
 
 
 class GgufFile(TensorTable):
-    """An open GGUF file. Numbers in metadata are Python's, arrays of them read-only numpy views, arrays of strings lists."""
+    """An open GGUF file. Numbers in metadata are Python's, arrays of them read-only numpy views, arrays of strings `Texts`."""
 
     metadata: Mapping[str, object]
 
@@ -108,6 +110,41 @@ class GgufFile(TensorTable):
         self.metadata = MappingProxyType(metadata)
 
 
+class Texts(Sequence[str]):
+    """An array of strings, none of which leaves the file. They are made, and must be text, when they are asked for: a
+    vocabulary is large, and needed once or not at all."""
+
+    def __init__(self, cursor: "_Cursor", begin: int, count: int, what: str) -> None:
+        self._cursor = cursor
+        self._begin = begin
+        self._count = count
+        self._what = what
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        buffer, end = self._cursor.buffer, self._begin
+        size_at = _SIZE.unpack_from
+        try:
+            for _ in range(self._count):
+                (length,) = size_at(buffer, end)
+                start = end + _SIZE.size
+                end = start + length
+                yield str(buffer[start:end], "utf-8")
+        except UnicodeDecodeError:
+            raise self._cursor.fault(f"{self._what} holds a string that is not UTF-8 text; {_DAMAGED}") from None
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return list(self)[index]
+
+
 class _Cursor:
     """A position in the header that cannot leave the file."""
 
@@ -115,12 +152,12 @@ class _Cursor:
         self.path = path
         self.data = data
         self.position = 0
-        self._buffer: memoryview[int] = data.data
+        self.buffer: memoryview[int] = data.data
         self._num_array_strings = 0
 
     @property
     def remaining(self) -> int:
-        return len(self._buffer) - self.position
+        return len(self.buffer) - self.position
 
     def fault(self, text: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {text}")
@@ -133,7 +170,7 @@ class _Cursor:
         self.check_room(num_bytes, what)
         start = self.position
         self.position += num_bytes
-        return int.from_bytes(self._buffer[start : self.position], "little")
+        return int.from_bytes(self.buffer[start : self.position], "little")
 
     def text(self, max_bytes: int, what: str) -> str:
         length = self.unsigned(8, f"the length of {what}")
@@ -143,7 +180,7 @@ class _Cursor:
         start = self.position
         self.position += length
         try:
-            return str(self._buffer[start : self.position], "utf-8")
+            return str(self.buffer[start : self.position], "utf-8")
         except UnicodeDecodeError:
             raise self.fault(f"{what} is not UTF-8 text; {_DAMAGED}") from None
 
@@ -162,32 +199,26 @@ class _Cursor:
             return numbers.view(np.bool_)
         return numbers
 
-    def texts(self, count: int, what: str) -> list[str]:
-        """An array of strings. A vocabulary has some 10^5, so this loop is `text` written out."""
+    def texts(self, count: int, what: str) -> Texts:
+        """An array of strings. A vocabulary has some 10^5, so this loop only looks at their lengths."""
         self.check_room(8 * count, what)
         self._num_array_strings += count
         if self._num_array_strings > MAX_ARRAY_STRINGS:
             raise self.fault(f"its arrays hold more than {MAX_ARRAY_STRINGS} strings (at {what}); no model has so many")
-        buffer, end = self._buffer, self.position
-        size_at, size = struct.Struct("<Q").unpack_from, len(buffer)
-        texts: list[str] = []
-        append = texts.append
+        buffer, end = self.buffer, self.position
+        size_at, size = _SIZE.unpack_from, len(buffer)
         try:
             for _ in range(count):
                 (length,) = size_at(buffer, end)
-                start = end + 8
-                end = start + length
+                end += _SIZE.size + length
                 if end > size or length > MAX_KEY_BYTES:
                     raise self.fault(
                         f"{what} holds a string {length} bytes long, more than a token may have or are left"
                     )
-                append(str(buffer[start:end], "utf-8"))
-        except UnicodeDecodeError:
-            raise self.fault(f"{what} holds a string that is not UTF-8 text; {_DAMAGED}") from None
         except struct.error:
             raise self.fault(f"{what} runs past the end of the file; {_DAMAGED}") from None
-        self.position = end
-        return texts
+        begin, self.position = self.position, end
+        return Texts(self, begin, count, what)
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:

@@ -129,9 +129,10 @@ class _Reader:
 
     def texts(self, key: str) -> list[str]:
         values = self._metadata.get(f"tokenizer.ggml.{key}")
-        if not isinstance(values, list) or not {str}.issuperset(map(type, values)):
+        texts = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
+        if texts is None or not {str}.issuperset(map(type, texts)):
             raise ModelFileError(f"tokenizer.ggml.{key} is missing or not a list of texts")
-        return values
+        return texts
 
     def numbers(self, key: str, size: int) -> list[Any] | None:
         values = self._metadata.get(f"tokenizer.ggml.{key}")
