@@ -37,7 +37,7 @@ from penstock.cli.show import print_table
 from penstock.config import EngineConfig, configure
 from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
-from penstock.cost.measured import fit_steps
+from penstock.cost.fitting import fit_steps
 from penstock.cost.profile import Profile
 from penstock.cost.replay import Replay, as_taken
 from penstock.sim.simulation import Fleet, simulate

@@ -42,6 +42,10 @@ class ModelConfig:
         _check_choice("--weights", self.weights, Weights)
         _check_choice("--device", self.device, Device)
         _check_positive("--max-context", self.max_context)
+        if self.weights == "packed" and self.dtype != "auto":
+            raise ConfigError(
+                f"--weights packed keeps the file's numbers, --dtype {self.dtype} makes others; leave one out"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,12 @@ def test_names_are_those_we_know(name):
         configure(**{name: "surprise"})
 
 
+def test_a_number_format_is_not_asked_of_weights_that_keep_their_own():
+    ModelConfig(weights="packed")
+    with pytest.raises(ConfigError, match="--weights packed .*--dtype bfloat16.*leave one out"):
+        ModelConfig(weights="packed", dtype="bfloat16")
+
+
 def test_a_step_has_a_token_for_everyone():
     SchedulerConfig(max_batch_tokens=8, max_sequences=8)
     with pytest.raises(

@@ -81,7 +81,7 @@ def default_path(profile: "Profile") -> Path:
 
 def _from_log(path: Path) -> "Profile":
     """A profile of a live server, from the steps it logged."""
-    from penstock.cost.measured import fit_steps
+    from penstock.cost.fitting import fit_steps
     from penstock.cost.profile import Profile, read_steps
 
     try:
@@ -105,7 +105,7 @@ def _measured(config: Config) -> "Profile":
     from penstock.cli.calibration import Calibration, Recorder
     from penstock.cli.profiles import Measuring
     from penstock.cli.progress import ProgressBar
-    from penstock.cost.measured import fit_steps
+    from penstock.cost.fitting import fit_steps
     from penstock.cost.profile import Profile
 
     with ProgressBar() as progress:

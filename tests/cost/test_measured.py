@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from penstock.core.batch import Batch, Chunk
 from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
-from penstock.cost.measured import Measured, fit_steps
+from penstock.cost.fitting import fit_steps
+from penstock.cost.measured import Measured
 from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
 from penstock.sim.simulation import simulate
