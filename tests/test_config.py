@@ -50,7 +50,7 @@ def test_names_are_those_we_know(name):
 
 def test_a_number_format_is_not_asked_of_weights_that_keep_their_own():
     ModelConfig(weights="packed")
-    with pytest.raises(ConfigError, match="--weights packed .*--dtype bfloat16.*leave one out"):
+    with pytest.raises(ConfigError, match=r"--weights packed .*--dtype bfloat16.*leave one out"):
         ModelConfig(weights="packed", dtype="bfloat16")
 
 
