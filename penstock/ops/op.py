@@ -6,6 +6,8 @@ the operation's own examples, so a kernel that is registered is a kernel that is
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -16,6 +18,19 @@ R = TypeVar("R")
 
 Examples = Callable[[torch.device], Iterator[tuple[Any, ...]]]
 """Makes argument lists on a device, the same ones every time."""
+
+
+IS_PLAIN: ContextVar[bool] = ContextVar("is_plain", default=False)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Operations in here are computed by their definitions."""
+    token = IS_PLAIN.set(True)
+    try:
+        yield
+    finally:
+        IS_PLAIN.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,8 @@ class Op(Generic[P, R]):
     kernels: dict[str, list[Kernel[P, R]]] = field(default_factory=dict)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        for kernel in self.kernels.get(args[0].device.type, ()):  # type: ignore[attr-defined]
+        kernels = () if IS_PLAIN.get() else self.kernels.get(args[0].device.type, ())  # type: ignore[attr-defined]
+        for kernel in kernels:
             if kernel.fits(*args, **kwargs):
                 return kernel.run(*args, **kwargs)
         return self.definition(*args, **kwargs)

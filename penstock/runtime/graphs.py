@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import Layout
-from penstock.ops.rows import gather_decodes
+from penstock.ops.rows import Decodes, gather_decodes
 from penstock.runtime.device_rows import DeviceRows
 from penstock.runtime.kv_cache import KVCache
 
@@ -105,6 +105,14 @@ class DecodeGraphs:
         recording.graph.replay()
         return recording
 
+    def rehearse(self, model: Decoder, size: int, idle_row: int) -> None:
+        """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
+        places = torch.tensor([[idle_row] * size, [0] * size], device=self._rows.tokens.device)
+        rows, positions = places
+        where = self._rows.tokens, self._rows.tables, rows, positions, self._cache.block_size
+        gather_decodes(*where)
+        self._compute(model, places, gather_decodes.definition(*where))  # what is looked up has to be there
+
     def _record(self, places: Tensor) -> Recording:
         fixed = places.to(self._rows.tokens.device)
         graph, (logits, drawn) = self._recorder.record(lambda: self._forward(fixed), places.shape[1])
@@ -113,6 +121,10 @@ class DecodeGraphs:
     def _forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
         rows, positions = places
         decodes = gather_decodes(self._rows.tokens, self._rows.tables, rows, positions, self._cache.block_size)
+        return self._compute(self._model, places, decodes)
+
+    def _compute(self, model: Decoder, places: Tensor, decodes: Decodes) -> tuple[Tensor, Tensor]:
+        rows, positions = places
         num_rows = rows.shape[0]
         layout = Layout(
             positions=positions,
@@ -124,7 +136,7 @@ class DecodeGraphs:
             contexts=[],
         )
         step = Step(layout, self._rotations.at(positions), self._cache.layers)
-        logits = self._model.logits(self._model(decodes.token_ids, step))
+        logits = model.logits(model(decodes.token_ids, step))
         return logits, self._rows.draw(logits, rows, positions)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS, gate
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.launch import entry
 
 KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
 
@@ -27,6 +28,7 @@ def activated(gates, ups, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl
         return low * tl.sigmoid(low * SHARPNESS) * (tl.minimum(tl.maximum(ups, -CLAMP), CLAMP) + 1.0)
 
 
+@entry
 @triton.jit
 def _gate(
     pairs, out, width,

@@ -17,6 +17,7 @@ from penstock.ops.attention import attention, read_blocks
 from penstock.ops.layout import AnyCache, Layout
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.decode import Singles, attend_singles
+from penstock.ops.triton.launch import entry
 from penstock.ops.triton.paged import LOG2_E, capped, scales_of, shape, slots_of
 
 MIN_DENSE_QUERIES = 1024
@@ -76,6 +77,7 @@ def _swept(
     return peak, total, mixed
 
 
+@entry
 @triton.jit(do_not_specialize=["table_width"])
 def _runs(
     q, keys, values, key_scales, value_scales, tables, starts, contexts, tile_chunks, tile_offsets, sinks,

@@ -14,6 +14,7 @@ from penstock.ops.kv_write import HeadNorms
 from penstock.ops.layout import AnyCache, LayerCache, Layout
 from penstock.ops.rope import Angles
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.launch import entry
 from penstock.ops.triton.paged import LOG2_E, capped, halves, kind_of_bytes, scales_of, shape, slots_of
 
 PROGRAMS = 264
@@ -46,6 +47,7 @@ def _turned(
     return numbers.to(kind)
 
 
+@entry
 @triton.jit(do_not_specialize=["table_width"])
 def _decode(
     q, cosine, sine, q_weight, k_weight, eps, keys, values, key_scales, value_scales,

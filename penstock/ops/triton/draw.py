@@ -6,11 +6,13 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.draw import Keys, draw_whole
+from penstock.ops.triton.launch import entry
 
 TILE = 4096
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@entry
+@triton.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["temperature", "peaks", "places", "sums"])
 def _sum_tiles(logits, temperature, peaks, places, sums, width, num_tiles, TILE: tl.constexpr):
     """For each tile: its highest score, where that is, and the sum of weights relative to it."""
     row = tl.program_id(0)
@@ -45,7 +47,10 @@ def _uniform(seed, choice, position):
     return (state >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
-@triton.jit
+@entry
+@triton.jit(
+    do_not_specialize_on_alignment=["temperature", "seeds", "choices", "positions", "peaks", "places", "sums", "out"]
+)
 def _pick(
     logits, temperature, seeds, choices, positions, peaks, places, sums, out, width,
     NUM_TILES: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,

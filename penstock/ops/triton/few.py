@@ -17,6 +17,7 @@ from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.launch import entry
 
 MAX_PROGRAMS = 4096
 """Rows of programs among which columns can be split."""
@@ -36,6 +37,7 @@ def sum_parts(total, place, stride, counter, part, is_row, SPLITS: tl.constexpr)
     return is_last, total
 
 
+@entry
 @triton.jit(do_not_specialize=["num_rows"])
 def _few(
     x, x_scales, weight, scales, bias, out, partial, counters, num_rows, num_out,

@@ -14,6 +14,7 @@ from penstock.ops.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated, round_
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.few import Cut, Scales, few_rows
+from penstock.ops.triton.launch import entry
 
 MAX_SIZE = 32768
 MAX_FEW = 64
@@ -22,6 +23,7 @@ MAX_FEW_OF_SHORT = 128
 MAX_SHORT = 8192
 
 
+@entry
 @triton.jit
 def _round(
     x, values, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
@@ -44,6 +46,7 @@ def _round(
     tl.store(scales + row, tl.div_rn(most, MOST))
 
 
+@entry
 @triton.jit
 def _round_normed(
     x, stream, weight, values, scales, eps,

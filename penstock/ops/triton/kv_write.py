@@ -10,6 +10,7 @@ from penstock.ops.kv_write import LEAST, MOST_WHOLE, HeadNorms, place_qkv
 from penstock.ops.layout import AnyCache, ScaledCache
 from penstock.ops.rope import Angles
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.launch import entry
 
 TILE = 16
 """Tokens a program handles when there are many."""
@@ -32,6 +33,7 @@ def _whole(first, second, rest, MOST: tl.constexpr, LEAST: tl.constexpr):
     return _nearest(first * inverse), _nearest(second * inverse), _nearest(rest * inverse), tl.div_rn(most, MOST) + ruin
 
 
+@entry
 @triton.jit(do_not_specialize=["num_tokens"])
 def _place(
     qkv, cosine, sine, q_weight, k_weight, queries, keys, values, key_scales, value_scales, slots, eps, num_tokens,

@@ -14,11 +14,13 @@ from penstock.ops.linear import gated_linear, linear, logits
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.few import Cut, few_rows
+from penstock.ops.triton.launch import entry
 
 MAX_FEW = 32
 """Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""
 
 
+@entry
 @triton.jit
 def _one(
     x, weight, bias, out, num_out, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,

@@ -20,6 +20,7 @@ from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.moe import Experts, Groups, mix_experts, route
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.launch import entry
 from penstock.ops.triton.sorting import sort_pairs
 
 MAX_EXPERTS = 256
@@ -27,6 +28,7 @@ MAX_SINGLE_TOKENS = 4
 """Tokens up to which pairs read matrices by themselves, sharing them through the cache where they chose alike."""
 
 
+@entry
 @triton.jit
 def _route(
     scores, weights, chosen, num_experts,
@@ -58,6 +60,7 @@ def _route(
     tl.store(chosen + target, numbers.to(tl.int64), mask=places < ACTIVE)
 
 
+@entry
 @triton.jit
 def _gate_pair(
     x, chosen, gate_up, bias, out,
@@ -93,6 +96,7 @@ def _gate_pair(
     tl.store(out + pair.to(tl.int64) * WIDTH + rows, value.to(out.dtype.element_ty), mask=rows < WIDTH)
 
 
+@entry
 @triton.jit
 def _down_token(
     inner, weights, chosen, down, bias, out,
@@ -129,6 +133,7 @@ def _down_token(
     tl.store(out + token.to(tl.int64) * SIZE + rows, value.to(out.dtype.element_ty), mask=rows < SIZE)
 
 
+@entry
 @triton.jit
 def _gate_tile(
     x, order, tiles, gate_up, bias, out,
@@ -173,6 +178,7 @@ def _gate_tile(
     tl.store(target, value.to(out.dtype.element_ty), mask=(sorted_at < end)[:, None] & (rows < WIDTH)[None, :])
 
 
+@entry
 @triton.jit
 def _down_tile(
     inner, order, tiles, down, bias, out,
@@ -210,6 +216,7 @@ def _down_tile(
     tl.store(target, total.to(out.dtype.element_ty), mask=(sorted_at < end)[:, None] & (rows < SIZE)[None, :])
 
 
+@entry
 @triton.jit
 def _weigh(made, weights, out, SIZE: tl.constexpr, ACTIVE: tl.constexpr, BLOCK: tl.constexpr, CHAINS: tl.constexpr):
     """The weighted sum of what a token's experts made."""

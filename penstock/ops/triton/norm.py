@@ -6,10 +6,12 @@ from torch import Tensor, empty_like
 
 from penstock.ops.norm import add_rms_norm, rms_norm
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.launch import entry
 
 MAX_SIZE = 16384
 
 
+@entry
 @triton.jit
 def _norm_rows(
     x, stream, weight, out, eps, size: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr, CHAINS: tl.constexpr

@@ -16,6 +16,7 @@ from penstock.ops.activation import gate
 from penstock.ops.packed import LANES, Words, embed_packed, gated_linear_packed, linear_packed, logits_packed
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.few import MAX_PROGRAMS, counters, sum_parts
+from penstock.ops.triton.launch import entry
 
 MAX_FEW = 128
 MAX_TOKENS = 128
@@ -49,6 +50,7 @@ def _tiny(words, J: tl.constexpr):
     return bits.to(tl.float32, bitcast=True)
 
 
+@entry
 @triton.jit(do_not_specialize=["stride"])
 def _one(
     x, values, scales, minimums, bias, out, num_out, stride,
@@ -109,6 +111,7 @@ def _one(
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
+@entry
 @triton.jit(do_not_specialize=["num_rows", "stride"])
 def _few(
     x, values, scales, minimums, bias, out, partial, counters, num_rows, num_out, stride,
@@ -170,7 +173,8 @@ def _few(
         tl.store(out + target, total.to(out.dtype.element_ty), mask=is_token & is_row)
 
 
-@triton.jit
+@entry
+@triton.jit(do_not_specialize=["stride"])
 def _widen(
     ids, values, scales, minimums, out, scale_of_all, stride,
     SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, TAIL: tl.constexpr,

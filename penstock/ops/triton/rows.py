@@ -6,9 +6,14 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.rows import Decodes, gather_decodes, keep_drawn
+from penstock.ops.triton.launch import entry
 
 
-@triton.jit(do_not_specialize=["token_width", "table_width"])
+@entry
+@triton.jit(
+    do_not_specialize=["token_width", "table_width"],
+    do_not_specialize_on_alignment=["rows", "positions", "token_ids", "slots", "contexts"],
+)
 def _gather(
     tokens, tables, rows, positions, token_ids, slots, contexts, chosen, token_width, table_width,
     BLOCK_SIZE: tl.constexpr, PAD: tl.constexpr,
@@ -26,7 +31,8 @@ def _gather(
         tl.store(chosen + number.to(tl.int64) * table_width + columns, table, mask=columns < table_width)
 
 
-@triton.jit(do_not_specialize=["token_width"])
+@entry
+@triton.jit(do_not_specialize=["token_width"], do_not_specialize_on_alignment=["rows", "positions", "drawn"])
 def _keep(tokens, rows, positions, drawn, token_width):
     number = tl.program_id(0)
     place = tl.load(rows + number) * token_width + tl.load(positions + number) + 1

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from penstock.ops.moe import Groups, group_pairs, max_tiles
 from penstock.ops.triton.chain import await_others, chained
+from penstock.ops.triton.launch import entry
 
 MAX_RUN = 4096
 """Pairs a program looks at at once."""
 MAX_TILES_AT_ONCE = 64
 
 
+@entry
 @triton.jit(do_not_specialize=["num_pairs"])
 def _sort(
     chosen, order, tiles, num_pairs,

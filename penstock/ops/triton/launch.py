@@ -1,0 +1,74 @@
+"""Kernels as the host launches them, or only asks for them.
+
+While somebody is asking, a launch computes nothing and compiles nothing: it leaves word of the variant it would have needed.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
+
+from triton import knobs
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+IS_ASKING: ContextVar[bool] = ContextVar("is_asking", default=False)
+
+
+class Entry:
+    """A kernel that the host launches. Functions that kernels are made of are none."""
+
+    def __init__(self, function: JITFunction[Any]) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        if IS_ASKING.get():
+            return partial(self.function.warmup, grid=grid)
+        return self.function[grid]  # type: ignore[no-any-return]
+
+
+def entry(function: Any) -> Entry:
+    return Entry(function)
+
+
+class Variant(NamedTuple):
+    """A kernel with the types, constants and options of some launch."""
+
+    function: JITFunction[Any]
+    signature: dict[str, str]
+    constants: dict[Any, Any]
+    attributes: dict[Any, Any]
+    options: dict[str, Any]
+
+    @property
+    def source(self) -> ASTSource:
+        return ASTSource(self.function, self.signature, self.constants, self.attributes)
+
+
+@contextmanager
+def asking() -> Iterator[list[Variant]]:
+    """Fills the list with what launches in here would have to compile; none of it twice."""
+    asked: list[Variant] = []
+    known: set[str] = set()
+
+    def note(*, fn: Any, compile: dict[str, Any], **rest: object) -> bool:
+        text = compile["specialization_data"]
+        if text not in known:
+            known.add(text)
+            options = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in json.loads(text)["options"].items()
+            }
+            (attributes,) = compile["configs"]
+            asked.append(Variant(fn.jit_function, compile["signature"], compile["constants"], attributes, options))
+        return True  # which keeps it from being compiled here
+
+    token = IS_ASKING.set(True)
+    try:
+        with knobs.runtime.scope():
+            knobs.runtime.jit_cache_hook = note
+            yield asked
+    finally:
+        IS_ASKING.reset(token)

@@ -1,0 +1,88 @@
+"""Kernels asked for and compiled by other processes, on a machine that need not have a GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed here")
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from penstock.ops.triton.ahead import Compilers
+from penstock.ops.triton.launch import Variant, asking
+from penstock.ops.triton.norm import rms_norm_rows
+from penstock.ops.triton.rows import keep_in_one
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class Launcher:
+    def __init__(self, source: object, metadata: object) -> None:
+        """Nothing is launched here."""
+
+
+class Driver:
+    """What Triton asks of a GPU's driver before anything is launched."""
+
+    launcher_cls = Launcher
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(driver, "_active", Driver())
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # newer versions remark on it if it is not set
+
+
+def asked(size: int = 64) -> list[Variant]:
+    with asking() as variants:
+        for num_rows in (1, 3):
+            rms_norm_rows(torch.ones((num_rows, size)), torch.ones(size), 1e-6)
+    return variants
+
+
+def test_a_variant_is_asked_for_once_and_nothing_is_computed_or_compiled(tmp_path: Path) -> None:
+    (variant,) = asked()
+    assert variant.function.__name__ == "_norm_rows"
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_anywhere_in_memory_need_one_variant() -> None:
+    numbers = torch.zeros((3, 5), dtype=torch.int64)
+    with asking() as variants:
+        for row in numbers:
+            keep_in_one(torch.zeros((4, 9), dtype=torch.int32), row, row, row)
+    assert len(variants) == 1
+
+
+def test_a_launch_finds_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    (variant,) = asked(96)
+    compilers = Compilers([variant], 1)
+    assert compilers.are_ready(wait=True)
+    found: list[bool] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda *, cache_hit, **rest: found.append(cache_hit))
+    triton.compile(variant.source, target=HOPPER, options=variant.options)
+    assert found == [True]
+
+
+def test_nobody_waits_for_what_cannot_be_compiled() -> None:
+    (variant,) = asked()
+    broken = variant._replace(options=variant.options | {"num_warps": 3})
+    assert Compilers([broken], 1).are_ready(wait=True)
+
+
+def test_only_what_is_urgent_is_waited_for() -> None:
+    assert Compilers(asked(), 0).are_ready()

@@ -1,0 +1,86 @@
+"""What a step would launch is known before it is launched: recorded steps rehearsed as for a GPU, on any machine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed here")
+
+from penstock.layers.decoder import Decoder
+from penstock.layers.step import Rotations
+from penstock.models import catalog
+from penstock.ops.op import OPERATIONS
+from penstock.ops.triton.launch import asking
+from penstock.runtime.cuda_runner import excerpt
+from penstock.runtime.device_rows import DeviceRows
+from penstock.runtime.graphs import DecodeGraphs, Recorder
+from penstock.runtime.kv_cache import KVCache
+from penstock.runtime.load import dummy_model
+from penstock.runtime.mixed_graphs import MixedGraphs
+from penstock.runtime.rows import Rows
+from tests.ops.parity import cases
+from tests.ops.triton.test_ahead import hopper
+
+__all__ = ["hopper"]
+
+CPU = torch.device("cpu")
+NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE = 9, 256, 16
+SPECS = {
+    name: replace(catalog.find(name), layers=catalog.find(name).layers[:3], vocab_size=160)
+    for name in ("qwen3-0.6b", "smollm2-135m")
+}
+
+
+@pytest.fixture(autouse=True)
+def cuda_kernels(monkeypatch: pytest.MonkeyPatch, hopper: None) -> None:
+    """A GPU's kernels are chosen for what lies in this machine's memory."""
+    assert cases()
+    for op in OPERATIONS.values():
+        monkeypatch.setitem(op.kernels, "cpu", op.kernels.get("cuda", []))
+
+
+def asked_by(model: Decoder, rehearse: Callable[[MixedGraphs, DecodeGraphs], None]) -> list[str]:
+    rows = Rows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU)
+    held = DeviceRows(rows, NUM_ROWS, MAX_CONTEXT // BLOCK_SIZE, 20, CPU)
+    cache = KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU)
+    parts = model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, Recorder()
+    with asking() as variants, torch.inference_mode():
+        rehearse(MixedGraphs(*parts, NUM_ROWS - 1), DecodeGraphs(*parts))
+    assert not any(part.any() for layer in cache.layers for part in layer)
+    assert not rows.tokens.any()
+    return [str((variant.function.__name__, variant.signature, variant.constants)) for variant in variants]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) -> None:
+    model = dummy_model(SPECS[name], CPU, torch.bfloat16)
+    assert isinstance(model, Decoder)
+
+    def rehearse(shown: Decoder) -> Callable[[MixedGraphs, DecodeGraphs], None]:
+        def run(mixed: MixedGraphs, decodes: DecodeGraphs) -> None:
+            mixed.rehearse(shown, 4)
+            decodes.rehearse(shown, 1, NUM_ROWS - 1)
+            decodes.rehearse(shown, 8, NUM_ROWS - 1)
+
+        return run
+
+    few, all_of_them = asked_by(model, rehearse(excerpt(model))), asked_by(model, rehearse(model))
+    assert sorted(few) == sorted(all_of_them)
+    names = {text.split("'")[1] for text in few}
+    assert names >= {
+        "_norm_rows",
+        "_place",
+        "_decode",
+        "_runs",
+        "_gate",
+        "_sum_tiles",
+        "_pick",
+        "_keep",
+        "_gather",
+        "_one",
+        "_few",
+    }
+    assert len(model.layers) == 3
+    assert len(excerpt(model).layers) == 1
