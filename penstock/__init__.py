@@ -45,4 +45,7 @@ def __getattr__(name: str) -> Any:
     """Public names load when first used, so that `penstock --help` imports no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name != "LLM":
+        return getattr(import_module(_HOMES[name]), name)
+    with import_module("penstock.early").hastened():
+        return import_module(_HOMES[name]).LLM

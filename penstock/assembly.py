@@ -17,7 +17,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
 from penstock.ops.packed import TILE
-from penstock.runtime.ceilings import product_rate
+from penstock.runtime.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.cuda_runner import CudaRunner
 from penstock.runtime.device import CpuDevice, Device, open_device
 from penstock.runtime.kv_cache import CACHE_DTYPES, bytes_per_kv_value
@@ -27,10 +27,14 @@ from penstock.runtime.native_load import load_native
 from penstock.runtime.native_runner import NativeRunner
 from penstock.runtime.quantize import quantize_fp8
 from penstock.runtime.runner import ModelRunner
-from penstock.sizing import GIB, MAX_BATCH_TOKENS, Memory, Sizing, make_scheduler, size_engine
+from penstock.sizing import GIB, Memory, Pace, Sizing, batch_tokens, make_scheduler, size_engine
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
+SERVED_STEP_S, OFFLINE_STEP_S = 0.06, 0.25
+"""How long a step may take on a GPU, unless asked: with somebody reading along, and with nobody."""
+MOST_STEP_TOKENS = 8192
+"""On a GPU, where longer steps than this are no faster a token."""
 MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
@@ -74,19 +78,20 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     return LoadedModel(_kept(config, network), device, files)
 
 
-def size(config: EngineConfig, loaded: LoadedModel) -> Sizing:
-    """How much cache the device holds beside the weights it holds already."""
+def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_S) -> Sizing:
+    """How much cache the device holds beside the weights it holds already; how long steps are, on a GPU for `step_s`."""
     spec = loaded.spec
+    pace = _pace(loaded.device, config, step_s)
     bytes_per_value = bytes_per_kv_value(spec, CACHE_DTYPES[config.cache.kv] or loaded.network.cache_dtype)
     memory = Memory(
         free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
         weight_bytes=loaded.weight_bytes,
-        workspace_bytes=_workspace_bytes(loaded.device, spec, config),
+        workspace_bytes=_workspace_bytes(loaded.device, spec, config, batch_tokens(config, spec, pace)),
         bytes_per_kv_value=bytes_per_value,
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
         kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
     )
-    return size_engine(config, spec, memory, _flops(loaded.device, config))
+    return size_engine(config, spec, memory, pace)
 
 
 def make_engine(
@@ -151,19 +156,20 @@ def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, byte
     return max(GIB, max_context * spec.kv_bytes_per_token(bytes_per_value))
 
 
-def _flops(device: Device, config: EngineConfig) -> float | None:
-    """What a CPU reaches, where the length of steps is ours to choose; a GPU is fast enough for any."""
-    if not isinstance(device, CpuDevice) or config.scheduler.max_batch_tokens is not None:
+def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
+    """What a quick look at the device's products gives, where the length of steps is ours to choose."""
+    if config.scheduler.max_batch_tokens is not None:
         return None
-    return product_rate(device.num_threads)
+    if isinstance(device, CpuDevice):
+        return Pace(product_rate(device.num_threads))
+    return Pace(gpu_product_rate(device.torch_device), step_s, MOST_STEP_TOKENS)
 
 
-def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig) -> int:
+def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:
     """On a GPU: activations of the widest step, scores of every sequence for each recorded batch size, and slack."""
     if device.torch_device.type == "cpu":
         return 0
     widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
-    num_tokens = config.scheduler.max_batch_tokens or max(MAX_BATCH_TOKENS, config.scheduler.max_sequences)
     activations = num_tokens * (6 * widest + 12 * spec.hidden_size) * 2
     scores = 8 * config.scheduler.max_sequences * spec.vocab_size * 4
     return activations + scores + GIB

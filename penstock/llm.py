@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.assembly import LoadedModel, Progress, load, make_engine, size
+from penstock.assembly import OFFLINE_STEP_S, LoadedModel, Progress, load, make_engine, size
 from penstock.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.config import EngineConfig, configure
@@ -79,7 +79,7 @@ class LLM:
         else:
             if loaded.files is not None:
                 _ = loaded.files.tokenizer  # all ask for it; what making it leaves behind is given back with the rest
-            self._sizing = size(config, loaded)
+            self._sizing = size(config, loaded, OFFLINE_STEP_S)
             self._engine = make_engine(config, loaded, self._sizing)
 
     def close(self) -> None:

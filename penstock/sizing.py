@@ -1,6 +1,7 @@
 """What was found at start: how much of the model and its cache fits. The engine and the simulator both size here."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.core.batching import CONTINUOUS, STATIC, dynamic
@@ -14,8 +15,18 @@ GIB = 2**30
 MAX_BATCH_TOKENS = 2048
 """Most tokens of a step where nothing is asked: enough to keep any device busy."""
 MIN_BATCH_TOKENS = 128
-STEP_S = 1.0
-"""How long a step may take where nothing is asked: those who generate wait for the prompts computed beside them."""
+
+
+class Pace(NamedTuple):
+    """What decides how many tokens of a prompt make a step, where nothing is asked.
+
+    Those who generate wait for the prompts computed beside them: a step may take so long and no longer.
+    """
+
+    flops: float
+    """What the device's products reach a second."""
+    step_s: float = 1.0
+    most_tokens: int = MAX_BATCH_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +69,8 @@ class Sizing:
         return self.num_blocks * self.block_size
 
 
-def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, flops: float | None = None) -> Sizing:
-    """Give the cache what weights and workspace leave of the allowed memory, or say what would make it fit.
-
-    `flops` is what the device reaches a second, where that may be too little for long steps.
-    """
+def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, pace: Pace | None = None) -> Sizing:
+    """Give the cache what weights and workspace leave of the allowed memory, or say what would make it fit."""
     max_context = config.model.max_context or spec.max_context
     if max_context > spec.max_context:
         raise ConfigError(
@@ -91,16 +99,23 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, flops: fl
         workspace_bytes=memory.workspace_bytes,
         free_bytes=memory.free_bytes,
         num_kept_blocks=num_kept,
-        max_batch_tokens=MAX_BATCH_TOKENS if flops is None else batch_tokens(spec, flops),
+        max_batch_tokens=batch_tokens(config, spec, pace),
     )
 
 
-def batch_tokens(spec: ModelSpec, flops: float) -> int:
-    """Tokens of a prompt that a device computes in a second, down to a power of two: measuring again finds the same."""
-    flops_per_token = 2 * (
-        spec.num_active_parameters - spec.vocab_size * spec.hidden_size
-    )  # scores are of the last alone
-    count = int(min(max(STEP_S * flops / flops_per_token, MIN_BATCH_TOKENS), MAX_BATCH_TOKENS))
+def batch_tokens(config: EngineConfig, spec: ModelSpec, pace: Pace | None = None) -> int:
+    """Most tokens of a step: as asked, else what the device computes in time, else the usual number."""
+    asked = config.scheduler
+    if asked.max_batch_tokens is not None:
+        return asked.max_batch_tokens
+    return max(MAX_BATCH_TOKENS if pace is None else paced_tokens(spec, pace), asked.max_sequences)
+
+
+def paced_tokens(spec: ModelSpec, pace: Pace) -> int:
+    """Tokens of a prompt computed in time, down to a power of two: measuring again finds the same."""
+    # Scores are of the last token alone.
+    flops_per_token = 2 * (spec.num_active_parameters - spec.vocab_size * spec.hidden_size)
+    count = int(min(max(pace.step_s * pace.flops / flops_per_token, MIN_BATCH_TOKENS), pace.most_tokens))
     return 1 << (count.bit_length() - 1)
 
 

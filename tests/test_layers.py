@@ -13,6 +13,7 @@ ANYTHING = ("",)
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "early": (),
     "core": ("errors",),
     "models": ("errors",),
     "config": ("errors",),

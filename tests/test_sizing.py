@@ -13,9 +13,10 @@ from penstock.sizing import (
     MAX_BATCH_TOKENS,
     MIN_BATCH_TOKENS,
     Memory,
+    Pace,
     Sizing,
-    batch_tokens,
     make_scheduler,
+    paced_tokens,
     size_engine,
 )
 
@@ -120,23 +121,28 @@ def test_a_scheduler_is_made_as_asked():
         assert make_scheduler(configure(config, batching=name), sizing).roster.batching == batching
 
 
-@given(st.floats(0.0, 1e18), st.floats(1.0, 1e6))
-def test_a_faster_device_takes_no_shorter_steps(flops, factor):
-    count, more = batch_tokens(SPEC, flops), batch_tokens(SPEC, flops * factor)
-    assert MIN_BATCH_TOKENS <= count <= more <= MAX_BATCH_TOKENS
-    assert count.bit_count() == 1
+@given(st.floats(0.0, 1e18), st.floats(1.0, 1e6), st.floats(1e-3, 1.0), st.sampled_from((2048, 8192)))
+def test_a_faster_device_and_a_longer_time_take_no_shorter_steps(flops, factor, step_s, most):
+    pace = Pace(flops, step_s, most)
+    counts = [paced_tokens(SPEC, pace) for pace in (pace, pace._replace(flops=flops * factor))]
+    counts.append(paced_tokens(SPEC, pace._replace(flops=flops * factor, step_s=2 * step_s)))
+    assert MIN_BATCH_TOKENS <= counts[0] <= counts[1] <= counts[2] <= most
+    assert all(count.bit_count() == 1 for count in counts)
 
 
 def test_steps_are_as_long_as_asked_else_as_found_else_as_usual():
     memory = Memory(free_bytes=2**24, weight_bytes=2**20)
     per_token = 2 * sum(SPEC.parameters_by_part[part] for part in ("attention", "mlp", "norms"))
-    for flops, settings, expected in (
+    for pace, settings, expected in (
         (None, {}, MAX_BATCH_TOKENS),
-        (1e18, {}, MAX_BATCH_TOKENS),
-        (600.0 * per_token, {}, 512),
-        (600.0 * per_token, {"max_batch_tokens": 300}, 300),
-        (600.0 * per_token, {"max_sequences": 600}, 600),
+        (None, {"max_sequences": 3000}, 3000),
+        (Pace(1e18), {}, MAX_BATCH_TOKENS),
+        (Pace(1e18, 0.1, 8192), {}, 8192),
+        (Pace(600.0 * per_token), {}, 512),
+        (Pace(600.0 * per_token, 0.5), {}, 256),
+        (Pace(600.0 * per_token), {"max_batch_tokens": 300}, 300),
+        (Pace(600.0 * per_token), {"max_sequences": 600}, 600),
     ):
         config = configure(**{"max_sequences": 8} | settings)
-        scheduler = make_scheduler(config, size_engine(config, SPEC, memory, flops))
+        scheduler = make_scheduler(config, size_engine(config, SPEC, memory, pace))
         assert scheduler.limits.max_batch_tokens == expected

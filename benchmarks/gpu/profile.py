@@ -85,7 +85,7 @@ class Watch:
 
 
 def look(model: str, settings: dict[str, object], moments: list[int]) -> list[dict[str, object]]:
-    llm = LLM(f"dummy:{model}", max_context=4096, prefix_caching=False, max_batch_tokens=8192, **settings)
+    llm = LLM(f"dummy:{model}", max_context=4096, prefix_caching=False, **settings)
     numbers = random.Random(0)
     ins, outs = ([numbers.randint(100, 1024) for _ in range(256)] for _ in range(2))
     made = prompts(ins, llm.spec.vocab_size, 1)

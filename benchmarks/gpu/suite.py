@@ -2,7 +2,8 @@
 
     python benchmarks/gpu/suite.py [--models llama-3.1-8b,qwen3-0.6b] [--json FILE]
 
-Prompts are random tokens; sequences run to their full length; medians where a workload is short enough to repeat.
+Prompts are random tokens; sequences run to their full length; medians where a workload is short enough to repeat. Settings are
+what a user of `LLM` gets. How long a start takes is told by `benchmarks.gpu.start`.
 """
 
 import argparse
@@ -13,12 +14,10 @@ import statistics
 import time
 from collections.abc import Callable
 
-START = time.perf_counter()
+import torch
+import triton
 
-import torch  # noqa: E402 - the clock starts before anything is imported
-import triton  # noqa: E402
-
-from penstock import LLM, SamplingParams  # noqa: E402
+from penstock import LLM, SamplingParams
 
 
 def prompts(lengths: list[int], vocab_size: int, seed: int) -> list[list[int]]:
@@ -111,12 +110,10 @@ WORKLOADS: dict[str, Callable[[Suite], float]] = {
 
 
 def measure(model: str, settings: dict[str, object], workloads: list[str]) -> dict[str, float]:
-    begun = time.perf_counter()
     llm = LLM(f"dummy:{model}", max_context=4096, prefix_caching=False, **settings)
-    results = {"ready_s": time.perf_counter() - begun}
+    results = {"step_tokens": float(llm.sizing.max_batch_tokens)}
     suite = Suite(llm)
     suite.run([128], [wish(2)])
-    results["first_token_s"] = time.perf_counter() - begun
     for name in workloads:
         results[name] = WORKLOADS[name](suite)
         print(f"{model} {name} {results[name]:.3f}", flush=True)
@@ -138,12 +135,11 @@ def main() -> None:
     parser.add_argument("--models", default="llama-3.1-8b,qwen3-0.6b")
     parser.add_argument("--fp8", action="store_true", help="8-bit weights and cache")
     parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
-    parser.add_argument("--chunk", type=int, default=8192, help="most tokens a step")
+    parser.add_argument("--chunk", type=int, help="most tokens a step, instead of what a user gets")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     settings: dict[str, object] = {"weights": "fp8", "kv": "fp8"} if arguments.fp8 else {}
     settings["max_batch_tokens"] = arguments.chunk
-    print(f"imports took {time.perf_counter() - START:.1f} s")
     ceilings = measure_ceilings()
     print({name: round(value, 2) for name, value in ceilings.items()}, flush=True)
     record = {
