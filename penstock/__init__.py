@@ -45,7 +45,6 @@ def __getattr__(name: str) -> Any:
     """Public names load when first used, so that `penstock --help` imports no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    if name != "LLM":
-        return getattr(import_module(_HOMES[name]), name)
-    with import_module("penstock.early").hastened():
-        return import_module(_HOMES[name]).LLM
+    if name == "LLM":
+        import_module("penstock.early").begin()
+    return getattr(import_module(_HOMES[name]), name)

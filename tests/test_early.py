@@ -1,21 +1,24 @@
-"""Imports in a hurry leave the process as they found it."""
+"""What begins before the imports disturbs nobody."""
 
-import gc
-from contextlib import suppress
+import subprocess
+import sys
+from pathlib import Path
 
-import pytest
-
-from penstock.early import hastened
+from penstock.early import begin, read_ahead
 
 
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_collecting_is_paused_and_comes_back_even_after_a_failure(is_enabled: bool) -> None:
-    was_enabled = gc.isenabled()
-    try:
-        (gc.enable if is_enabled else gc.disable)()
-        with suppress(ImportError), hastened():
-            assert not gc.isenabled()
-            raise ImportError
-        assert gc.isenabled() == is_enabled
-    finally:
-        (gc.enable if was_enabled else gc.disable)()
+def test_a_machine_without_a_gpu_or_its_libraries_is_none_the_wiser() -> None:
+    begin()
+
+
+def test_a_file_read_ahead_is_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "library"
+    path.write_bytes(b"code")
+    read_ahead(path)
+    assert path.read_bytes() == b"code"
+
+
+def test_it_imports_nothing_that_takes_time() -> None:
+    code = "import sys; import penstock.early; print(sorted({'torch', 'ctypes', 'numpy', 'triton'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

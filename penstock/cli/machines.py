@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock import early
 from penstock.cli.progress import ProgressBar
 from penstock.config import EngineConfig
 from penstock.core.batch import Batch
 from penstock.core.features import StepTime
-from penstock.early import hastened
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Facts, Machine, Vector
 from penstock.engine.oracle import OracleRunner, mix
@@ -65,8 +65,8 @@ def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) ->
 
 def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
     """Weights from files, on a device. Torch is imported here and nowhere before."""
-    with hastened():
-        from penstock.assembly import load, make_engine, size
+    early.begin()
+    from penstock.assembly import load, make_engine, size
 
     with ProgressBar() as progress:
         loaded = load(config, progress=progress)

@@ -4,36 +4,28 @@ Tokens drawn stay in their rows on the device, where the next step reads them; t
 Steps that only decode replay a graph, and so do those with prompts whose launches would take longer than they. What needs the
 host in the middle of a step (log probabilities, penalties, drafts) takes the plain runner's way over the same rows.
 
-Kernels are compiled by other processes while the first steps, if they are small, are computed by the operations' definitions.
+Until their kernels are compiled, steps take the operations' definitions (see `rehearsal`).
 """
 
-import copy
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.core.batch import Batch, Chunk, StepOutput
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Step
 from penstock.ops.op import IS_PLAIN, plainly
 from penstock.runtime.device_rows import DeviceRows
-from penstock.runtime.graphs import SIZES, DecodeGraphs, Recorder, padded_size
+from penstock.runtime.graphs import DecodeGraphs, Recorder, padded_size
 from penstock.runtime.inputs import make_inputs
-from penstock.runtime.mixed_graphs import LEAST_CHUNKS, MixedGraphs, padded_chunks
+from penstock.runtime.mixed_graphs import MixedGraphs, padded_chunks
+from penstock.runtime.rehearsal import Rehearsal
 from penstock.runtime.runner import ModelRunner, Ticket
 from penstock.runtime.sampler import NOT_FINITE
 
-if TYPE_CHECKING:
-    from penstock.ops.triton.ahead import Compilers
-
-MAX_PLAIN_CHUNKS = 4
-MAX_PLAIN_PAIRS = 1 << 18
-"""Queries times keys of a step that is computed without kernels rather than waiting for them."""
 MAX_UNDER_WAY = 8
 """Pinned buffers in turn: more than an engine ever has steps under way."""
 
@@ -86,42 +78,17 @@ class CudaRunner(ModelRunner):
         max_blocks = -(-max_context // block_size)
         self._idle_row = max_sequences
         self._device_rows = DeviceRows(self._rows, max_sequences + 1, max_blocks, num_blocks, device)
-        parts = model, self._cache, self._rotations, self._device_rows, Recorder()
+        parts = model, self._cache, self._rotations, self._device_rows, Recorder(), self._idle_row
         self._graphs = DecodeGraphs(*parts)
-        self._mixed_graphs = MixedGraphs(*parts, self._idle_row)
+        self._mixed_graphs = MixedGraphs(*parts)
+        self._rehearsal = Rehearsal(model, self._graphs, self._mixed_graphs, max_sequences)
         self._places = Pinned(2, padded_size(max_sequences))
         self._tokens_out = Pinned(max(padded_size(max_sequences), padded_chunks(max_sequences)))
-        self._compilers = self._compile_ahead(excerpt(model)) if find_spec("triton") is not None else None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Ticket:
-        with nullcontext() if self._has_kernels(batch) else plainly():
+        with nullcontext() if self._rehearsal.has_kernels(batch) else plainly():
             return self._launch(batch)
-
-    @torch.inference_mode()
-    def _compile_ahead(self, model: Decoder) -> "Compilers | None":
-        """First what a prompt and the tokens after it need, then what steps of other sizes need."""
-        from penstock.ops.triton.ahead import Compilers
-        from penstock.ops.triton.launch import asking
-
-        with asking() as variants:
-            self._mixed_graphs.rehearse(model, LEAST_CHUNKS)
-            self._graphs.rehearse(model, SIZES[0], self._idle_row)
-            num_urgent = len(variants)
-            for size in SIZES[1:]:
-                if size <= padded_size(self._idle_row):
-                    self._graphs.rehearse(model, size, self._idle_row)
-                if LEAST_CHUNKS < padded_chunks(size) == size <= padded_chunks(self._idle_row):
-                    self._mixed_graphs.rehearse(model, size)
-        return Compilers(variants, num_urgent) if variants else None
-
-    def _has_kernels(self, batch: Batch) -> bool:
-        """Those a first step needs. A large step waits until they are compiled."""
-        if self._compilers is None or self._compilers.are_ready():
-            return True
-        num_pairs = sum(chunk.length * chunk.end for chunk in batch.chunks)
-        is_small = len(batch.chunks) <= MAX_PLAIN_CHUNKS and num_pairs <= MAX_PLAIN_PAIRS
-        return not is_small and self._compilers.are_ready(wait=True)
 
     def _launch(self, batch: Batch) -> Ticket:
         self._device_rows.take_arrivals(batch.chunks)
@@ -187,12 +154,3 @@ class CudaRunner(ModelRunner):
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         return Flight(arrived, out, owners, num_chunks)
-
-
-def excerpt(model: Decoder) -> Decoder:
-    """The model with one layer of each kind: what those ask for, the others do."""
-    numbers = {layer: number for number, layer in reversed(list(enumerate(model.spec.layers)))}
-    excerpt = copy.copy(model)
-    excerpt._modules = dict(model._modules)
-    excerpt.layers = nn.ModuleList(model.layers[number] for number in sorted(numbers.values()))
-    return excerpt

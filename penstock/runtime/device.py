@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -72,7 +73,13 @@ def open_device(asked: str) -> Device:
     has_cuda = torch.cuda.is_available()
     if asked == "cuda" and not has_cuda:
         raise ConfigError("--device cuda was asked for but torch finds no CUDA device; check the driver, or choose cpu")
-    return CudaDevice() if has_cuda and asked != "cpu" else CpuDevice(torch.get_num_threads())
+    if not has_cuda or asked == "cpu":
+        return CpuDevice(torch.get_num_threads())
+    if find_spec("triton") is not None:
+        from penstock.ops.triton.ahead import prepare
+
+        prepare()  # it is done by the time the weights are
+    return CudaDevice()
 
 
 def _available_bytes() -> int:

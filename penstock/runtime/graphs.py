@@ -86,13 +86,20 @@ class DecodeGraphs:
     """One position a row: from the rows' own tokens and block tables to the next token, left in the row."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, rotations: Rotations, rows: DeviceRows, recorder: Recorder
+        self,
+        model: Decoder,
+        cache: KVCache,
+        rotations: Rotations,
+        rows: DeviceRows,
+        recorder: Recorder,
+        idle_row: int,
     ) -> None:
         self._model = model
         self._cache = cache
         self._rotations = rotations
         self._rows = rows
         self._recorder = recorder
+        self._idle_row = idle_row
         self._recordings: dict[int, Recording] = {}
 
     def replay(self, places: Tensor) -> Recording:
@@ -105,9 +112,9 @@ class DecodeGraphs:
         recording.graph.replay()
         return recording
 
-    def rehearse(self, model: Decoder, size: int, idle_row: int) -> None:
+    def rehearse(self, model: Decoder, size: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
-        places = torch.tensor([[idle_row] * size, [0] * size], device=self._rows.tokens.device)
+        places = torch.tensor([[self._idle_row] * size, [0] * size], device=self._rows.tokens.device)
         rows, positions = places
         where = self._rows.tokens, self._rows.tables, rows, positions, self._cache.block_size
         gather_decodes(*where)

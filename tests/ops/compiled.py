@@ -51,7 +51,8 @@ class Compilation:
         constants: dict[str, Any] = {}
         for parameter in self.kernel.params:
             value = arguments[parameter.name]
-            types[parameter.name] = "constexpr" if parameter.is_constexpr or value is None else _type(value)
+            is_constant = parameter.is_constexpr or value is None or _is_one(parameter, value)
+            types[parameter.name] = "constexpr" if is_constant else _type(value)
             if types[parameter.name] == "constexpr":
                 constants[parameter.name] = value
         # Sizes do not change what types meet; switches do.
@@ -60,6 +61,11 @@ class Compilation:
         if key not in compiled:
             triton.compile(ASTSource(self.kernel, types, constants), target=HOPPER, options=options)
             compiled.add(key)
+
+
+def _is_one(parameter: Any, value: Any) -> bool:
+    """The compiler takes a 1 as a constant unless it is told not to."""
+    return isinstance(value, int) and value == 1 and not parameter.do_not_specialize
 
 
 def _type(value: Any) -> str:

@@ -8,17 +8,18 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed here")
 
+from penstock.core.batch import Batch, Chunk
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations
 from penstock.models import catalog
 from penstock.ops.op import OPERATIONS
 from penstock.ops.triton.launch import asking
-from penstock.runtime.cuda_runner import excerpt
 from penstock.runtime.device_rows import DeviceRows
 from penstock.runtime.graphs import DecodeGraphs, Recorder
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load import dummy_model
 from penstock.runtime.mixed_graphs import MixedGraphs
+from penstock.runtime.rehearsal import Rehearsal, excerpt
 from penstock.runtime.rows import Rows
 from tests.ops.parity import cases
 from tests.ops.triton.test_ahead import hopper
@@ -41,13 +42,19 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, hopper: None) -> None:
         monkeypatch.setitem(op.kernels, "cpu", op.kernels.get("cuda", []))
 
 
+def parts_of(
+    model: Decoder, rows: Rows, cache: KVCache
+) -> tuple[Decoder, KVCache, Rotations, DeviceRows, Recorder, int]:
+    held = DeviceRows(rows, NUM_ROWS, MAX_CONTEXT // BLOCK_SIZE, 20, CPU)
+    return model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, Recorder(), NUM_ROWS - 1
+
+
 def asked_by(model: Decoder, rehearse: Callable[[MixedGraphs, DecodeGraphs], None]) -> list[str]:
     rows = Rows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU)
-    held = DeviceRows(rows, NUM_ROWS, MAX_CONTEXT // BLOCK_SIZE, 20, CPU)
     cache = KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU)
-    parts = model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, Recorder()
+    parts = parts_of(model, rows, cache)
     with asking() as variants, torch.inference_mode():
-        rehearse(MixedGraphs(*parts, NUM_ROWS - 1), DecodeGraphs(*parts))
+        rehearse(MixedGraphs(*parts), DecodeGraphs(*parts))
     assert not any(part.any() for layer in cache.layers for part in layer)
     assert not rows.tokens.any()
     return [str((variant.function.__name__, variant.signature, variant.constants)) for variant in variants]
@@ -61,8 +68,8 @@ def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) 
     def rehearse(shown: Decoder) -> Callable[[MixedGraphs, DecodeGraphs], None]:
         def run(mixed: MixedGraphs, decodes: DecodeGraphs) -> None:
             mixed.rehearse(shown, 4)
-            decodes.rehearse(shown, 1, NUM_ROWS - 1)
-            decodes.rehearse(shown, 8, NUM_ROWS - 1)
+            decodes.rehearse(shown, 1)
+            decodes.rehearse(shown, 8)
 
         return run
 
@@ -84,3 +91,22 @@ def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) 
     }
     assert len(model.layers) == 3
     assert len(excerpt(model).layers) == 1
+
+
+@pytest.mark.slow
+def test_small_steps_go_on_until_kernels_are_there_and_large_ones_wait() -> None:
+    model = dummy_model(SPECS["smollm2-135m"], CPU, torch.bfloat16)
+    assert isinstance(model, Decoder)
+    rows = Rows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU)
+    parts = parts_of(model, rows, KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU))
+
+    def rehearsal() -> Rehearsal:
+        return Rehearsal(model, DecodeGraphs(*parts), MixedGraphs(*parts), NUM_ROWS - 1)
+
+    small = Batch(0, (Chunk(0, 0, 8, (1,) * 8, (0,), True, None),))
+    large = Batch(0, (Chunk(0, 0, 1 << 10, (1,) * (1 << 10), (0,), True, None),))
+    first = rehearsal()
+    assert not first.has_kernels(small)
+    assert first.has_kernels(large)
+    assert first.has_kernels(small)
+    assert rehearsal().has_kernels(large)  # what the first left is found

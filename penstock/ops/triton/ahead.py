@@ -11,24 +11,49 @@ import signal
 import warnings
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
+from threading import Thread
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 
 from penstock.ops.triton.launch import Variant
 
 MAX_PROCESSES = 16
-MAX_VARIANTS = 256
-"""A variant's number is one byte."""
+MAX_VARIANTS = 128
+IS_NEW = 128
+"""A variant's number is one byte, and a bit of it says that it was not compiled before."""
+
+
+@cache
+def prepare() -> Future[None]:
+    """Begin, in a thread, with what Triton does before its first kernel: its driver is compiled, its own files are hashed."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            driver.active.get_current_target()
+            triton_key()
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return done
 
 
 class Compilers:
-    """Variants are taken in their order, so the urgent ones come first."""
+    """They take variants in their order. Who lets go of them lets go of what they have not begun."""
 
-    def __init__(self, variants: Sequence[Variant], num_urgent: int) -> None:
-        self._urgent = set(range(min(num_urgent, MAX_VARIANTS)))
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self._waiting = set(range(min(len(variants), MAX_VARIANTS)))
+        self.found_new = False
+        """Something had to be compiled."""
         self._ended, ended = os.pipe()
         weakref.finalize(self, os.close, self._ended)  # whoever writes to it then, gives up
         target = driver.active.get_current_target()
@@ -45,11 +70,12 @@ class Compilers:
             os.waitpid(child, 0)  # it leaves at once: its own children do the work, and are nobody's to wait for
 
     def are_ready(self, *, wait: bool = False) -> bool:
-        """What is urgent has been compiled, or will not be."""
-        while self._urgent and (wait or select.select([self._ended], [], [], 0)[0]):
-            numbers = os.read(self._ended, MAX_VARIANTS)
-            self._urgent -= set(numbers or self._urgent)
-        return not self._urgent
+        """Everything has been compiled, or will not be."""
+        while self._waiting and (wait or select.select([self._ended], [], [], 0)[0]):
+            ended = os.read(self._ended, MAX_VARIANTS)
+            self.found_new |= any(byte & IS_NEW for byte in ended)
+            self._waiting -= {byte % IS_NEW for byte in ended} or self._waiting
+        return not self._waiting
 
 
 def _compile_all(variants: Sequence[Variant], target: GPUTarget, ended: int) -> None:
@@ -67,13 +93,19 @@ def _compile_all(variants: Sequence[Variant], target: GPUTarget, ended: int) -> 
             if not os.fork():
                 break
         while turn := os.read(turns, 1):
+            is_new = True
             with suppress(Exception):
-                _compile(variants[turn[0]], target)
-            os.write(ended, turn)
+                is_new = _compile(variants[turn[0]], target)
+            os.write(ended, bytes([turn[0] | IS_NEW * is_new]))
     finally:
         os._exit(0)
 
 
-def _compile(variant: Variant, target: GPUTarget) -> None:
-    kernel = triton.compile(variant.source, target=target, options=variant.options)
+def _compile(variant: Variant, target: GPUTarget) -> bool:
+    """Whether it had not been before."""
+    found: list[bool] = []
+    with knobs.compilation.scope():
+        knobs.compilation.listener = lambda *, cache_hit, **rest: found.append(cache_hit)
+        kernel = triton.compile(variant.source, target=target, options=variant.options)
     driver.active.launcher_cls(kernel.src, kernel.metadata)  # what calls it is compiled too
+    return not all(found)

@@ -70,19 +70,19 @@ def test_rows_anywhere_in_memory_need_one_variant() -> None:
 
 def test_a_launch_finds_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     (variant,) = asked(96)
-    compilers = Compilers([variant], 1)
+    compilers = Compilers([variant])
     assert compilers.are_ready(wait=True)
+    assert compilers.found_new
     found: list[bool] = []
     monkeypatch.setattr(knobs.compilation, "listener", lambda *, cache_hit, **rest: found.append(cache_hit))
     triton.compile(variant.source, target=HOPPER, options=variant.options)
     assert found == [True]
+    again = Compilers([variant])
+    assert again.are_ready(wait=True)
+    assert not again.found_new
 
 
 def test_nobody_waits_for_what_cannot_be_compiled() -> None:
     (variant,) = asked()
     broken = variant._replace(options=variant.options | {"num_warps": 3})
-    assert Compilers([broken], 1).are_ready(wait=True)
-
-
-def test_only_what_is_urgent_is_waited_for() -> None:
-    assert Compilers(asked(), 0).are_ready()
+    assert Compilers([broken, variant]).are_ready(wait=True)
