@@ -95,9 +95,17 @@ def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_
 
 
 def make_engine(
-    config: EngineConfig, loaded: LoadedModel, sizing: Sizing, on_step: Callable[[StepTime], None] | None = None
+    config: EngineConfig,
+    loaded: LoadedModel,
+    sizing: Sizing,
+    on_step: Callable[[StepTime], None] | None = None,
+    *,
+    rehearses: bool = False,
 ) -> Engine:
-    """An engine over a loaded model, on the monotonic clock; `on_step` is told what each step was and how long it took."""
+    """An engine over a loaded model, on the monotonic clock; `on_step` is told what each step was and how long it took.
+
+    One that rehearses uses the time until there is something to compute.
+    """
     if isinstance(loaded.network, Encoder):
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
     room = sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
@@ -105,6 +113,8 @@ def make_engine(
     scheduler = make_scheduler(config, sizing)
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
+        if rehearses:
+            runner.rehearse()
         return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step)
     if isinstance(loaded.network, NativeDecoder):
         return Engine(scheduler, NativeRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)

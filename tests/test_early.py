@@ -2,20 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-from penstock.early import begin, read_ahead
+from penstock.early import begin
 
 
-def test_a_machine_without_a_gpu_or_its_libraries_is_none_the_wiser() -> None:
+def test_a_machine_without_a_gpu_is_none_the_wiser() -> None:
     begin()
-
-
-def test_a_file_read_ahead_is_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "library"
-    path.write_bytes(b"code")
-    read_ahead(path)
-    assert path.read_bytes() == b"code"
 
 
 def test_it_imports_nothing_that_takes_time() -> None:

@@ -77,7 +77,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
     name = loaded.files.name if loaded.files is not None else config.model.model
     depth = 2 if loaded.device.torch_device.type == "cuda" else 1
     on_step = _step_writer(step_log, name, config, sizing, loaded.spec.vocab_size, depth)
-    engine = make_engine(config, loaded, sizing, on_step)
+    engine = make_engine(config, loaded, sizing, on_step, rehearses=True)
     on_phase("make room for the cache")
     rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
     if sizing.workspace_bytes:

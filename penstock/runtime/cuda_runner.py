@@ -85,6 +85,10 @@ class CudaRunner(ModelRunner):
         self._places = Pinned(2, padded_size(max_sequences))
         self._tokens_out = Pinned(max(padded_size(max_sequences), padded_chunks(max_sequences)))
 
+    def rehearse(self) -> None:
+        """Begin to compile kernels now, for steps that come later."""
+        self._rehearsal.begin()
+
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Ticket:
         with nullcontext() if self._rehearsal.has_kernels(batch) else plainly():

@@ -23,29 +23,46 @@ MAX_PLAIN_CHUNKS = 4
 MAX_PLAIN_PAIRS = 1 << 18
 """Queries times keys of a step that is computed without kernels rather than waiting for them."""
 
+EARLY_STEPS = 2
+"""Launched before the tokens of the first are known: an engine has as many under way."""
+
 
 class Rehearsal:
-    """Of a prompt and the tokens after it, at once; of steps of other sizes once those can be computed."""
+    """Of a prompt and the tokens after it; then, once those can be computed, of steps of other sizes.
+
+    Unless it is begun earlier it begins when the first token is there: nobody waits for it before that.
+    """
 
     def __init__(self, model: Decoder, decodes: DecodeGraphs, mixed: MixedGraphs, max_sequences: int) -> None:
         self._model = excerpt(model)
         self._decodes = decodes
         self._mixed = mixed
         self._max_sequences = max_sequences
+        self._is_due = find_spec("triton") is not None
+        self._num_early = 0
         self._urgent: Compilers | None = None
         self._others: Compilers | None = None
-        if find_spec("triton") is not None:
+
+    def begin(self) -> None:
+        if self._is_due:
+            self._is_due = False
             self._urgent = self._compile(SIZES[:1], (LEAST_CHUNKS,))
 
     def has_kernels(self, batch: Batch) -> bool:
-        """Whether the kernels are there that a first step needs; a large step waits for them."""
-        if self._urgent is None:
+        """Whether the kernels are there that this step needs; a large one waits for them."""
+        if not self._is_due and self._urgent is None:
             return True
         num_pairs = sum(chunk.length * chunk.end for chunk in batch.chunks)
         is_small = len(batch.chunks) <= MAX_PLAIN_CHUNKS and num_pairs <= MAX_PLAIN_PAIRS
+        if self._is_due and is_small and self._num_early < EARLY_STEPS:
+            self._num_early += 1
+            return False
+        self.begin()
+        if self._urgent is None:
+            return True  # they had all been compiled in this process
         if not self._urgent.are_ready(wait=not is_small):
             return False
-        if self._urgent.found_new:  # else an earlier process has left the others too, or most of them
+        if self._urgent.found_new:  # else an earlier process has left the others too
             sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
             most_chunks = padded_chunks(self._max_sequences)
             self._others = self._compile(sizes, [size for size in sizes if padded_chunks(size) == size <= most_chunks])
