@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, ModelFileError
 from penstock.formats.checkpoint import Checkpoint
@@ -22,8 +22,10 @@ from penstock.models import catalog
 from penstock.models.positions import FACTOR_TENSORS
 from penstock.models.registry import Model, read_config, read_gguf
 from penstock.models.spec import ModelSpec
-from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, read_json
+
+if TYPE_CHECKING:
+    from penstock.text.chat import ChatTemplate
 
 DUMMY = "dummy:"
 """Prefix of a model from the catalog with made-up weights and no words, for benchmarks."""
@@ -73,8 +75,10 @@ class ModelFiles:
         return Tokenizer.from_directory(self.path)
 
     @cached_property
-    def chat_template(self) -> ChatTemplate | None:
+    def chat_template(self) -> "ChatTemplate | None":
         """None for a model that was not made to chat."""
+        from penstock.text.chat import ChatTemplate  # who completes text needs no templates, and does not wait for them
+
         checkpoint = self.checkpoint
         if isinstance(checkpoint, GgufFile):
             return ChatTemplate.from_gguf(checkpoint.metadata, self.tokenizer)
