@@ -29,6 +29,7 @@ BATCHES = [
     ((3, 1, 8, 1), (20, 64, 8, 33)),
     ((1, 1, 5), (257, 511, 300)),
     ((30, 2), (290, 258)),
+    ((1,) * 9, (1, 15, 16, 17, 33, 64, 100, 130, 176)),
 ]
 
 
@@ -141,6 +142,30 @@ def part_of(layout: Layout, chunk: int) -> Layout:
     )
 
 
+def numbers_of(spec: GQA, kv: str, num_blocks: int, generator: torch.Generator) -> AnyCache:
+    numbers = torch.randn((2, num_blocks, 16, spec.num_kv_heads, spec.head_dim), generator=generator)
+    if kv == "bf16":
+        return LayerCache(*numbers.bfloat16())
+    scales = torch.rand((2, num_blocks, 16, spec.num_kv_heads), generator=generator) / 50
+    return ScaledCache(*(numbers * 40).to(torch.int8), *scales)
+
+
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")
+def test_many_beside_change_no_bit(spec: GQA, kernels: str, kv: str) -> None:
+    """A token among many meets all kv heads at once, alone one after another."""
+    generator = torch.Generator().manual_seed(13)
+    contexts = [1, 15, 16, 17, 33, 64, 255, 257, 300, 513]
+    layout = example_layout([1] * len(contexts), contexts, 16, 400, generator)
+    cache = numbers_of(spec, kv, 400, generator)
+    qkv = torch.randn((len(contexts), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim), generator=generator)
+    together = run(kernels, spec, qkv.clone(), cache, layout)
+    for chunk, mine in enumerate(together):
+        alone = run(kernels, spec, qkv[chunk : chunk + 1].clone(), cache, part_of(layout, chunk))
+        assert torch.equal(mine, alone[0]), chunk
+
+
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")
@@ -163,12 +188,7 @@ def test_a_shared_beginning_changes_no_bit(spec: GQA, kernels: str, kv: str) -> 
         for i, at in enumerate(layout.positions.split(lengths))
     ]
     layout = dataclasses.replace(layout, slots=torch.cat(slots))
-    numbers = torch.randn((2, 400, block_size, spec.num_kv_heads, spec.head_dim), generator=generator)
-    if kv == "int8":
-        scales = torch.rand((2, 400, block_size, spec.num_kv_heads), generator=generator) / 50
-        cache: AnyCache = ScaledCache(*(numbers * 40).to(torch.int8), *scales)
-    else:
-        cache = LayerCache(*numbers.bfloat16())
+    cache = numbers_of(spec, kv, 400, generator)
     qkv = torch.randn((sum(lengths), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim), generator=generator)
     together = run(kernels, spec, qkv.clone(), cache, layout).split(lengths)
     for chunk, (mine, own) in enumerate(zip(together, qkv.split(lengths))):

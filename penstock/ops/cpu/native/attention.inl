@@ -79,7 +79,8 @@ void attend_chunk(const Attend& t, uint8_t* scratch) {
 }
 
 void attend(const Attend& t, uint8_t* scratch) {
-  for (int i = 0; i < t.num_chunks; ++i) attend_chunk(t.part(i), scratch);
+  for (int i = 0; i < t.num_chunks; ++i)
+    for (int head = 0; head < t.heads_at_once; ++head) attend_chunk(t.part(i).head(head), scratch);
 }
 
 }  // namespace

@@ -49,17 +49,15 @@ struct Bf16Cache {
     if (kUnits > 3) _tile_stored(3, s.scores + i + 3 * kTile, kKeysAtOnce * 4);
   }
 
-  static void score(const Attend& t, Scratch& s, int first, int num_keys) {
-    int i = 0;
-    for (; i + 4 * kTile <= num_keys; i += 4 * kTile) {
-      for (int u = 0; u < 4; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 4);
-      score_units<4>(t, s, first, i);
-    }
-    for (; i < num_keys; i += kTile) {
-      fetch_ahead(t, first, i, num_keys, 4);
-      score_units<1>(t, s, first, i);
-    }
+  static constexpr int kUnitsAtOnce = 4;
+
+  static void score(const Attend& t, Scratch& s, int first, int i, int num_keys) {
+    for (int u = 0; u < kUnitsAtOnce; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 4);
+    if (i + kUnitsAtOnce * kTile <= num_keys) return score_units<kUnitsAtOnce>(t, s, first, i);
+    for (; i < num_keys; i += kTile) score_units<1>(t, s, first, i);
   }
+
+  static void scale(const Attend&, Scratch&, int, int) {}
 
   struct Window {
     Window(const Attend&, int, int) {}

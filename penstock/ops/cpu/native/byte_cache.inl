@@ -102,15 +102,17 @@ struct ByteCache {
     _tile_stored(3, s.dots + kKeysAtOnce + next, kKeysAtOnce * 8);
   }
 
-  static void score(const Attend& t, Scratch& s, int first, int num_keys) {
-    constexpr int kUnits = kStacked ? 4 : 2;
-    for (int i = 0; i < num_keys; i += kUnits * kTile) {
-      for (int u = 0; u < kUnits; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 8);
-      if (kStacked)
-        score_stacked(t, s, first, i, num_keys);
-      else
-        score_apart(t, s, first, i, num_keys);
-    }
+  static constexpr int kUnitsAtOnce = kStacked ? 4 : 2;
+
+  static void score(const Attend& t, Scratch& s, int first, int i, int num_keys) {
+    for (int u = 0; u < kUnitsAtOnce; ++u) fetch_ahead(t, first, i + u * kTile, num_keys, 8);
+    if (kStacked)
+      score_stacked(t, s, first, i, num_keys);
+    else
+      score_apart(t, s, first, i, num_keys);
+  }
+
+  static void scale(const Attend& t, Scratch& s, int first, int num_keys) {
     for (int i = 0; i < num_keys; i += kTile) {
       const Floats scales = load(t.key_scales + unit_offset(t, first + i));
       for (int row = 0; row < t.num_rows; ++row) {

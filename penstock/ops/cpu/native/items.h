@@ -8,11 +8,14 @@ namespace penstock {
 namespace {
 
 // Some query rows of one kv head: of one chunk, or of several that generate a token each and have begun with the same blocks.
+// Or of several kv heads, of a chunk of one token.
 struct Item {
   int32_t first_chunk, num_chunks;  // among `Items::chunks`
   int32_t num_shared;               // positions
-  int32_t kv_head, first_row, num_rows;
+  int32_t kv_head, num_kv_heads, first_row, num_rows;
 };
+
+constexpr int kChunksForEach = 4;  // thread, from which single tokens are shared out whole
 
 struct Items {
   Item* items;
@@ -59,6 +62,9 @@ inline Items plan_items(Context& c, const Model& m, const Step& step) {
   Items items{c.items.reserve<Item>(most), 0, c.chunks.reserve<int32_t>(step.num_chunks)};
   for (int chunk = 0; chunk < step.num_chunks; ++chunk) items.chunks[chunk] = chunk;
   std::sort(items.chunks, items.chunks + step.num_chunks, [&](int a, int b) { return beginnings.is_before(a, b); });
+  // Kv heads of a block lie side by side: memory runs ahead when they are read together.
+  const bool are_many = step.num_chunks >= kChunksForEach * c.pool.num_threads();
+  const int heads_at_once = are_many && group <= kTile ? kTile / group : 1;
   for (int i = 0, end; i < step.num_chunks; i = end) {
     const int chunk = items.chunks[i], rows = beginnings.num_queries(chunk) * group;
     int num_shared = 0;
@@ -67,9 +73,11 @@ inline Items plan_items(Context& c, const Model& m, const Step& step) {
       if (shared == 0 || shared < num_shared) break;
       if (num_shared == 0) num_shared = shared;
     }
+    const int heads = rows == group && end == i + 1 ? heads_at_once : 1;
     for (int first = (pieces(rows, kTile) - 1) * kTile; first >= 0; first -= kTile)
-      for (int head = 0; head < m.num_kv_heads; ++head)
-        items.items[items.count++] = Item{i, end - i, num_shared, head, first, std::min(rows - first, kTile)};
+      for (int head = 0; head < m.num_kv_heads; head += heads)
+        items.items[items.count++] = Item{i,    end - i, num_shared, head, std::min(heads, m.num_kv_heads - head),
+                                          first, std::min(rows - first, kTile)};
   }
   return items;
 }

@@ -71,7 +71,8 @@ struct Queries {
 };
 
 // Queries that share a kv head: of each chunk, rows `first_row` .. `first_row + num_rows` of [queries x heads in the group].
-// Several chunks have up to 16 rows together, and the same blocks up to position `num_shared`, which all of them see.
+// Several chunks have up to 16 rows together, and the same blocks up to position `num_shared`, which all of them see. One chunk
+// may instead have several kv heads, from `kv_head` on, with up to 16 rows together.
 struct Attend {
   Queries chunk;  // the one looked at
   const Queries* chunks;
@@ -85,6 +86,7 @@ struct Attend {
   int64_t stride;
   int64_t out_stride;
   int32_t kv_head;
+  int32_t heads_at_once;  // kv heads
   int32_t num_kv_heads;
   int32_t heads_per_group;
   int32_t head_dim;
@@ -99,6 +101,14 @@ struct Attend {
     Attend part = *this;
     part.chunk = chunks[index];
     return part;
+  }
+
+  Attend head(int index) const {
+    Attend head = *this;
+    head.kv_head += index;
+    head.chunk.q += index * heads_per_group * head_dim;
+    head.chunk.out += index * heads_per_group * head_dim;
+    return head;
   }
 };
 

@@ -93,12 +93,16 @@ PENSTOCK_INLINE Floats byte_of(Ints words, int j) { return to_floats((words << (
 // zero, since zero times not-a-number is not zero.
 PENSTOCK_INLINE const uint16_t* clean_values(const uint16_t* unit, int count, int head_dim, uint16_t* scratch) {
   if (count >= kTile) return unit;
-  for (int pair = 0; pair < kTile / 2; ++pair)
-    for (int d = 0; d < head_dim; ++d) {
+  for (int pair = 0; pair < kTile / 2; ++pair) {
+    const int32_t written = pair * 2 + 1 < count ? -1 : pair * 2 < count ? 0xffff : 0;
+    for (int d = 0; d < head_dim; d += 16) {
       const int at = (pair * head_dim + d) * 2;
-      scratch[at] = pair * 2 < count ? unit[at] : 0;
-      scratch[at + 1] = pair * 2 + 1 < count ? unit[at + 1] : 0;
+      Ints words;
+      std::memcpy(&words, unit + at, sizeof words);
+      words &= written;
+      std::memcpy(scratch + at, &words, sizeof words);
     }
+  }
   return scratch;
 }
 

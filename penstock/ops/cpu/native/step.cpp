@@ -96,6 +96,7 @@ Attend task_of(const Run& run, const Layer& layer, const Item& item, Queries* ch
   task.stride = run.qkv_size();
   task.out_stride = run.q_size();
   task.kv_head = item.kv_head;
+  task.heads_at_once = item.num_kv_heads;
   task.num_kv_heads = m.num_kv_heads;
   task.heads_per_group = group;
   task.head_dim = m.head_dim;
@@ -116,12 +117,14 @@ void attend(const Member& member, Run& run, const Layer& layer) {
   for (int i = member.take(count); i < count; i = member.take(count)) {
     const Item& item = run.items.items[i];
     for (int chunk = 0; places_late(run) && chunk < item.num_chunks; ++chunk)
-      place_row(run, layer, run.items.chunks[item.first_chunk + chunk], item.kv_head, item.kv_head + 1);
+      place_row(run, layer, run.items.chunks[item.first_chunk + chunk], item.kv_head,
+                item.kv_head + item.num_kv_heads);
     run.c.kernels->attend(task_of(run, layer, item, chunks), scratch);
-    for (int row = 0; row < item.num_rows * item.num_chunks; ++row) {
-      const int chunk = run.items.chunks[item.first_chunk + row / item.num_rows];
-      const int flat = item.first_row + row % item.num_rows;
-      const int token = run.step.query_starts[chunk] + flat / group, head = item.kv_head * group + flat % group;
+    for (int row = 0; row < item.num_rows * item.num_chunks * item.num_kv_heads; ++row) {
+      const int part = row / item.num_rows, flat = item.first_row + row % item.num_rows;
+      const int chunk = run.items.chunks[item.first_chunk + (item.num_kv_heads > 1 ? 0 : part)];
+      const int kv_head = item.kv_head + (item.num_kv_heads > 1 ? part : 0);
+      const int token = run.step.query_starts[chunk] + flat / group, head = kv_head * group + flat % group;
       const float* out = run.attention + (int64_t)token * run.q_size() + head * m.head_dim;
       for (int d = 0; d < m.head_dim; d += kGroup)
         run.c.kernels->encode_group(out + d, run.attended, token, (head * m.head_dim + d) / kGroup);

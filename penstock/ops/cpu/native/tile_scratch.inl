@@ -43,8 +43,8 @@ struct Scratch {
   }
 };
 
-// Tiles wait for memory, which finds scattered units too late by itself: where few rows read them, keys are fetched some
-// units ahead, and the values that will be read next are brought near.
+// Tiles wait for memory, which finds scattered units too late by itself: where few rows of one kv head read them, keys are
+// fetched some units ahead, and the values that will be read next are brought near.
 PENSTOCK_INLINE void fetch(const Attend& t, const void* base, const float* scales, int position) {
   const size_t at = unit_offset(t, position);
   const int row_bytes = t.head_dim * (scales ? 1 : 2);
@@ -54,7 +54,7 @@ PENSTOCK_INLINE void fetch(const Attend& t, const void* base, const float* scale
 
 // Before the first unit, `ahead` of them; then one with each.
 PENSTOCK_INLINE void fetch_ahead(const Attend& t, int first, int i, int num_keys, int ahead) {
-  if (t.num_rows == kTile || i >= num_keys) return;
+  if (t.num_rows == kTile || t.heads_at_once > 1 || i >= num_keys) return;
   const int next = i + ahead * kTile;
   for (int u = i ? next : 0; u <= next && u < num_keys; u += kTile) fetch(t, t.keys, t.key_scales, first + u);
   fetch(t, t.values, t.value_scales, first + i);
