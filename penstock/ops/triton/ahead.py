@@ -63,7 +63,6 @@ class Compilers:
             )  # of locks that other threads hold: the child asks for none
             child = os.fork()
         if not child:
-            os.close(self._ended)
             _compile_all(variants[:MAX_VARIANTS], target, ended)
         os.close(ended)
         with suppress(ChildProcessError):
@@ -83,6 +82,8 @@ def _compile_all(variants: Sequence[Variant], target: GPUTarget, ended: int) -> 
     try:
         if os.fork():
             return
+        for low, high in ((3, ended), (ended + 1, os.sysconf("SC_OPEN_MAX"))):
+            os.closerange(low, high)  # a process that ends is gone for its clients and its GPU, though this one goes on
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.nice(5)
