@@ -23,6 +23,8 @@ MAX_PLAIN_CHUNKS = 4
 MAX_PLAIN_PAIRS = 1 << 18
 """Queries times keys of a step that is computed without kernels rather than waiting for them."""
 
+MAX_PLAIN_STEPS = 256
+"""Enough of them to compile anything: after that something is wrong, and steps wait too."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -39,7 +41,7 @@ class Rehearsal:
         self._mixed = mixed
         self._max_sequences = max_sequences
         self._is_due = find_spec("triton") is not None
-        self._num_early = 0
+        self._num_plain = 0
         self._urgent: Compilers | None = None
         self._others: Compilers | None = None
 
@@ -54,8 +56,9 @@ class Rehearsal:
             return True
         num_pairs = sum(chunk.length * chunk.end for chunk in batch.chunks)
         is_small = len(batch.chunks) <= MAX_PLAIN_CHUNKS and num_pairs <= MAX_PLAIN_PAIRS
-        if self._is_due and is_small and self._num_early < EARLY_STEPS:
-            self._num_early += 1
+        is_small = is_small and self._num_plain < MAX_PLAIN_STEPS
+        self._num_plain += is_small
+        if self._is_due and is_small and self._num_plain <= EARLY_STEPS:
             return False
         self.begin()
         if self._urgent is None:

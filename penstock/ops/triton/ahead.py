@@ -29,6 +29,9 @@ MAX_VARIANTS = 128
 IS_NEW = 128
 """A variant's number is one byte, and a bit of it says that it was not compiled before."""
 
+PATIENCE_S = 60.0
+"""Silence after which nothing more is expected of them."""
+
 
 @cache
 def prepare() -> Future[None]:
@@ -58,9 +61,7 @@ class Compilers:
         weakref.finalize(self, os.close, self._ended)  # whoever writes to it then, gives up
         target = driver.active.get_current_target()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of locks that other threads hold: the child asks for none
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads' locks: the child asks for none
             child = os.fork()
         if not child:
             _compile_all(variants[:MAX_VARIANTS], target, ended)
@@ -70,11 +71,14 @@ class Compilers:
 
     def are_ready(self, *, wait: bool = False) -> bool:
         """Everything has been compiled, or will not be."""
-        while self._waiting and (wait or select.select([self._ended], [], [], 0)[0]):
-            ended = os.read(self._ended, MAX_VARIANTS)
+        while self._waiting:
+            has_news = bool(select.select([self._ended], [], [], PATIENCE_S if wait else 0)[0])
+            if not has_news and not wait:
+                return False
+            ended = os.read(self._ended, MAX_VARIANTS) if has_news else b""
             self.found_new |= any(byte & IS_NEW for byte in ended)
             self._waiting -= {byte % IS_NEW for byte in ended} or self._waiting
-        return not self._waiting
+        return True
 
 
 def _compile_all(variants: Sequence[Variant], target: GPUTarget, ended: int) -> None:

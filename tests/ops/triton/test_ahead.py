@@ -1,5 +1,6 @@
 """Kernels asked for and compiled by other processes, on a machine that need not have a GPU."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from penstock.ops.triton import ahead
 from penstock.ops.triton.ahead import Compilers
 from penstock.ops.triton.launch import Variant, asking
 from penstock.ops.triton.norm import rms_norm_rows
@@ -86,3 +88,11 @@ def test_nobody_waits_for_what_cannot_be_compiled() -> None:
     (variant,) = asked()
     broken = variant._replace(options=variant.options | {"num_warps": 3})
     assert Compilers([broken, variant]).are_ready(wait=True)
+
+
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_compile", lambda *of_it: time.sleep(3))
+    monkeypatch.setattr(ahead, "PATIENCE_S", 0.05)
+    compilers = Compilers(asked())
+    assert not compilers.are_ready()
+    assert compilers.are_ready(wait=True)
