@@ -66,7 +66,7 @@ class Sequence:
         """Length at which the sequence ends."""
         self.min_length = self.num_prompt + request.params.min_tokens
         """Length up to which stop tokens do not end it."""
-        self.stop_ids = _stop_ids(() if request.params.ignore_eos else request.params.stop_token_ids)
+        self.stop_ids = _stop_ids(() if request.params.ignore_eos else tuple(request.params.stop_token_ids))
         self.tokens = list(request.prompt)
         self.finish: Finish | None = None
         self.prefix: PrefixHit | None = None
