@@ -114,7 +114,9 @@ void attend(const Member& member, Run& run, const Layer& layer) {
   uint8_t* scratch = run.c.scratch[member.index].reserve<uint8_t>(0);
   const int group = m.num_heads / m.num_kv_heads, count = run.items.count;
   Queries chunks[kTile];
-  for (int i = member.take(count); i < count; i = member.take(count)) {
+  // Prompts are attended to by whoever has just laid down their keys, as far as that goes.
+  const auto take = [&] { return run.panel_rows ? member.take_near(count) : member.take(count); };
+  for (int i = take(); i < count; i = take()) {
     const Item& item = run.items.items[i];
     for (int chunk = 0; places_late(run) && chunk < item.num_chunks; ++chunk)
       place_row(run, layer, run.items.chunks[item.first_chunk + chunk], item.kv_head,
@@ -241,7 +243,7 @@ void walk_panels(void* context, const Member& member) {
   const int count = pieces(run.step.num_tokens, run.panel_rows);
   for (int i = 0; i <= m.num_layers; ++i) {
     const float* waiting = i ? m.layers[i - 1].mlp_post_norm : nullptr;
-    for (int number = member.take(count); number < count; number = member.take(count)) {
+    for (int number = member.take_near(count); number < count; number = member.take_near(count)) {
       Panel panel(member, run, number);
       if (i) panel.after_attention(m.layers[i - 1]);
       for (int row = panel.first; !i && row < panel.first + panel.count; ++row) embed_row(run, row);
