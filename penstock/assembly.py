@@ -35,6 +35,8 @@ SERVED_STEP_S, OFFLINE_STEP_S = 0.06, 0.25
 """How long a step may take on a GPU, unless asked: with somebody reading along, and with nobody."""
 MOST_STEP_TOKENS = 8192
 """On a GPU, where longer steps than this are no faster a token."""
+MOST_CPU_STEP_TOKENS = 1024
+"""Likewise on a CPU, where each token of a step takes some KB, too."""
 MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
@@ -171,7 +173,7 @@ def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
     if config.scheduler.max_batch_tokens is not None:
         return None
     if isinstance(device, CpuDevice):
-        return Pace(product_rate(device.num_threads))
+        return Pace(product_rate(device.num_threads), most_tokens=MOST_CPU_STEP_TOKENS)
     return Pace(gpu_product_rate(device.torch_device), step_s, MOST_STEP_TOKENS)
 
 

@@ -82,7 +82,7 @@ class SchedulerConfig:
     """Who is admitted first: first-come, priority, deadline, or fair between tenants"""
     max_batch_tokens: int | None = None
     """Most tokens computed in one step; longer prompts are split over steps (default: what a GPU computes in 0.06 s, at most
-    8,192, or a CPU in a second, at most 2,048)"""
+    8,192, or a CPU in a second, at most 1,024)"""
     max_sequences: int = 256
     """Most sequences generating at once"""
     max_waiting: int = 1024
