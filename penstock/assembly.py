@@ -27,16 +27,20 @@ from penstock.runtime.native_load import load_native
 from penstock.runtime.native_runner import NativeRunner
 from penstock.runtime.quantize import quantize_fp8
 from penstock.runtime.runner import ModelRunner
-from penstock.sizing import GIB, Memory, Pace, Sizing, batch_tokens, make_scheduler, size_engine
+from penstock.sizing import (
+    GIB,
+    SERVED_STEP_S,
+    Memory,
+    Pace,
+    Sizing,
+    batch_tokens,
+    make_scheduler,
+    pace_of,
+    size_engine,
+)
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
-SERVED_STEP_S, OFFLINE_STEP_S = 0.06, 0.25
-"""How long a step may take on a GPU, unless asked: with somebody reading along, and with nobody."""
-MOST_STEP_TOKENS = 8192
-"""On a GPU, where longer steps than this are no faster a token."""
-MOST_CPU_STEP_TOKENS = 1024
-"""Likewise on a CPU, where each token of a step takes some KB, too."""
 MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
@@ -173,8 +177,8 @@ def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
     if config.scheduler.max_batch_tokens is not None:
         return None
     if isinstance(device, CpuDevice):
-        return Pace(product_rate(device.num_threads), most_tokens=MOST_CPU_STEP_TOKENS)
-    return Pace(gpu_product_rate(device.torch_device), step_s, MOST_STEP_TOKENS)
+        return pace_of("cpu", product_rate(device.num_threads))
+    return pace_of("gpu", gpu_product_rate(device.torch_device), step_s)
 
 
 def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:

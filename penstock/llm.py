@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.assembly import OFFLINE_STEP_S, LoadedModel, Progress, load, make_engine, size
+from penstock.assembly import LoadedModel, Progress, load, make_engine, size
 from penstock.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.config import EngineConfig, configure
@@ -23,7 +23,7 @@ from penstock.files import ModelFiles, no_words
 from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
 from penstock.runtime.encoder import TextEncoder
-from penstock.sizing import Sizing
+from penstock.sizing import OFFLINE_STEP_S, Sizing
 from penstock.text.reasoning import ReasoningStyle
 from penstock.text.stop import StopSet
 from penstock.text.stream import TextRules, TextStream

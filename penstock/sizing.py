@@ -1,7 +1,7 @@
 """What was found at start: how much of the model and its cache fits. The engine and the simulator both size here."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.core.batching import CONTINUOUS, STATIC, dynamic
@@ -13,8 +13,12 @@ from penstock.models.spec import ModelSpec
 
 GIB = 2**30
 MAX_BATCH_TOKENS = 2048
-"""Most tokens of a step where nothing is asked: enough to keep any device busy."""
+"""Most tokens of a step where nothing is asked and nothing is known of the device: enough to keep any busy."""
 MIN_BATCH_TOKENS = 128
+SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.06, 0.25, 1.0
+"""How long a step may take, unless asked: on a GPU with somebody reading along and with nobody, and on a CPU."""
+MOST_STEP_TOKENS = {"gpu": 8192, "cpu": 1024}
+"""Longer steps than these are no faster a token, and each token of a step takes memory."""
 
 
 class Pace(NamedTuple):
@@ -25,8 +29,12 @@ class Pace(NamedTuple):
 
     flops: float
     """What the device's products reach a second."""
-    step_s: float = 1.0
-    most_tokens: int = MAX_BATCH_TOKENS
+    step_s: float
+    most_tokens: int
+
+
+def pace_of(kind: Literal["gpu", "cpu"], flops: float, gpu_step_s: float = SERVED_STEP_S) -> Pace:
+    return Pace(flops, gpu_step_s if kind == "gpu" else CPU_STEP_S, MOST_STEP_TOKENS[kind])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from penstock.sizing import (
     Pace,
     Sizing,
     make_scheduler,
+    pace_of,
     paced_tokens,
     size_engine,
 )
@@ -136,12 +137,13 @@ def test_steps_are_as_long_as_asked_else_as_found_else_as_usual():
     for pace, settings, expected in (
         (None, {}, MAX_BATCH_TOKENS),
         (None, {"max_sequences": 3000}, 3000),
-        (Pace(1e18), {}, MAX_BATCH_TOKENS),
-        (Pace(1e18, 0.1, 8192), {}, 8192),
-        (Pace(600.0 * per_token), {}, 512),
-        (Pace(600.0 * per_token, 0.5), {}, 256),
-        (Pace(600.0 * per_token), {"max_batch_tokens": 300}, 300),
-        (Pace(600.0 * per_token), {"max_sequences": 600}, 600),
+        (pace_of("cpu", 1e18), {}, 1024),
+        (pace_of("gpu", 1e18), {}, 8192),
+        (pace_of("cpu", 600.0 * per_token), {}, 512),
+        (pace_of("gpu", 10_000.0 * per_token), {}, 512),
+        (pace_of("gpu", 10_000.0 * per_token, 0.25), {}, 2048),
+        (pace_of("cpu", 600.0 * per_token), {"max_batch_tokens": 300}, 300),
+        (pace_of("cpu", 600.0 * per_token), {"max_sequences": 600}, 600),
     ):
         config = configure(**{"max_sequences": 8} | settings)
         scheduler = make_scheduler(config, size_engine(config, SPEC, memory, pace))

@@ -224,7 +224,7 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
         "bf16",
         Precision(),
         max_sequences=int(asked.get("max_sequences", 256)),
-        max_batch_tokens=int(asked.get("max_batch_tokens") or MAX_BATCH_TOKENS),
+        max_batch_tokens=int(asked.get("max_batch_tokens") or profile.sizing.get("max_batch_tokens", MAX_BATCH_TOKENS)),
         max_context=config.space.max_context,
     )
     engine = MeasuredEngine(Measured(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)

@@ -28,7 +28,7 @@ from penstock.models.spec import ModelSpec
 from penstock.router.policy import POLICIES
 from penstock.sim.simulation import Fleet, Result, simulate
 from penstock.sim.tracing import Tracer
-from penstock.sizing import GIB, MAX_BATCH_TOKENS, Memory, size_engine
+from penstock.sizing import GIB, Memory, batch_tokens, pace_of, size_engine
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
 from penstock.workload.workload import Conversation, Recipe, SharedPrefix, Workload
@@ -297,15 +297,16 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     device, layout = find_hardware(machines.hardware), machines.layout
     layout.check(spec)
     engine = EngineConfig(ModelConfig(config.model, max_context=config.max_context), config.cache, config.scheduler)
+    reached = device.achievable
+    flops = reached.flops.bf16 or reached.flops_in(precision.compute)  # as an engine times it, whatever its weights
+    pace = pace_of(device.kind, layout.devices_per_copy * flops)
     memory = Memory(
         free_bytes=device.memory_bytes,
         weight_bytes=weight_bytes(spec, precision, layout),
-        workspace_bytes=workspace_bytes(
-            spec, config.scheduler.max_batch_tokens or MAX_BATCH_TOKENS, config.scheduler.max_sequences, layout
-        ),
+        workspace_bytes=workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
-    sizing = size_engine(engine, spec, memory)
+    sizing = size_engine(engine, spec, memory, pace)
     return Fleet(
         config=engine,
         sizing=sizing,
