@@ -40,9 +40,11 @@ orchards = st.builds(
     Config, garden=gardens, **{flag.name: values_of(flag) for flag in flags_of(Config) if flag.owner is Config}
 )
 counts = st.integers(1, 10**9)
+_kept = _members(ModelConfig) | {"max_context": st.none() | counts}
 engines = st.builds(
     EngineConfig,
-    model=st.builds(ModelConfig, **_members(ModelConfig) | {"max_context": st.none() | counts}),
+    model=st.builds(ModelConfig, **_kept | {"weights": st.sampled_from(["auto", "fp8"])})
+    | st.builds(ModelConfig, **_kept | {"weights": st.just("packed"), "dtype": st.just("auto")}),
     cache=st.builds(
         CacheConfig,
         block_size=st.sampled_from([8, 16, 32, 64, 128]),
