@@ -104,7 +104,7 @@ WORKLOADS: dict[str, Callable[[Suite], float]] = {
     "step_ms_128": lambda suite: suite.step_ms(128, 128, 128),
     "prefill_4000_ms": lambda suite: suite.prefill_ms(4000),
     "prefill_4000_rested_ms": lambda suite: suite.prefill_ms(4000, rest_s=1.0),
-    "256x(512+128)_s": lambda suite: min(suite.fixed_s(256, 512, 128) for _ in range(2)),
+    "256x(512+128)_s": lambda suite: min(suite.fixed_s(256, 512, 128) for _ in range(3)),
     "256_random_s": lambda suite: min(suite.random_s() for _ in range(2)),
 }
 

@@ -1,5 +1,6 @@
 """A model that generates: a trunk and an output matrix over the vocabulary."""
 
+import torch
 from torch import Tensor
 
 from penstock.layers.linear import Linear
@@ -14,7 +15,13 @@ class Decoder(Trunk):
         super().__init__(spec, parts)
         self.output = output
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 scores over the vocabulary for some hidden states. Ask for few at a time: the result is wide."""
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Over the vocabulary for some hidden states, as wide as the product leaves them. Ask for few at a time."""
         matrix = self.embedding if self.output is None else self.output
-        return matrix.logits(hidden, self.spec.logit_softcap)
+        scores = matrix.scores(hidden)
+        most = self.spec.logit_softcap
+        return scores if most is None else most * torch.tanh(scores.float() / most)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The same in float32."""
+        return self.scores(hidden).float()

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from penstock.layers.parameter import unfilled
 from penstock.ops.embedding import embed
-from penstock.ops.linear import logits
+from penstock.ops.linear import linear
 
 
 class Embedding(nn.Module):
@@ -25,6 +25,6 @@ class Embedding(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
-    def logits(self, hidden: Tensor, softcap: float | None) -> Tensor:
+    def scores(self, hidden: Tensor) -> Tensor:
         """The same matrix as an output matrix."""
-        return logits(hidden, self.weight, softcap)
+        return linear(hidden, self.weight, None)

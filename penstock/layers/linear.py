@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from penstock.layers.parameter import unfilled
 from penstock.models.spec import Activation
-from penstock.ops.linear import gated_linear, linear, logits
+from penstock.ops.linear import gated_linear, linear
 
 
 class Linear(nn.Module):
@@ -21,5 +21,6 @@ class Linear(nn.Module):
         """The first half of the outputs gates the second."""
         return gated_linear(x, self.weight, self.bias, activation)
 
-    def logits(self, hidden: Tensor, softcap: float | None) -> Tensor:
-        return logits(hidden, self.weight, softcap)
+    def scores(self, hidden: Tensor) -> Tensor:
+        """As an output matrix."""
+        return linear(hidden, self.weight, None)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.spec import Activation
-from penstock.ops.packed import Grouped, Words, arrange, embed_packed, gated_linear_packed, linear_packed, logits_packed
+from penstock.ops.packed import Grouped, Words, arrange, embed_packed, gated_linear_packed, linear_packed, scores_packed
 
 
 class PackedMatrix(nn.Module):
@@ -26,8 +26,9 @@ class PackedMatrix(nn.Module):
     def words(self) -> Words:
         return Words(self.values, self.scales, self.minimums, *self.shape)
 
-    def logits(self, hidden: Tensor, softcap: float | None) -> Tensor:
-        return logits_packed(self._ordered(hidden), self.words, softcap)
+    def scores(self, hidden: Tensor) -> Tensor:
+        """As an output matrix, in float32."""
+        return scores_packed(self._ordered(hidden), self.words)
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self.order is None else x.index_select(1, self.order)

@@ -31,7 +31,9 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
         logits = torch.randn((num_rows, vocab_size), generator=generator, device=device) * 3
         temperature = torch.tensor([0.0, 1.0, 0.6, 1.7, 1.0, 0.0][:num_rows], device=device)
         numbers = torch.arange(num_rows, device=device)
-        yield logits, temperature, Keys(numbers * 7919 - 3, numbers % 2, numbers + 40)
+        keys = Keys(numbers * 7919 - 3, numbers % 2, numbers + 40)
+        yield logits, temperature, keys
+        yield logits.half(), temperature, keys
         ruined = logits.clone()
         ruined[-1, 17] = torch.nan
         yield ruined, temperature, Keys(numbers, numbers, numbers)
@@ -39,7 +41,8 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 @operation(_examples)
 def draw_whole(logits: Tensor, temperature: Tensor, keys: Keys) -> Tensor:
-    """One token id, int64, for each row of scores [rows, vocabulary]; NOT_DRAWN where a score is not finite."""
+    """One token id, int64, for each row of scores [rows, vocabulary], of any float; NOT_DRAWN where a score is not finite."""
+    logits = logits.float()
     scaled = scale(logits, temperature)
     least = torch.full_like(temperature, -torch.inf)
     drawn = torch.where(temperature == 0, logits.argmax(-1), invert(scaled, least, uniform(*keys)))

@@ -36,15 +36,3 @@ def _gated_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """The gate of a pair of products: the first half of the matrix's rows makes gates, the second what they let through."""
     return gate(linear(x, weight, bias), activation)
-
-
-def _logit_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for x, weight, bias in _examples(device):
-        yield x, weight, None if bias is None else 2.0
-
-
-@operation(_logit_examples)
-def logits(x: Tensor, weight: Tensor, softcap: float | None) -> Tensor:
-    """The output matrix: numbers over the vocabulary in float32, bent below `softcap` where there is one."""
-    scores = functional.linear(x, weight).float()
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)

@@ -343,17 +343,16 @@ def gated_linear_packed(x: Tensor, weight: Words, bias: Tensor | None, activatio
     return gate(linear_packed(x, weight, bias), activation)
 
 
-def _logit_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for x, weight, bias in _word_examples(device):
+def _score_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, weight, _ in _word_examples(device):
         if x.dtype == torch.float32:  # the result is, and is held to it
-            yield x, weight, None if bias is None else 2.0
+            yield x, weight
 
 
-@operation(_logit_word_examples)
-def logits_packed(x: Tensor, weight: Words, softcap: float | None) -> Tensor:
-    """Numbers over the vocabulary in float32, bent below `softcap` where there is one."""
-    scores = x.float() @ weight.dequantize().t()
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+@operation(_score_word_examples)
+def scores_packed(x: Tensor, weight: Words) -> Tensor:
+    """The output matrix: numbers over the vocabulary in float32."""
+    return x.float() @ weight.dequantize().t()
 
 
 def _embed_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:

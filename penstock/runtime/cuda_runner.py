@@ -19,7 +19,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Step
 from penstock.ops.op import IS_PLAIN, plainly
 from penstock.runtime.device_rows import DeviceRows
-from penstock.runtime.graphs import DecodeGraphs, Recorder, padded_size
+from penstock.runtime.graphs import DecodeGraphs, Parts, Recorder, padded_size
 from penstock.runtime.inputs import make_inputs
 from penstock.runtime.mixed_graphs import MixedGraphs, padded_chunks
 from penstock.runtime.rehearsal import Rehearsal
@@ -63,6 +63,8 @@ class Pinned:
 
 
 class CudaRunner(ModelRunner):
+    _model: Decoder
+
     def __init__(
         self,
         model: Decoder,
@@ -78,9 +80,9 @@ class CudaRunner(ModelRunner):
         max_blocks = -(-max_context // block_size)
         self._idle_row = max_sequences
         self._device_rows = DeviceRows(self._rows, max_sequences + 1, max_blocks, num_blocks, device)
-        parts = model, self._cache, self._rotations, self._device_rows, Recorder(), self._idle_row
-        self._graphs = DecodeGraphs(*parts)
-        self._mixed_graphs = MixedGraphs(*parts)
+        parts = Parts(model, self._cache, self._rotations, self._device_rows, self._idle_row, Recorder())
+        self._graphs = DecodeGraphs(parts)
+        self._mixed_graphs = MixedGraphs(parts)
         self._rehearsal = Rehearsal(model, self._graphs, self._mixed_graphs, max_sequences)
         self._places = Pinned(2, padded_size(max_sequences))
         self._tokens_out = Pinned(max(padded_size(max_sequences), padded_chunks(max_sequences)))
@@ -130,7 +132,7 @@ class CudaRunner(ModelRunner):
         places[1] = torch.tensor([chunk.start for chunk in chunks] + [0] * padding)
         recording = self._graphs.replay(places)
         if any(self._device_rows.is_filtered(chunk) for chunk in chunks):
-            return self._device_rows.draw(recording.logits, *recording.places, filtered=True)
+            return self._device_rows.draw(recording.scores, *recording.places, filtered=True)
         return recording.drawn
 
     def _compute_mixed(self, chunks: list[Chunk]) -> Tensor | None:
@@ -146,9 +148,9 @@ class CudaRunner(ModelRunner):
         last = [begin + chunk.length - 1 for chunk, begin in sampling]
         places = [[chunk.row for chunk, _ in sampling], [chunk.end - 1 for chunk, _ in sampling], last]
         rows, positions, lasts = torch.tensor(places).to(hidden.device, non_blocking=True)
-        logits = self._model.logits(hidden.index_select(0, lasts))
+        scores = self._model.scores(hidden.index_select(0, lasts))
         filtered = any(self._device_rows.is_filtered(chunk) for chunk, _ in sampling)
-        return self._device_rows.draw(logits, rows, positions, filtered=filtered)
+        return self._device_rows.draw(scores, rows, positions, filtered=filtered)
 
     def _send(self, drawn: Tensor | None, owners: list[int | None], num_chunks: int) -> Flight:
         """Start the tokens on their way to the host."""

@@ -60,16 +60,17 @@ class DeviceRows:
             tables = torch.from_numpy(self._rows.tables(np.array(grown)))
             self.tables[self._upload(grown)] = tables.to(self._device, non_blocking=True)
 
-    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor, *, filtered: bool = False) -> Tensor:
+    def draw(self, scores: Tensor, rows: Tensor, positions: Tensor, *, filtered: bool = False) -> Tensor:
         """A token after each position, NOT_DRAWN where the scores are not finite. It stays in its row."""
         seeds, choices = self._seeds[:, rows]
         keys = Keys(seeds, choices, positions)
         temperature, top_k, top_p, min_p = self._numbers[:, rows]
         if filtered:
+            logits = scores.float()
             drawn = draw(logits, Wishes(temperature, top_k.long(), top_p, min_p, uniform(*keys)))
             drawn = torch.where(are_finite(logits), drawn, NOT_DRAWN)
         else:
-            drawn = draw_whole(logits, temperature, keys)
+            drawn = draw_whole(scores, temperature, keys)
         keep_drawn(self.tokens, rows, positions, drawn)
         return drawn
 

@@ -72,34 +72,34 @@ def _uncollected() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """What every graph is recorded from."""
+
+    model: Decoder
+    cache: KVCache
+    rotations: Rotations
+    rows: DeviceRows
+    idle_row: int
+    """Padding reads and writes there."""
+    recorder: Recorder
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """A graph, and the tensors it reads and writes at every replay."""
 
     graph: torch.cuda.CUDAGraph
     places: Tensor
     """[2, size]: rows and positions."""
-    logits: Tensor
+    scores: Tensor
     drawn: Tensor
 
 
 class DecodeGraphs:
     """One position a row: from the rows' own tokens and block tables to the next token, left in the row."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        cache: KVCache,
-        rotations: Rotations,
-        rows: DeviceRows,
-        recorder: Recorder,
-        idle_row: int,
-    ) -> None:
-        self._model = model
-        self._cache = cache
-        self._rotations = rotations
-        self._rows = rows
-        self._recorder = recorder
-        self._idle_row = idle_row
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._recordings: dict[int, Recording] = {}
 
     def replay(self, places: Tensor) -> Recording:
@@ -114,21 +114,23 @@ class DecodeGraphs:
 
     def rehearse(self, model: Decoder, size: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
-        places = torch.tensor([[self._idle_row] * size, [0] * size], device=self._rows.tokens.device)
+        places = torch.tensor([[self._parts.idle_row] * size, [0] * size], device=self._parts.rows.tokens.device)
         rows, positions = places
-        where = self._rows.tokens, self._rows.tables, rows, positions, self._cache.block_size
+        where = self._parts.rows.tokens, self._parts.rows.tables, rows, positions, self._parts.cache.block_size
         gather_decodes(*where)
         self._compute(model, places, gather_decodes.definition(*where))  # what is looked up has to be there
 
     def _record(self, places: Tensor) -> Recording:
-        fixed = places.to(self._rows.tokens.device)
-        graph, (logits, drawn) = self._recorder.record(lambda: self._forward(fixed), places.shape[1])
-        return Recording(graph, fixed, logits, drawn)
+        fixed = places.to(self._parts.rows.tokens.device)
+        graph, (scores, drawn) = self._parts.recorder.record(lambda: self._forward(fixed), places.shape[1])
+        return Recording(graph, fixed, scores, drawn)
 
     def _forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
         rows, positions = places
-        decodes = gather_decodes(self._rows.tokens, self._rows.tables, rows, positions, self._cache.block_size)
-        return self._compute(self._model, places, decodes)
+        decodes = gather_decodes(
+            self._parts.rows.tokens, self._parts.rows.tables, rows, positions, self._parts.cache.block_size
+        )
+        return self._compute(self._parts.model, places, decodes)
 
     def _compute(self, model: Decoder, places: Tensor, decodes: Decodes) -> tuple[Tensor, Tensor]:
         rows, positions = places
@@ -142,9 +144,9 @@ class DecodeGraphs:
             lengths=[1] * num_rows,
             contexts=[],
         )
-        step = Step(layout, self._rotations.at(positions), self._cache.layers)
-        logits = model.logits(model(decodes.token_ids, step))
-        return logits, self._rows.draw(logits, rows, positions)
+        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers)
+        scores = model.scores(model(decodes.token_ids, step))
+        return scores, self._parts.rows.draw(scores, rows, positions)
 
 
 def padded_size(num_rows: int) -> int:

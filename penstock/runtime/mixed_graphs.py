@@ -13,11 +13,10 @@ from torch import Tensor
 
 from penstock.core.batch import Chunk
 from penstock.layers.decoder import Decoder
-from penstock.layers.step import Rotations, Step
+from penstock.layers.step import Step
 from penstock.ops.layout import Layout
 from penstock.runtime.device_rows import DeviceRows
-from penstock.runtime.graphs import Recorder
-from penstock.runtime.kv_cache import KVCache
+from penstock.runtime.graphs import Parts
 
 MAX_LAYER_WORK = 2e11
 """Tokens times weights of a layer, up to which an H200 computes a layer faster than its launches are made."""
@@ -36,22 +35,10 @@ class Recording:
 
 
 class MixedGraphs:
-    def __init__(
-        self,
-        model: Decoder,
-        cache: KVCache,
-        rotations: Rotations,
-        rows: DeviceRows,
-        recorder: Recorder,
-        idle_row: int,
-    ) -> None:
-        self._model = model
-        self._cache = cache
-        self._rotations = rotations
-        self._rows = rows
-        self._recorder = recorder
-        self._idle_row = idle_row
-        self._most_tokens = MAX_LAYER_WORK * model.spec.num_layers / model.spec.num_active_parameters
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        spec = parts.model.spec
+        self._most_tokens = MAX_LAYER_WORK * spec.num_layers / spec.num_active_parameters
         self._seen: set[tuple[int, int]] = set()
         self._recordings: dict[tuple[int, int], Recording] = {}
 
@@ -62,19 +49,19 @@ class MixedGraphs:
             return None
         size = padded_tokens(num_tokens), padded_chunks(len(chunks))
         described = [(chunk.row, chunk.start, chunk.length, chunk.samples) for chunk in chunks]
-        described += [(self._idle_row, 0, 0, False)] * (size[1] - len(chunks))
+        described += [(self._parts.idle_row, 0, 0, False)] * (size[1] - len(chunks))
         told = torch.tensor(described).t().contiguous().pin_memory()
         recording = self._recordings.get(size)
         if recording is None:
-            fixed = told.to(self._rows.tokens.device, non_blocking=True)
+            fixed = told.to(self._parts.rows.tokens.device, non_blocking=True)
             if size not in self._seen or len(self._recordings) == MAX_RECORDINGS:
                 self._seen.add(size)
-                return self._forward(self._model, fixed, size[0])
+                return self._forward(self._parts.model, fixed, size[0])
             try:
-                graph, drawn = self._recorder.capture(lambda: self._forward(self._model, fixed, size[0]))
+                graph, drawn = self._parts.recorder.capture(lambda: self._forward(self._parts.model, fixed, size[0]))
             except torch.OutOfMemoryError:
                 self._seen.clear()  # what is left is needed: begin anew to count sizes
-                return self._forward(self._model, fixed, size[0])
+                return self._forward(self._parts.model, fixed, size[0])
             recording = self._recordings[size] = Recording(graph, fixed, drawn)
         recording.chunks.copy_(told, non_blocking=True)
         recording.graph.replay()
@@ -83,18 +70,20 @@ class MixedGraphs:
     def rehearse(self, model: Decoder, num_chunks: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
         length = max(2, 2 * LEAST_TOKENS // num_chunks)
-        described = [[self._idle_row, 0, length, 0]] * num_chunks
-        chunks = torch.tensor(described, device=self._rows.tokens.device).t().contiguous()
+        described = [[self._parts.idle_row, 0, length, 0]] * num_chunks
+        chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         self._forward(model, chunks, length * num_chunks)
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Tensor:
         rows, starts, lengths, samples = chunks
-        token_ids, layout = spread(chunks, num_tokens, self._rows, self._cache.block_size, self._idle_row)
-        step = Step(layout, self._rotations.at(layout.positions), self._cache.layers)
+        token_ids, layout = spread(
+            chunks, num_tokens, self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
+        )
+        step = Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers)
         hidden = model(token_ids, step)
-        logits = model.logits(hidden.index_select(0, (layout.query_starts[1:] - 1).clamp(min=0)))
-        drawing = torch.where(samples > 0, rows, self._idle_row)
-        return self._rows.draw(logits, drawing, (starts + lengths - 1).clamp(min=0))
+        scores = model.scores(hidden.index_select(0, (layout.query_starts[1:] - 1).clamp(min=0)))
+        drawing = torch.where(samples > 0, rows, self._parts.idle_row)
+        return self._parts.rows.draw(scores, drawing, (starts + lengths - 1).clamp(min=0))
 
 
 def spread(chunks: Tensor, num_tokens: int, held: DeviceRows, block_size: int, idle_row: int) -> tuple[Tensor, Layout]:

@@ -15,7 +15,7 @@ from penstock.models import catalog
 from penstock.ops.op import OPERATIONS
 from penstock.ops.triton.launch import asking
 from penstock.runtime.device_rows import DeviceRows
-from penstock.runtime.graphs import DecodeGraphs, Recorder
+from penstock.runtime.graphs import DecodeGraphs, Parts, Recorder
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load import dummy_model
 from penstock.runtime.mixed_graphs import MixedGraphs
@@ -42,11 +42,9 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, hopper: None) -> None:
         monkeypatch.setitem(op.kernels, "cpu", op.kernels.get("cuda", []))
 
 
-def parts_of(
-    model: Decoder, rows: Rows, cache: KVCache
-) -> tuple[Decoder, KVCache, Rotations, DeviceRows, Recorder, int]:
+def parts_of(model: Decoder, rows: Rows, cache: KVCache) -> Parts:
     held = DeviceRows(rows, NUM_ROWS, MAX_CONTEXT // BLOCK_SIZE, 20, CPU)
-    return model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, Recorder(), NUM_ROWS - 1
+    return Parts(model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, NUM_ROWS - 1, Recorder())
 
 
 def asked_by(model: Decoder, rehearse: Callable[[MixedGraphs, DecodeGraphs], None]) -> list[str]:
@@ -54,7 +52,7 @@ def asked_by(model: Decoder, rehearse: Callable[[MixedGraphs, DecodeGraphs], Non
     cache = KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU)
     parts = parts_of(model, rows, cache)
     with asking() as variants, torch.inference_mode():
-        rehearse(MixedGraphs(*parts), DecodeGraphs(*parts))
+        rehearse(MixedGraphs(parts), DecodeGraphs(parts))
     assert not any(part.any() for layer in cache.layers for part in layer)
     assert not rows.tokens.any()
     return [str((variant.function.__name__, variant.signature, variant.constants)) for variant in variants]
@@ -101,7 +99,7 @@ def test_small_steps_go_on_until_kernels_are_there_and_large_ones_wait() -> None
     parts = parts_of(model, rows, KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU))
 
     def rehearsal() -> Rehearsal:
-        return Rehearsal(model, DecodeGraphs(*parts), MixedGraphs(*parts), NUM_ROWS - 1)
+        return Rehearsal(model, DecodeGraphs(parts), MixedGraphs(parts), NUM_ROWS - 1)
 
     small = Batch(0, (Chunk(0, 0, 8, (1,) * 8, (0,), True, None),))
     large = Batch(0, (Chunk(0, 0, 1 << 10, (1,) * (1 << 10), (0,), True, None),))

@@ -19,6 +19,7 @@ def _sum_tiles(logits, temperature, peaks, places, sums, width, num_tiles, TILE:
     tile = tl.program_id(1)
     columns = tile * TILE + tl.arange(0, TILE)
     scores = tl.load(logits + row.to(tl.int64) * width + columns, mask=columns < width, other=float("-inf"))
+    scores = scores.to(tl.float32)
     heat = tl.load(temperature + row)
     heat = tl.where(heat == 0.0, 1.0, heat)
     peak = tl.max(scores, axis=0)
@@ -78,6 +79,7 @@ def _pick(
         before = tl.sum(tl.where(tiles < tile, shares, 0.0), axis=0)
         columns = tile * TILE + tl.arange(0, TILE)
         scores = tl.load(logits + row.to(tl.int64) * width + columns, mask=columns < width, other=float("-inf"))
+        scores = scores.to(tl.float32)
         weights = tl.exp((scores - highest) / warm)
         passed = tl.cumsum(weights, axis=0) + before > target
         first = tl.min(tl.where(passed & (weights > 0.0), columns, width), axis=0)
@@ -87,7 +89,7 @@ def _pick(
     tl.store(out + row, tl.where(is_finite, token, -1))
 
 
-@draw_whole.kernel("cuda", fits=lambda logits, *rest: logits.is_contiguous() and logits.dtype == torch.float32)
+@draw_whole.kernel("cuda", fits=lambda logits, *rest: logits.is_contiguous())
 def draw_by_tiles(logits: Tensor, temperature: Tensor, keys: Keys) -> Tensor:
     num_rows, width = logits.shape
     num_tiles = triton.cdiv(width, TILE)

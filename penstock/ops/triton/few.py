@@ -21,6 +21,18 @@ from penstock.ops.triton.launch import entry
 
 MAX_PROGRAMS = 4096
 """Rows of programs among which columns can be split."""
+LINE_BYTES = 128
+AHEAD_BYTES = 32 << 10
+"""Of the matrix, what a program asks for before it may begin."""
+SHARED_BYTES = 220 << 10
+"""Of a multiprocessor's memory, what loads under way may take."""
+
+
+@triton.jit
+def _fetch(places):
+    """Asks for what lies at some places, so that it is near by the time it is loaded."""
+    asking: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asking, "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -42,7 +54,7 @@ def sum_parts(total, place, stride, counter, part, is_row, SPLITS: tl.constexpr)
 def _few(
     x, x_scales, weight, scales, bias, out, partial, counters, num_rows, num_out,
     SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    EVEN: tl.constexpr, SCALES: tl.constexpr, BIAS: tl.constexpr,
+    LINES: tl.constexpr, LINE: tl.constexpr, EVEN: tl.constexpr, SCALES: tl.constexpr, BIAS: tl.constexpr,
     GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """Up to PAD rows of x. With GATES also the rows of the matrix num_out further down are multiplied.
@@ -59,10 +71,16 @@ def _few(
     start = weight + bounded.to(tl.int64)[:, None] * SIZE + columns[None, :]
     below = num_out.to(tl.int64) * SIZE
     source = x + tokens[None, :] * SIZE + columns[:, None]
+    span: tl.constexpr = (SIZE + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK
+    if CHAINS and LINES:  # while the last launch ends the memory is idle
+        first = tl.minimum(part * span + tl.arange(0, LINES) * LINE, SIZE - 1)[None, :]
+        ours = weight + bounded.to(tl.int64)[:, None] * SIZE + first
+        _fetch(ours)
+        if GATES:
+            _fetch(ours + below)
     await_others(CHAINS)
     total = tl.zeros([ROWS, PAD], tl.float32)
     other = tl.zeros([ROWS, PAD], tl.float32)
-    span: tl.constexpr = (SIZE + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK
     for begin in range(part * span, tl.minimum(part * span + span, SIZE), BLOCK):
         if EVEN:
             numbers = tl.load(source + begin, mask=is_token, other=0.0)
@@ -138,14 +156,18 @@ def few_rows(
     out = torch.empty((num_rows, num_out), dtype=dtype, device=x.device)
     block = max(min(cut.block, triton.next_power_of_2(size)), 16 if scales is None else 32)
     pad = max(triton.next_power_of_2(num_rows), 16)
+    num_read = cut.rows * (1 if activation is None else 2)
+    lines = min(AHEAD_BYTES // num_read, size // splits * x.element_size()) // LINE_BYTES
+    loaded_bytes = (num_read + pad) * block * x.element_size()
     partial = torch.empty((splits, pad, num_out) if splits > 1 else (0,), device=x.device)
     x_scales, weight_scales = scales or (x, x)
     _few[(triton.cdiv(num_out, cut.rows), splits)](
         x, x_scales, weight, weight_scales, x if bias is None else bias, out, partial, counters(x.device),
         num_rows, num_out,
-        SIZE=size, PAD=pad, ROWS=cut.rows, BLOCK=block, SPLITS=splits, EVEN=size % block == 0,
+        SIZE=size, PAD=pad, ROWS=cut.rows, BLOCK=block, SPLITS=splits,
+        LINES=1 << lines.bit_length() - 1 if lines else 0, LINE=LINE_BYTES // x.element_size(), EVEN=size % block == 0,
         SCALES=scales is not None, BIAS=bias is not None, GATES=activation is not None,
         KIND=KINDS[activation or "silu"], CLAMP=CLAMP, SHARPNESS=SHARPNESS,
-        **chained(), num_warps=cut.warps, num_stages=cut.stages,
+        **chained(), num_warps=cut.warps, num_stages=min(cut.stages, SHARED_BYTES // loaded_bytes),
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
-from penstock.ops.linear import gated_linear, linear, logits
+from penstock.ops.linear import gated_linear, linear
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.few import Cut, few_rows
@@ -61,13 +61,16 @@ def _one(
         # Rounded as the two products would be if they were stored.
         kind = out.dtype.element_ty
         value = activated(value.to(kind).to(tl.float32), up.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
-    value = value.to(x.dtype.element_ty)
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
 NARROW = Cut(16, 512, 2, 3)
-SPLIT = Cut(64, 128, 4, 4, splits=2)
-WIDE = Cut(64, 128, 4, 4)
+SPLIT = Cut(64, 128, 4, 6, splits=2)
+WIDE = Cut(64, 128, 4, 6)
+GATED = Cut(64, 64, 4, 5)
+TALL = Cut(128, 64, 8, 4)
+"""For the rows a vocabulary has, beyond MAX_FEW."""
+MIN_TALL, MIN_TALL_SIZE, MAX_TALL_FEW = 65536, 2048, 128
 
 
 def one_row(
@@ -75,11 +78,10 @@ def one_row(
     weight: Tensor,
     bias: Tensor | None,
     activation: Activation | None = None,
-    dtype: torch.dtype | None = None,
 ) -> Tensor:
     size = weight.shape[1]
     num_out = weight.shape[0] // (1 if activation is None else 2)
-    out = torch.empty((1, num_out), dtype=dtype or x.dtype, device=x.device)
+    out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     rows, block, warps = (2, 1024, 4) if size <= 1024 else (1, 2048, 8)
     _one[(triton.cdiv(num_out, rows),)](
         x, weight, x if bias is None else bias, out, num_out, size,
@@ -90,10 +92,14 @@ def one_row(
     return out
 
 
-def cut_of(num_out: int, size: int) -> Cut:
-    """Measured on an H200: few rows of the matrix alone do not keep the whole chip busy."""
+def cut_of(num_rows: int, num_out: int, size: int, is_gated: bool = False) -> Cut:
+    """Measured on an H200, in the chain of a whole step: few rows of the matrix alone do not keep the whole chip busy."""
+    if num_rows > MAX_FEW:
+        return TALL
     if num_out <= 2048:
         return NARROW
+    if is_gated:
+        return GATED
     return SPLIT if num_out <= 5120 and size >= 4096 else WIDE
 
 
@@ -102,7 +108,8 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _few_fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    is_few = x.ndim == 2 and 1 < x.shape[0] <= MAX_FEW
+    is_tall = weight.shape[0] >= MIN_TALL and weight.shape[1] >= MIN_TALL_SIZE
+    is_few = x.ndim == 2 and 1 < x.shape[0] <= (MAX_TALL_FEW if is_tall else MAX_FEW)
     return is_few and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
 
 
@@ -121,7 +128,9 @@ def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activat
 
 @gated_linear.kernel("cuda", fits=_gated_few_fits)
 def gated_linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    return few_rows(x, weight, bias, x.dtype, cut_of(weight.shape[0] // 2, x.shape[1]), activation=activation)
+    return few_rows(
+        x, weight, bias, x.dtype, cut_of(len(x), weight.shape[0] // 2, x.shape[1], is_gated=True), activation=activation
+    )
 
 
 @linear.kernel("cuda", fits=_fits)
@@ -131,13 +140,4 @@ def linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @linear.kernel("cuda", fits=_few_fits)
 def linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return few_rows(x, weight, bias, x.dtype, cut_of(weight.shape[0], x.shape[1]))
-
-
-def _logits_fit(x: Tensor, weight: Tensor, softcap: float | None) -> bool:
-    return _fits(x, weight, None) and softcap is None
-
-
-@logits.kernel("cuda", fits=_logits_fit)
-def logits_one_row(x: Tensor, weight: Tensor, softcap: float | None) -> Tensor:
-    return one_row(x, weight, None, dtype=torch.float32)
+    return few_rows(x, weight, bias, x.dtype, cut_of(len(x), *weight.shape))

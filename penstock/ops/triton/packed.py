@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import gate
-from penstock.ops.packed import LANES, Words, embed_packed, gated_linear_packed, linear_packed, logits_packed
+from penstock.ops.packed import LANES, Words, embed_packed, gated_linear_packed, linear_packed, scores_packed
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.few import MAX_PROGRAMS, counters, sum_parts
 from penstock.ops.triton.launch import entry
@@ -55,7 +55,7 @@ def _tiny(words, J: tl.constexpr):
 def _one(
     x, values, scales, minimums, bias, out, num_out, stride,
     SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, TAIL: tl.constexpr,
-    ROWS: tl.constexpr, QUADS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr, QUADS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
     CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One row of x by ROWS rows of the matrix: QUADS times four words at a time, of which a thread has four neighbours.
@@ -106,8 +106,6 @@ def _one(
     value = tl.sum(total + lean, axis=1)
     if BIAS:
         value += tl.load(bias + bounded).to(tl.float32)
-    if SOFTCAP > 0:
-        value = SOFTCAP * (2 * tl.sigmoid(2 * value / SOFTCAP) - 1)
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
@@ -117,7 +115,7 @@ def _few(
     x, values, scales, minimums, bias, out, partial, counters, num_rows, num_out, stride,
     SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, TAIL: tl.constexpr,
     PAD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
-    SOFTCAP: tl.constexpr, CHAINS: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """PAD rows of x by ROWS rows of the matrix, which are the tall side of the matrix units' tile. Scales of neighbouring
     groups are `stride` apart.
@@ -168,8 +166,6 @@ def _few(
     if is_last:
         if BIAS:
             total += tl.load(bias + bounded).to(tl.float32)[:, None]
-        if SOFTCAP > 0:
-            total = SOFTCAP * (2 * tl.sigmoid(2 * total / SOFTCAP) - 1)
         tl.store(out + target, total.to(out.dtype.element_ty), mask=is_token & is_row)
 
 
@@ -229,7 +225,6 @@ def few_rows(
     x: Tensor,
     weight: Words,
     bias: Tensor | None,
-    softcap: float | None = None,
     dtype: torch.dtype | None = None,
     cut: Cut | None = None,
 ) -> Tensor:
@@ -239,7 +234,7 @@ def few_rows(
     minimums = weight.scales if weight.minimums is None else weight.minimums
     shape = {
         "SIZE": size, "GROUP": weight.group, "PER": weight.values_per_word, "LANES": LANES, "TAIL": weight.tail,
-        "MINIMUM": weight.minimums is not None, "BIAS": bias is not None, "SOFTCAP": softcap or 0.0, **chained(),
+        "MINIMUM": weight.minimums is not None, "BIAS": bias is not None, **chained(),
     }  # fmt: skip
     out = torch.empty((num_rows, num_out), dtype=dtype or x.dtype, device=x.device)
     operands = (x, weight.values, weight.scales, minimums, x if bias is None else bias, out)
@@ -313,15 +308,14 @@ def gated_linear_many_rows(x: Tensor, weight: Words, bias: Tensor | None, activa
     return gate(many_rows(x, weight, bias), activation)
 
 
-@logits_packed.kernel("cuda", fits=lambda x, weight, softcap: _is_few(x, weight))
-def logits_few_rows(x: Tensor, weight: Words, softcap: float | None) -> Tensor:
-    return few_rows(x, weight, None, softcap=softcap, dtype=torch.float32)
+@scores_packed.kernel("cuda", fits=lambda x, weight: _is_few(x, weight))
+def scores_few_rows(x: Tensor, weight: Words) -> Tensor:
+    return few_rows(x, weight, None, dtype=torch.float32)
 
 
-@logits_packed.kernel("cuda", fits=lambda x, weight, softcap: not _is_few(x, weight))
-def logits_many_rows(x: Tensor, weight: Words, softcap: float | None) -> Tensor:
-    scores = many_rows(x, weight, None).float()
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+@scores_packed.kernel("cuda", fits=lambda x, weight: not _is_few(x, weight))
+def scores_many_rows(x: Tensor, weight: Words) -> Tensor:
+    return many_rows(x, weight, None).float()
 
 
 @embed_packed.kernel("cuda")
