@@ -78,6 +78,8 @@ WIDE = Cut(rows=64, block=256, warps=4, stages=5)
 LONG = Cut(rows=64, block=512, warps=4, stages=3, splits=2)
 NARROW = Cut(rows=64, block=256, warps=4, stages=4, splits=4)
 MIN_TALL, MAX_NARROW, MIN_LONG = 16384, 5120, 8192
+MAX_FEWEST = 16
+"""Rows of x for which these are best; more leave less room for loads under way."""
 
 
 def _launch_round(x: Tensor, size: int, activation: Activation | None) -> Fp8:
@@ -136,12 +138,19 @@ def _few_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, 
 @multiply_fp8.kernel("cuda", fits=_few_fits)
 def multiply_few(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     return few_rows(
-        values, weight.values, bias, dtype, cut_of(*weight.values.shape), scales=Scales(scales, weight.scales)
+        values,
+        weight.values,
+        bias,
+        dtype,
+        cut_of(len(values), *weight.values.shape),
+        scales=Scales(scales, weight.scales),
     )
 
 
-def cut_of(num_out: int, size: int) -> Cut:
-    """Measured on an H200, one row, in the chain of a whole step. Few rows of the matrix alone do not keep the chip busy."""
+def cut_of(num_rows: int, num_out: int, size: int) -> Cut:
+    """Measured on an H200, in the chain of a whole step. Few rows of the matrix alone do not keep the chip busy."""
+    if num_rows > MAX_FEWEST:
+        return Cut(64, 256, 4, 4, splits=2 if num_out <= MAX_NARROW else 1)
     if num_out > MAX_NARROW:
         return TALL if num_out >= MIN_TALL else WIDE
     return LONG if size >= MIN_LONG else NARROW

@@ -68,9 +68,6 @@ NARROW = Cut(16, 512, 2, 3)
 SPLIT = Cut(64, 128, 4, 6, splits=2)
 WIDE = Cut(64, 128, 4, 6)
 GATED = Cut(64, 64, 4, 5)
-TALL = Cut(128, 64, 8, 4)
-"""For the rows a vocabulary has, beyond MAX_FEW."""
-MIN_TALL, MIN_TALL_SIZE, MAX_TALL_FEW = 65536, 2048, 128
 
 
 def one_row(
@@ -92,10 +89,8 @@ def one_row(
     return out
 
 
-def cut_of(num_rows: int, num_out: int, size: int, is_gated: bool = False) -> Cut:
+def cut_of(num_out: int, size: int, is_gated: bool = False) -> Cut:
     """Measured on an H200, in the chain of a whole step: few rows of the matrix alone do not keep the whole chip busy."""
-    if num_rows > MAX_FEW:
-        return TALL
     if num_out <= 2048:
         return NARROW
     if is_gated:
@@ -108,8 +103,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _few_fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    is_tall = weight.shape[0] >= MIN_TALL and weight.shape[1] >= MIN_TALL_SIZE
-    is_few = x.ndim == 2 and 1 < x.shape[0] <= (MAX_TALL_FEW if is_tall else MAX_FEW)
+    is_few = x.ndim == 2 and 1 < x.shape[0] <= MAX_FEW
     return is_few and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
 
 
@@ -129,7 +123,7 @@ def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activat
 @gated_linear.kernel("cuda", fits=_gated_few_fits)
 def gated_linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     return few_rows(
-        x, weight, bias, x.dtype, cut_of(len(x), weight.shape[0] // 2, x.shape[1], is_gated=True), activation=activation
+        x, weight, bias, x.dtype, cut_of(weight.shape[0] // 2, x.shape[1], is_gated=True), activation=activation
     )
 
 
@@ -140,4 +134,4 @@ def linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @linear.kernel("cuda", fits=_few_fits)
 def linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return few_rows(x, weight, bias, x.dtype, cut_of(len(x), *weight.shape))
+    return few_rows(x, weight, bias, x.dtype, cut_of(*weight.shape))
