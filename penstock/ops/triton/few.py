@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
@@ -24,8 +25,9 @@ MAX_PROGRAMS = 4096
 LINE_BYTES = 128
 AHEAD_BYTES = 32 << 10
 """Of the matrix, what a program asks for before it may begin."""
-SHARED_BYTES = 220 << 10
-"""Of a multiprocessor's memory, what loads under way may take."""
+SPARED_BYTES = 8 << 10
+"""Of a multiprocessor's memory, what is left to the compiler when loads under way take the rest."""
+HOPPER_BYTES = 227 << 10
 
 
 @triton.jit
@@ -140,6 +142,14 @@ def counters(device: torch.device) -> Tensor:
     return torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
 
 
+@cache
+def room_for_loads(device: torch.device) -> int:
+    """Bytes of shared memory. Without a GPU kernels are compiled and interpreted as for an H200."""
+    if device.type != "cuda":
+        return HOPPER_BYTES - SPARED_BYTES
+    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"]) - SPARED_BYTES
+
+
 def few_rows(
     x: Tensor,
     weight: Tensor,
@@ -168,6 +178,6 @@ def few_rows(
         LINES=1 << lines.bit_length() - 1 if lines else 0, LINE=LINE_BYTES // x.element_size(), EVEN=size % block == 0,
         SCALES=scales is not None, BIAS=bias is not None, GATES=activation is not None,
         KIND=KINDS[activation or "silu"], CLAMP=CLAMP, SHARPNESS=SHARPNESS,
-        **chained(), num_warps=cut.warps, num_stages=min(cut.stages, SHARED_BYTES // loaded_bytes),
+        **chained(), num_warps=cut.warps, num_stages=max(min(cut.stages, room_for_loads(x.device) // loaded_bytes), 1),
     )  # fmt: skip
     return out

@@ -137,14 +137,8 @@ def _few_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, 
 
 @multiply_fp8.kernel("cuda", fits=_few_fits)
 def multiply_few(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return few_rows(
-        values,
-        weight.values,
-        bias,
-        dtype,
-        cut_of(len(values), *weight.values.shape),
-        scales=Scales(scales, weight.scales),
-    )
+    cut = cut_of(len(values), *weight.values.shape)
+    return few_rows(values, weight.values, bias, dtype, cut, scales=Scales(scales, weight.scales))
 
 
 def cut_of(num_rows: int, num_out: int, size: int) -> Cut:

@@ -122,9 +122,8 @@ def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activat
 
 @gated_linear.kernel("cuda", fits=_gated_few_fits)
 def gated_linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    return few_rows(
-        x, weight, bias, x.dtype, cut_of(weight.shape[0] // 2, x.shape[1], is_gated=True), activation=activation
-    )
+    cut = cut_of(weight.shape[0] // 2, x.shape[1], is_gated=True)
+    return few_rows(x, weight, bias, x.dtype, cut, activation=activation)
 
 
 @linear.kernel("cuda", fits=_fits)
