@@ -9,26 +9,28 @@
     batching         static against continuous batching on answers of very different lengths: the ratio, predicted and measured
 
 Both sides count alike: TTFT from the scheduled arrival to the end of the turn of the loop that brought the first token. A
-machine, a virtual one above all, is not equally fast from one half minute to the next. So a turn is each workload once, with a
-few seconds of calibration before it; after the turns the cost is fitted to all of those, and what it says of a workload is held
-against the middle of its measurements. Their spread is told: nobody can predict better than it repeats. The last column
-replays the steps' own times: what is off there is scheduling, arrivals or definitions; what is off only before it is the cost,
-or the neighbours, whose share of the machine is told.
+machine, a virtual one above all, is not equally fast from one second to the next. So it is calibrated bit by bit: before a
+workload, and about every second while it is served, when it has nothing to do and its clock can stand still. A turn is each
+workload once, with other requests every time. After the turns the cost is fitted to all bits; what it says of a workload in a
+turn is for a machine as fast as it was in the bits around it. Percentiles are over the requests of all turns; the errors of
+single turns show how well it repeats, and nobody can predict better than that. The last column replays
+the steps' own times: what is off there is scheduling, arrivals or definitions; what is off only before it is the cost, or the
+neighbours, whose share of the machine is told.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from random import Random, SystemRandom
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.assembly import LoadedModel, load, make_engine, size
-from penstock.cli.accuracy import Comparison, Measurement, figure_rows, measure, predict
+from penstock.cli.accuracy import Comparison, Measurement, Run, figure_rows, measure, predict
 from penstock.cli.calibration import Calibration, Recorder
 from penstock.cli.live import Disturbance, serve_live
 from penstock.cli.profiles import Measuring as LoggedEngine
@@ -37,7 +39,7 @@ from penstock.cli.show import print_table
 from penstock.config import EngineConfig, configure
 from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
-from penstock.cost.fitting import fit_steps
+from penstock.cost.fitting import fit_steps, pace_along
 from penstock.cost.profile import Profile
 from penstock.cost.replay import Replay, as_taken
 from penstock.sim.simulation import Fleet, simulate
@@ -47,8 +49,10 @@ from penstock.workload.lengths import LogNormal, Uniform
 from penstock.workload.workload import Recipe, SharedPrefix, Workload
 
 MAX_DISTURBED = 0.1
-CALIBRATION_S = 6.0
-"""Before each workload: about a round a turn."""
+CALIBRATION_S = 2.0
+"""Before each workload."""
+SERVED_S = 1.0
+"""After which a workload stands still for a part of a calibration."""
 TARGETS = {"p50": 0.10, "p95": 0.20, "output_tokens_per_s": 0.05}
 BATCHINGS = ("static", "continuous")
 
@@ -70,13 +74,13 @@ class Bench:
         self.config, self.loaded, self.sizing, self.seed = config, loaded, sizing, seed
         self.vocab_size = loaded.spec.vocab_size
 
-    def serve(self, config: EngineConfig, workload: Workload) -> Measurement:
+    def serve(self, config: EngineConfig, workload: Workload, between: Callable[[], None]) -> Measurement:
         """By a fresh engine: its prefix cache must know nothing of the prompts."""
         steps: list[StepTime] = []
         engine = make_engine(config, self.loaded, self.sizing, steps.append)
         warm = Recipe(AtOnce(), Uniform(16, 300), Uniform(2, 8), 4, vocab_size=self.vocab_size)
         serve_live(engine, warm.make(SystemRandom().randrange(2**31)))
-        return measure(self.fleet(config, Replay([])), engine, workload, steps)
+        return measure(self.fleet(config, Replay([])), engine, workload, steps, between)
 
     def fleet(self, config: EngineConfig, cost: Cost) -> Fleet:
         return Fleet(config, self.sizing, cost)
@@ -94,6 +98,19 @@ class Bench:
         return {"num_steps": len(logged), "num_simulated": len(cost.asked), "num_alike": num_alike}
 
 
+class Piece(NamedTuple):
+    """Calibration before and during one workload."""
+
+    seconds: float
+    disturbed_fraction: float | None
+    steps: list[StepTime]
+
+    @classmethod
+    def of(cls, seconds: float, disturbed_fraction: float | None, rows: list[list[Any]]) -> "Piece":
+        steps = [StepTime._make((*row, Features(*features))) for *row, features in rows]
+        return cls(seconds, disturbed_fraction, steps)
+
+
 class Found:
     """What the turns so far have found; kept in a file, so that a long measurement can be made in several short ones."""
 
@@ -101,19 +118,21 @@ class Found:
         self._path = path
         kept = json.loads(path.read_text()) if path and path.exists() else {}
         self.seed: int = kept.get("seed", SystemRandom().randrange(2**31))
-        self.pieces: list[dict[str, Any]] = kept.get("pieces", [])
-        """Seconds and disturbance of each piece of calibration."""
-        self.steps = [StepTime(*row, Features(*features)) for *row, features in kept.get("steps", [])]
-        self.served = {name: [Measurement(*row) for row in rows] for name, rows in kept.get("served", {}).items()}
+        self.pieces = [Piece.of(*row) for row in kept.get("pieces", [])]
+        """One for each workload that was served, in the order of serving."""
+        self.served = {
+            name: [Measurement(Run(*run), fraction, Run(*replayed)) for run, fraction, replayed in rows]
+            for name, rows in kept.get("served", {}).items()
+        }
 
     def keep(self) -> None:
         if self._path is not None:
-            data = {"seed": self.seed, "pieces": self.pieces, "steps": self.steps, "served": self.served}
+            data = {"seed": self.seed, "pieces": self.pieces, "served": self.served}
             self._path.write_text(json.dumps(data))
 
 
 class Measuring:
-    """Calibration in small pieces, between which others use the machine."""
+    """Calibration in small parts, between which others use the machine."""
 
     def __init__(self, bench: Bench, number: int) -> None:
         self._recorder = Recorder()
@@ -121,28 +140,53 @@ class Measuring:
         calibration = Calibration(self.engine, self._recorder, bench.vocab_size, Random(bench.seed + number))
         calibration.warm_up()
         self._parts = (part for _ in count() for part in calibration.round())
+        self._spent_s = self._end_s = 0.0
 
-    def go_on(self, found: Found, seconds: float) -> None:
-        begin_s, disturbance = time.monotonic(), Disturbance()
-        while time.monotonic() - begin_s < seconds:
-            next(self._parts)
-        spent_s = round(time.monotonic() - begin_s, 1)
-        found.pieces.append({"seconds": spent_s, "disturbed_fraction": disturbance.fraction})
+    def before(self) -> None:
+        """Some parts before a workload is served."""
+        self._spent_s, self._disturbance = 0.0, Disturbance()
+        while self._spent_s < CALIBRATION_S:
+            self._go_on()
 
-    def keep(self, found: Found) -> None:
-        found.steps += self._recorder.quiet()
+    def between(self) -> None:
+        """One part while it has nothing to do, if the last is some time ago."""
+        if time.monotonic() - self._end_s > SERVED_S:
+            self._go_on()
+
+    def piece(self) -> Piece:
+        """All parts since it was to be served."""
+        piece = Piece(round(self._spent_s, 1), self._disturbance.fraction, self._recorder.quiet())
         self._recorder.samples.clear()
+        return piece
+
+    def _go_on(self) -> None:
+        begin_s = time.monotonic()
+        next(self._parts)
+        self._end_s = time.monotonic()
+        self._spent_s += self._end_s - begin_s
 
 
 def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
     name = bench.loaded.files.name if bench.loaded.files else bench.config.model.model
     facts = LoggedEngine(name, bench.config, bench.sizing, bench.vocab_size, depth).facts()
+    steps = [step for piece in found.pieces for step in piece.steps]
     measuring = {
-        "seconds": round(sum(one["seconds"] for one in found.pieces), 1),
-        "num_steps": len(found.steps),
-        "disturbed_fraction": max(one["disturbed_fraction"] or 0.0 for one in found.pieces),
+        "seconds": round(sum(piece.seconds for piece in found.pieces), 1),
+        "num_steps": len(steps),
+        "disturbed_fraction": max(piece.disturbed_fraction or 0.0 for piece in found.pieces),
     }
-    return Profile(**facts, fitted=fit_steps(found.steps, overlaps=depth > 1), measuring=measuring)
+    return Profile(**facts, fitted=fit_steps(steps, overlaps=depth > 1), measuring=measuring)
+
+
+def predict_each(
+    profile: Profile, config: EngineConfig, workloads: list[Workload], pieces: list[Piece]
+) -> tuple[tuple[Run, ...], float]:
+    """Each workload on a machine as fast as it was then; and the share of steps that were extrapolated."""
+    predicted = []
+    for workload, piece in zip(workloads, pieces, strict=True):
+        fitted = profile.fitted.slower(pace_along(profile.fitted, piece.steps))
+        predicted.append(predict(fleet_of(replace(profile, fitted=fitted), config), workload))
+    return tuple(run for run, _ in predicted), max(fraction for _, fraction in predicted)
 
 
 def misses(data: dict[str, Any]) -> list[str]:
@@ -161,10 +205,14 @@ def show(name: str, data: dict[str, Any]) -> None:
         f"{100 * data['extrapolated_fraction']:.1f} % of steps extrapolated"
     )
     told = [one for one in data.values() if isinstance(one, dict)]
-    spreads = [f"{max(one['measured_each']) / min(one['measured_each']):.2f}" for one in told]
+    spreads = []
+    for one in told:
+        pairs = zip(*(one.get(f"{side}_each", [one[side]]) for side in ("predicted", "measured")))
+        each = sorted(100 * (says / was - 1) for says, was in pairs)
+        spreads.append(f"{each[0]:+.0f} to {each[-1]:+.0f} %")
     replays = [f"{100 * one['replay_error']:+.1f} %" for one in told]
     rows = [(*row, spread, replayed) for row, spread, replayed in zip(figure_rows(data), spreads, replays)]
-    print_table(("", "predicted", "measured", "error", "slowest/fastest turn", "with the steps' own times"), rows)
+    print_table(("", "predicted", "measured", "error", "of single turns", "with the steps' own times"), rows)
     if (data["disturbed_fraction"] or 0.0) > MAX_DISTURBED:
         print("others had so much of the machine that this judges them, not the cost; measure again when it is quiet")
     else:
@@ -183,10 +231,10 @@ def show_fit(profile: Profile) -> None:
 def ratio(compared: dict[str, Comparison]) -> dict[str, Any]:
     """Output tokens a second of continuous over static batching; each turn's own ratio beside it."""
     key = "output_tokens_per_s"
-    ours_predicted, theirs_predicted = (compared[name].figures[key][0] for name in ("continuous", "static"))
+    ours, theirs = (compared[name].figures[key] for name in ("continuous", "static"))
     pairs = zip(compared["continuous"].measured, compared["static"].measured)
-    each = [ours.figures[key] / theirs.figures[key] for ours, theirs in pairs]
-    predicted, measured = ours_predicted / theirs_predicted, median(each)
+    each = [theirs.run.duration_s / ours.run.duration_s for ours, theirs in pairs]
+    predicted, measured = (one / other for one, other in zip(ours, theirs))
     return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1.0, "measured_each": each}
 
 
@@ -204,29 +252,32 @@ def main() -> None:
     each = {name: (config, recipe) for name, recipe in recipes(bench.vocab_size).items()}
     uneven = Recipe(AtOnce(), Uniform(8, 64), LogNormal(24, 1.2, 2, 250), 32, vocab_size=bench.vocab_size)
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
-    workloads = {name: (engine, recipe.make(bench.seed)) for name, (engine, recipe) in each.items()}
     measuring = Measuring(bench, len(found.pieces))
     for turn in range(args.turns):
-        for name, (engine_config, workload) in workloads.items():
-            measuring.go_on(found, CALIBRATION_S)
-            found.served.setdefault(name, []).append(bench.serve(engine_config, workload))
-        measuring.keep(found)
+        for name, (engine_config, recipe) in each.items():
+            served = found.served.setdefault(name, [])
+            measuring.before()
+            served.append(bench.serve(engine_config, recipe.make(bench.seed + len(served)), measuring.between))
+            found.pieces.append(measuring.piece())
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
     profile = profile_of(bench, found, measuring.engine.depth)
     show_fit(profile)
     compared = {}
-    for name, (engine_config, workload) in workloads.items():
-        predicted, outside_fraction = predict(fleet_of(profile, engine_config), workload)
+    for number, (name, (engine_config, recipe)) in enumerate(each.items()):
+        workloads = [recipe.make(bench.seed + turn) for turn in range(len(found.served[name]))]
+        pieces = found.pieces[number :: len(each)]
+        predicted, outside_fraction = predict_each(profile, engine_config, workloads, pieces)
         compared[name] = Comparison(predicted, tuple(found.served[name]), outside_fraction)
         show(name, compared[name].as_data())
     print(f"\ncontinuous over static batching: {ratio(compared)}")
-    replayed = bench.replay(recipes(bench.vocab_size)["bursty short"].make(bench.seed + 1))
+    replayed = bench.replay(recipes(bench.vocab_size)["bursty short"].make(bench.seed - 1))
     print(f"\nreplay: {replayed}")
     data = {name: one.as_data() for name, one in compared.items()}
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "profile": json.loads(profile.to_json()),
+        "paces": [round(pace_along(profile.fitted, piece.steps), 3) for piece in found.pieces],
         "seed": bench.seed,
         "workloads": {name: one for name, one in data.items() if name not in BATCHINGS},
         "replay": replayed,

@@ -1,10 +1,10 @@
 """Measures an engine: drives it through batches of every size and shape with its own scheduler, step by step.
 
 A round visits prompts of many lengths alone, at once and after a rest, prompts with a cached beginning, batches that shrink
-from many sequences to one at short and long contexts, and arrivals at random. A machine is not equally fast from one second
-to the next, so what is alike is not measured in one go: a round is cut into small parts that follow each other by lot, and
-rounds repeat until the time is spent. No prompt that is measured comes twice; those that only fill the long contexts of
-batches do, and are mostly found in the cache.
+from many sequences to one at short and long contexts, and requests that come by the clock at random, as to a server. A machine
+is not equally fast from one second to the next, so what is alike is not measured in one go: a round is cut into small parts
+that follow each other by lot, and rounds repeat until the time is spent. No prompt that is measured comes twice; those that
+only fill the long contexts of batches do, and are mostly found in the cache.
 """
 
 import math
@@ -23,8 +23,8 @@ from penstock.engine.engine import Engine
 SHORT_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 160, 192)
 LONG_PROMPTS = (256, 320, 384, 512, 768, 1024, 1536, 2048)
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-CONTEXTS = ((24, 64), (240, 32), (900, 12), (1800, 6))
-"""(context, most sequences at it): longer ones are tried with fewer."""
+CONTEXTS = ((24, 64), (240, 32), (900, 8), (1800, 4))
+"""(context, most sequences at it): longer ones are tried with fewer, since filling them takes longer than what is measured."""
 STEPS_EACH = 5
 """Steps at each number of sequences of a shrinking batch."""
 CACHED_REST = (8, 48, 160)
@@ -32,10 +32,10 @@ CACHED_REST = (8, 48, 160)
 RESTED_PROMPTS = (4, 8, 12, 16, 24, 32, 40, 50, 60, 75, 90, 110, 130, 160, 200, 240, 300, 400)
 RESTED_ANSWER = 10
 """Steps until it makes no difference any more."""
-NUM_RANDOM = 16
-MAX_ANSWER = 48
-PAUSES = (2, 8, 24)
-"""Most steps between two arrivals at random: a crowd, a few, mostly one at a time."""
+NUM_SERVED = 8
+MAX_ANSWER = 100
+NUM_RATES = 6
+"""Rates at which so many requests come: a crowd, a few, mostly one at a time."""
 FIRST_ID = 1 << 40
 """Of our requests, out of the way of others."""
 QUIET = 0.1
@@ -45,8 +45,8 @@ QUIET = 0.1
 class Stage(NamedTuple):
     name: str
     requests: Sequence[Request]
-    pause: int | None
-    """Most steps between two arrivals; None for each alone, once the one before it has ended."""
+    gap_s: float | None
+    """Mean time between two arrivals; None for each alone, once the one before it has ended."""
     rests: bool = False
     """The engine sleeps a while before each."""
 
@@ -110,7 +110,7 @@ class Calibration:
     disturbed_fraction: float | None = None
     """Of the machine, what others used meanwhile."""
     rests_s: tuple[float, float] = (0.01, 0.6)
-    """Shortest and longest rest."""
+    """Shortest and longest rest, and mean time between arrivals."""
     _num_requests: int = 0
     _contexts: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     """Prompts that fill a batch's contexts."""
@@ -130,7 +130,7 @@ class Calibration:
                 return self.recorder.quiet()
 
     def warm_up(self) -> None:
-        self._serve(Stage("warm up", [self._request(16, 4) for _ in range(4)], 0))
+        self._serve(Stage("warm up", [self._request(16, 4) for _ in range(4)], 0.0))
         self.recorder.samples.clear()
 
     def round(self) -> Iterator[str]:
@@ -144,13 +144,19 @@ class Calibration:
 
     def _serve(self, stage: Stage) -> None:
         engine = self.engine
+        arrival_s = time.monotonic()
         for request in stage.requests:
             if stage.rests:
-                engine.wait(math.exp(self.random.uniform(*map(math.log, self.rests_s))))
+                engine.wait(self._rest_s())
+            if stage.gap_s:
+                arrival_s += self.random.expovariate(1.0 / stage.gap_s)
+                while (left_s := arrival_s - time.monotonic()) > 0.0:
+                    if engine.has_work:
+                        engine.step()
+                    else:
+                        engine.wait(left_s)
             engine.submit(request)
-            for _ in range(self.random.randint(0, stage.pause or 0)):
-                engine.step()
-            while stage.pause is None and engine.has_work:
+            while stage.gap_s is None and engine.has_work:
                 engine.step()
         while engine.has_work:
             engine.step()
@@ -174,11 +180,10 @@ class Calibration:
             num_tokens = context + context // 3 + num_steps + 1
             fits = num_tokens <= limits.max_context and most * num_tokens <= limits.num_blocks * limits.block_size
             if fits:
-                yield Stage(f"batches at {context}", self._shrinking(context, most), 0)
-        for pause in PAUSES:
-            yield from Stage(f"arrivals every {pause}", self._at_random(min(400, longest)), pause).parts(
-                NUM_RANDOM // 2
-            )
+                yield Stage(f"batches at {context}", self._shrinking(context, most), 0.0)
+        for _ in range(NUM_RATES):
+            requests = [self._at_random(min(400, longest)) for _ in range(NUM_SERVED)]
+            yield Stage("as served", requests, self._rest_s())
 
     def _cached(self, length: int, num_answer: int) -> Iterator[Request]:
         """A prompt, and others whose beginning the cache holds then."""
@@ -199,10 +204,15 @@ class Calibration:
             requests.append(self._request(0, 1 + STEPS_EACH * num_levels, prompt))
         return requests
 
-    def _at_random(self, longest: int) -> list[Request]:
-        """As many short prompts as long ones."""
-        lengths = [round(math.exp(self.random.uniform(math.log(2), math.log(longest)))) for _ in range(NUM_RANDOM)]
-        return [self._request(length, self.random.randint(2, MAX_ANSWER)) for length in lengths]
+    def _at_random(self, longest: int) -> Request:
+        return self._request(round(self._between(2, longest)), round(self._between(2, MAX_ANSWER)))
+
+    def _rest_s(self) -> float:
+        return self._between(*self.rests_s)
+
+    def _between(self, least: float, most: float) -> float:
+        """As many short ones as long ones."""
+        return math.exp(self.random.uniform(math.log(least), math.log(most)))
 
     def _request(self, num_tokens: int, num_answer: int, beginning: tuple[int, ...] = ()) -> Request:
         self._num_requests += 1

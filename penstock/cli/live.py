@@ -6,6 +6,7 @@ The same timelines come out as of the simulator: a token counts when the turn of
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,15 +23,23 @@ class Served(NamedTuple):
     taken_s: dict[int, float]
     """By request id: when the turn of the loop began that took it in, counted from the first turn."""
     first_turn_s: float
+    pauses: list[tuple[int, float]]
+    """Steps that were over when the workload's clock stood still, and for how long."""
 
 
-def serve_live(engine: Engine, workload: Workload) -> Served:
-    """Serve the workload to its end."""
+def serve_live(engine: Engine, workload: Workload, between: Callable[[], None] | None = None) -> Served:
+    """Serve the workload to its end.
+
+    When there is nothing to do, `between` may do something else: the workload's clock stands still meanwhile, and what was
+    left of the rest is rested afterwards.
+    """
     timelines = Timelines()
     coming = deque(workload.requests)
     taken_s: dict[int, float] = {}
     handed_over: list[int] = []
-    first_s: float | None = None
+    pauses: list[tuple[int, float]] = []
+    first_turn_s: float | None = None
+    first_step = engine.heartbeat.num_steps
     begin_s = time.monotonic()
     while coming or engine.has_work:
         now = time.monotonic() - begin_s
@@ -43,14 +52,19 @@ def serve_live(engine: Engine, workload: Workload) -> Served:
             num_steps = engine.heartbeat.num_steps
             deltas = engine.step()
             timelines.observe(deltas, time.monotonic() - begin_s)
-            turn_s = engine.heartbeat.time_s
-            first_s = turn_s if first_s is None else first_s
-            taken_s.update(dict.fromkeys(handed_over, turn_s - first_s))
+            turn_s = engine.heartbeat.time_s - begin_s
+            first_turn_s = turn_s if first_turn_s is None else first_turn_s
+            taken_s.update(dict.fromkeys(handed_over, turn_s - first_turn_s))
             handed_over.clear()
             if deltas or engine.heartbeat.num_steps != num_steps:
                 continue
+        elif between is not None:
+            rest_s = time.monotonic()
+            between()
+            pauses.append((engine.heartbeat.num_steps - first_step, time.monotonic() - rest_s))
+            begin_s += pauses[-1][1]
         _sleep(engine, coming[0].arrival_s + begin_s if coming else None)
-    return Served(timelines, time.monotonic() - begin_s, taken_s, (first_s or begin_s) - begin_s)
+    return Served(timelines, time.monotonic() - begin_s, taken_s, first_turn_s or 0.0, pauses)
 
 
 def _sleep(engine: Engine, arrival_s: float | None) -> None:

@@ -5,7 +5,16 @@ from random import Random
 
 import pytest
 
-from penstock.cli.calibration import BATCHES, LONG_PROMPTS, RESTED_PROMPTS, SHORT_PROMPTS, Calibration, Recorder, Sample
+from penstock.cli.calibration import (
+    BATCHES,
+    LONG_PROMPTS,
+    NUM_RATES,
+    RESTED_PROMPTS,
+    SHORT_PROMPTS,
+    Calibration,
+    Recorder,
+    Sample,
+)
 from penstock.core.features import Features, StepTime
 from penstock.engine.engine import Engine
 from penstock.engine.scripted import ScriptedRunner
@@ -40,6 +49,10 @@ def test_every_size_is_visited():
     assert len(set(prompts)) == len(prompts)
     rested = {step.features.num_tokens for step in recorder.steps if step.rest_s >= 0.005}
     assert set(RESTED_PROMPTS) <= rested
+    served = [sample.steps for sample in recorder.samples if sample.stage == "as served"]
+    assert len(served) >= NUM_RATES
+    assert all(sum(step.features.num_long_tokens for step in steps) > 0 for steps in served)
+    assert any(step.rest_s > 0.0 for steps in served for step in steps), "the clock brings them, not the step before"
 
 
 def test_a_small_engine_is_measured_within_its_limits():

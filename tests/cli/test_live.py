@@ -33,6 +33,26 @@ def test_everybody_is_served_at_their_time():
         assert served.taken_s[request.request_id] >= request.arrival_s - first_s - 0.05
 
 
+def test_a_workload_that_stands_still_does_not_notice():
+    spent = []
+
+    def between():
+        begin_s = time.monotonic()
+        while time.monotonic() < begin_s + 0.004:
+            pass
+        spent.append(time.monotonic() - begin_s)
+
+    begin_s = time.monotonic()
+    served = serve_live(make_engine(), WORKLOAD, between)
+    elapsed_s = time.monotonic() - begin_s
+    assert len(served.timelines.ended) == 40
+    assert len(served.pauses) == len(spent) > 5
+    assert sum(seconds for _, seconds in served.pauses) >= sum(spent)
+    assert WORKLOAD.requests[-1].arrival_s <= served.duration_s <= elapsed_s - sum(spent)
+    counts = [num_steps for num_steps, _ in served.pauses]
+    assert counts == sorted(counts)
+
+
 def test_a_batch_that_gathers_is_waited_for():
     served = serve_live(make_engine(batching="dynamic", max_sequences=64, gather_s=0.02), WORKLOAD)
     assert len(served.timelines.ended) == 40

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.core.batch import Batch, Chunk
 from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
-from penstock.cost.fitting import fit_steps
+from penstock.cost.fitting import fit_steps, pace_along
 from penstock.cost.measured import Measured
 from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
@@ -100,6 +100,48 @@ def test_the_host_adds_up_or_is_hidden():
     assert plain == pytest.approx(device_only + host_only)
     assert overlapped == max(device_only, host_only)
     assert host_only == pytest.approx(2e-4 + 1e-5 * len(batch.chunks), rel=0.05)
+
+
+def test_what_was_measured_in_slow_moments_is_no_slow_kind():
+    """Seconds in which all takes twice as long, and almost all prompts come in those."""
+    random, steps, now = Random(7), [], 0.0
+    batches = {is_slow: [] for is_slow in (False, True)}
+    while len(steps) < 3000:
+        is_slow = int(now) % 4 == 0
+        batch = batch_of(random)
+        if (features_of(batch).num_long_tokens > 0) != is_slow and random.random() < 0.9:
+            continue
+        batches[is_slow].append(batch)
+        device_s = COST.step_s(batch) * (2.0 if is_slow else 1.0)
+        steps.append(StepTime(now, device_s, 2e-4, True, 0.0, features_of(batch)))
+        now += device_s
+    cost = Measured(replace(fit_steps(steps, overlaps=False), host=()))
+    prompts, decodes = (
+        sum(map(cost.step_s, batches[is_slow])) / sum(map(COST.step_s, batches[is_slow])) for is_slow in (True, False)
+    )
+    assert prompts / decodes < 1.4, "measured, they differ by almost two"
+
+
+def test_what_is_told_of_many_steps_adds_up_to_what_they_took():
+    random, steps = Random(8), []
+    for number in range(2000):
+        batch = batch_of(random)
+        device_s = COST.step_s(batch) * (1.8 if random.random() < 0.2 else 1.0)
+        steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batch)))
+    fitted = fit_steps(steps, overlaps=False)
+    assert pace_along(fitted, steps) == pytest.approx(1.0, abs=0.02)
+    assert pace_along(fitted, [step._replace(device_s=1.3 * step.device_s) for step in steps]) == pytest.approx(
+        1.3, abs=0.03
+    )
+    assert pace_along(fitted, []) == 1.0
+
+
+def test_a_slower_device_leaves_the_host_as_it_is():
+    batch = batch_of(Random(3))
+    host_s = Measured(replace(FITTED, device=())).step_s(batch)
+    usual, slow = (Measured(each) for each in (FITTED, FITTED.slower(1.5)))
+    assert slow.step_s(batch) - host_s == pytest.approx(1.5 * (usual.step_s(batch) - host_s))
+    assert slow.cold_s(batch, 2) == pytest.approx([1.5 * seconds for seconds in usual.cold_s(batch, 2)])
 
 
 def test_a_step_takes_as_much_longer_with_cold_caches_as_was_measured():

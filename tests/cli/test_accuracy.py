@@ -1,0 +1,49 @@
+"""Predicted beside measured: figures are over the requests of all runs, and a replay gives back what was served."""
+
+import time
+
+import pytest
+
+from penstock.cli.accuracy import Comparison, Measurement, Run, figures_of, measure
+from penstock.cost.replay import Replay
+from penstock.engine.engine import Engine
+from penstock.engine.scripted import ScriptedRunner
+from penstock.sizing import make_scheduler
+from penstock.workload.arrivals import Constant
+from penstock.workload.lengths import Fixed, Uniform
+from penstock.workload.workload import Recipe
+from tests.sim.fleets import make_fleet
+
+WORKLOAD = Recipe(Constant(100.0), Uniform(4, 40), Fixed(6), 30, vocab_size=50).make(5)
+
+
+def test_figures_are_over_the_requests_of_all_runs():
+    one, other = Run([1.0, 2.0], [0.1], [3.0], 10, 2.0), Run([3.0], [0.3], [5.0], 20, 4.0)
+    figures = figures_of([one, other])
+    assert figures["ttft_p50_s"] == 2.0
+    assert figures["tpot_p50_s"] == pytest.approx(0.2)
+    assert figures["e2e_p50_s"] == 4.0
+    assert figures["output_tokens_per_s"] == 5.0
+    slower = one._replace(ttft=[2.0, 4.0])
+    comparison = Comparison((slower, other), (Measurement(one, 0.0, None), Measurement(other, 0.2, None)), 0.1)
+    assert comparison.errors["ttft_p50_s"] == pytest.approx(0.5)
+    assert comparison.errors["e2e_p50_s"] == 0.0
+    data = comparison.as_data()
+    assert data["ttft_p50_s"]["predicted_each"] == [3.0, 3.0]
+    assert data["ttft_p50_s"]["measured_each"] == [1.5, 3.0]
+    assert (data["num_requests"], data["duration_s"], data["disturbed_fraction"]) == (2, 6.0, 0.2)
+
+
+def test_with_the_steps_own_times_everything_is_as_it_was_served_though_the_clock_stood_still():
+    def between():
+        end_s = time.monotonic() + 0.005
+        while time.monotonic() < end_s:
+            pass
+
+    steps = []
+    fleet = make_fleet(cost=Replay([]))
+    engine = Engine(make_scheduler(fleet.config, fleet.sizing), ScriptedRunner(), time.monotonic, on_step=steps.append)
+    measured = measure(fleet, engine, WORKLOAD, steps, between)
+    assert len(measured.run.e2e) == len(measured.replayed.e2e) == 30
+    assert measured.replayed.e2e == pytest.approx(measured.run.e2e, abs=0.003), "thirty pauses of 5 ms would show"
+    assert measured.replayed.duration_s == pytest.approx(measured.run.duration_s, abs=0.01)
