@@ -68,7 +68,7 @@ class Loop:
     def turn(self) -> bytes:
         deltas = self.engine.step()
         scheduler = self.engine.scheduler
-        step = Step(time.monotonic(), deltas, scheduler.load, self.engine.heartbeat.num_steps, scheduler.prompts)
+        step = Step(time.monotonic(), deltas, scheduler.load, self.engine.num_steps, scheduler.prompts)
         return encode(step)
 
     def end(self) -> None:

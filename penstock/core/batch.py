@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from penstock.core.request import SamplingParams
 
-_new = tuple.__new__
+make = tuple.__new__
+"""`make(Batch, (step, chunks, copies))` is `Batch(step, chunks, copies)` in half the time, or less where a step has just swept
+the processor's caches: no code of the class is run. All fields are told, in their order."""
 
 
 class Arrival(NamedTuple):
@@ -53,11 +55,6 @@ class Chunk(NamedTuple):
         return self.start + self.length
 
 
-def single(row: int, start: int, new_blocks: tuple[int, ...]) -> Chunk:
-    """`Chunk(row, start, 1, (), new_blocks, True, None)`, in half the time: one is made for every token that is generated."""
-    return _new(Chunk, (row, start, 1, (), new_blocks, True, None, 0))
-
-
 class Batch(NamedTuple):
     """One step's work. Copies are done before anything is computed."""
 
@@ -96,6 +93,10 @@ class StepOutput(NamedTuple):
     """Of the chunk's own prompt tokens, the prompt's very first left out; empty when no request asked."""
     failures: tuple[tuple[int, str], ...] = ()
     """(chunk index, message) of sequences that could not be computed; the others are unharmed."""
+
+    def result(self) -> "StepOutput":
+        """A step that is over when it is launched needs no other ticket."""
+        return self
 
 
 class FinishReason(StrEnum):
@@ -143,8 +144,3 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[Logprob, ...] = ()
     prefix: PrefixHit | None = None
     """On the first delta of a choice only."""
-
-
-def token_delta(request_id: int, choice: int, token_ids: tuple[int, ...]) -> Delta:
-    """`Delta(request_id, choice, token_ids)`, in half the time: one is made for every token of every sequence."""
-    return _new(Delta, (request_id, choice, token_ids, None, (), (), None))

@@ -1,19 +1,13 @@
-"""Steps on their way: whom each computes, and in which of their stays.
+"""Steps on their way: whom each computes, and who had come in by then.
 
 A result that comes for a stay that is over is nobody's. Knows who and in which order, not what is computed.
 """
 
-from typing import NamedTuple
-
 from penstock.core.batch import Batch
 from penstock.core.sequence import Sequence
 
-
-class Flight(NamedTuple):
-    """The sequences that a step computes, and the stay that each was in."""
-
-    sequences: list[Sequence]
-    stays: list[int]
+Flight = tuple[list[Sequence], int]
+"""The sequences that a step computes, and the last stay that had begun when it was launched."""
 
 
 class Flights:
@@ -30,17 +24,17 @@ class Flights:
 
     def sequences(self, batch: Batch) -> tuple[Sequence, ...]:
         """Whose the chunks of a launched batch are."""
-        return tuple(self._flights[batch.step].sequences)
+        return tuple(self._flights[batch.step][0])
 
     def live(self, batch: Batch) -> tuple[int, ...]:
         """Which chunks of a launched batch are of sequences that have not left since."""
-        sequences, stays = self._flights[batch.step]
-        return tuple(index for index, sequence in enumerate(sequences) if sequence.stay == stays[index])
+        sequences, last_stay = self._flights[batch.step]
+        return tuple(index for index, sequence in enumerate(sequences) if sequence.is_inside_since(last_stay))
 
-    def launch(self, sequences: list[Sequence]) -> int:
+    def launch(self, sequences: list[Sequence], last_stay: int) -> int:
         """Number a step that computes these."""
         self._last += 1
-        self._flights[self._last] = Flight(sequences, [sequence.stay for sequence in sequences])
+        self._flights[self._last] = (sequences, last_stay)
         return self._last
 
     def land(self, step: int) -> Flight:
@@ -52,9 +46,10 @@ class Flights:
         numbers of steps. Copies are due before the first."""
         copies = batch.copies
         parts = []
-        for chunk, sequence, stay in zip(batch.chunks, *self.land(batch.step), strict=True):
+        sequences, last_stay = self.land(batch.step)
+        for chunk, sequence in zip(batch.chunks, sequences, strict=True):
             self._last += 1
-            self._flights[self._last] = Flight([sequence], [stay])
+            self._flights[self._last] = ([sequence], last_stay)
             parts.append(Batch(self._last, (chunk,), copies))
             copies = ()
         return tuple(parts)

@@ -4,7 +4,7 @@ Those who generate come first, then prompts under way, then whoever waits and ma
 between them: a sequence has positions whose KV is not computed yet, and a chunk is a run of them.
 """
 
-from penstock.core.batch import Arrival, Chunk, PrefixHit, single
+from penstock.core.batch import Arrival, Chunk, PrefixHit, make
 from penstock.core.blocks import BlockPool, Match
 from penstock.core.limits import Limits
 from penstock.core.roster import Roster
@@ -72,9 +72,10 @@ class Plan:
             if not sequence.holds_next:
                 prompts.append(sequence)
                 continue
-            if len(sequence.tokens) + sequence.num_pending >= sequence.limit:
-                continue  # its last token is on the way
             start = sequence.num_launched
+            end = start + 1
+            if end >= sequence.limit:
+                continue  # its last token is on the way
             drafts: tuple[int, ...] = ()
             num_drafts = 0
             if sequence.drafts or sequence.steps_ahead:
@@ -83,7 +84,7 @@ class Plan:
                 if sequence.steps_ahead:
                     num_drafts = min(sequence.steps_ahead, sequence.limit - len(sequence.tokens) - 1)
                     sequence.num_verifying = num_drafts
-            end = start + 1 + num_drafts
+                end += num_drafts
             num_held = len(sequence.blocks)
             new_blocks: tuple[int, ...] = ()
             if end > num_held * capacity:
@@ -91,14 +92,13 @@ class Plan:
                     continue
                 new_blocks = tuple(sequence.blocks[num_held:])
             sequence.num_launched = end
-            sequence.num_pending += 1
             sequences.append(sequence)
             if num_drafts:
                 chunks.append(Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts))
                 if sequence.steps_ahead:
                     roster.go_away(sequence)
             else:
-                chunks.append(single(row, start, new_blocks))
+                chunks.append(make(Chunk, (row, start, 1, (), new_blocks, True, None, 0)))
             self.budget -= 1 + len(drafts)
         return prompts
 
@@ -134,7 +134,6 @@ class Plan:
         sequence.num_launched = end
         if samples:
             sequence.holds_next = True
-            sequence.num_pending = 1
         if end - start > 1:
             self._pool.publish(sequence, end)
 

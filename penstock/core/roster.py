@@ -16,12 +16,12 @@ class Roster:
     __slots__ = (
         "_is_ordered",
         "_max_sequences",
-        "_num_entered",
         "_pool",
         "_rows",
         "batching",
         "behind",
         "now",
+        "num_stays",
         "num_waiting_tokens",
         "order",
         "present",
@@ -47,7 +47,8 @@ class Roster:
         """Those present stand in the order of admission."""
         self.waiting_since: float | None = None
         """Since when the first of those who wait does; None if nobody waits."""
-        self._num_entered = 0
+        self.num_stays = 0
+        """Ever begun."""
 
     @property
     def has_row(self) -> bool:
@@ -98,10 +99,9 @@ class Roster:
         self._stop_waiting(sequence)
         sequence.parent = None
         self.running[sequence] = self.present[sequence] = None
-        self._num_entered += 1
-        sequence.place = self._num_entered
+        self.num_stays += 1
         row = self._rows.pop()
-        sequence.enter(row, num_cached)
+        sequence.enter(row, num_cached, self.num_stays)
         if sequence.is_behind:
             self.behind[sequence] = None
         return row
@@ -138,7 +138,7 @@ class Roster:
         """Those present, in the order of admission."""
         present = list(self.present)
         if not self._is_ordered:
-            present.sort(key=_place)
+            present.sort(key=_stay)
             self.present = dict.fromkeys(present)
             self._is_ordered = True
         return present
@@ -150,5 +150,5 @@ class Roster:
             self.waiting_since = None
 
 
-def _place(sequence: Sequence) -> int:
-    return sequence.place
+def _stay(sequence: Sequence) -> int:
+    return sequence.stay

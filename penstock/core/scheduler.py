@@ -11,7 +11,7 @@ way in `flights`. Here requests come and end, and results are taken in.
 
 from typing import NamedTuple
 
-from penstock.core.batch import Batch, Chunk, Delta, Fault, Finish, FinishReason, Logprob, StepOutput, token_delta
+from penstock.core.batch import Batch, Chunk, Delta, Fault, Finish, FinishReason, Logprob, StepOutput, make
 from penstock.core.batching import CONTINUOUS, Batching
 from penstock.core.blocks import BlockPool
 from penstock.core.deadlines import Deadlines
@@ -62,12 +62,11 @@ class Scheduler:
     @property
     def load(self) -> Load:
         roster = self.roster
-        return Load(
-            num_running=len(roster.running),
-            num_waiting=len(self._order),
-            num_waiting_tokens=roster.num_waiting_tokens,
-            kv_usage_fraction=self.pool.usage_fraction,
-            num_preemptions=self.num_preemptions,
+        num_waiting = 0 if roster.waiting_since is None else len(self._order)
+        usage_fraction = self.pool.usage_fraction
+        return make(
+            Load,
+            (len(roster.running), num_waiting, roster.num_waiting_tokens, usage_fraction, self.num_preemptions),
         )
 
     @property
@@ -171,7 +170,8 @@ class Scheduler:
         self.num_preemptions += plan.num_preemptions
         if not plan.chunks:
             return None
-        return Batch(self.flights.launch(plan.sequences), tuple(plan.chunks), tuple(plan.copies))
+        step = self.flights.launch(plan.sequences, self.roster.num_stays)
+        return make(Batch, (step, tuple(plan.chunks), tuple(plan.copies)))
 
     def commit(self, batch: Batch, output: StepOutput, now: float, ahead: tuple[int, ...] = ()) -> tuple[Delta, ...]:
         """Take in a step's results: advance its sequences, publish full blocks, tell what is new.
@@ -181,18 +181,33 @@ class Scheduler:
         self.roster.now = now
         deltas: list[Delta] = []
         tokens, drafts, logprobs, prompt_logprobs, failed = output
-        failures = dict(failed)
+        failures = dict(failed) if failed else {}
         has_tokens_only = not (ahead or failed or drafts or logprobs or prompt_logprobs)
-        chunks = batch.chunks
-        sequences, stays = self.flights.land(batch.step)
+        step, chunks, _ = batch
+        sequences, last_stay = self.flights.land(step)
+        charge, block_size = self._order.charge, self.limits.block_size
         for index in failures:
-            self._retract(sequences[index], stays[index], chunks[index])
-        for index, sequence in enumerate(sequences):
-            if sequence.stay != stays[index]:
+            self._retract(sequences[index], last_stay, chunks[index])
+        for index, sequence, drawn in zip(range(len(chunks)), sequences, tokens, strict=True):
+            if sequence.row is None or sequence.stay > last_stay:
                 continue  # it left after the launch; what was computed for it is nobody's
-            delta = self._go_on(sequence, chunks[index], tokens[index]) if has_tokens_only else None
-            if delta is not None:
-                deltas.append(delta)
+            known = sequence.tokens
+            num_computed = sequence.num_computed + 1
+            if (
+                has_tokens_only
+                and num_computed == len(known) < sequence.limit - 1
+                and len(drawn) == 1
+                and drawn[0] not in sequence.stop_ids
+                and sequence.is_prefix_told
+                and not (sequence.siblings or sequence.num_verifying or sequence.steps_ahead)
+            ):
+                # What nearly always happens, in few words: its last token is computed, it has the next and goes on.
+                known.append(drawn[0])
+                sequence.num_computed = num_computed
+                charge(sequence, 1)
+                if not num_computed % block_size:
+                    self.pool.publish(sequence, num_computed)
+                deltas.append(make(Delta, (sequence.request_id, sequence.choice, drawn, None, (), (), None)))
                 continue
             if index in failures:
                 deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, failures[index], Fault.ENGINE)))
@@ -209,24 +224,6 @@ class Scheduler:
 
     # Taking in results
 
-    def _go_on(self, sequence: Sequence, chunk: Chunk, drawn: tuple[int, ...]) -> Delta | None:
-        """The one thing that nearly always happens, in few words: a sequence has its next token and goes on.
-
-        None, with nothing done, if something else happens.
-        """
-        known = sequence.tokens
-        if len(drawn) != 1 or chunk.length != 1 or not sequence.is_prefix_told or sequence.siblings:
-            return None
-        if drawn[0] in sequence.stop_ids or len(known) + 1 >= sequence.limit or sequence.steps_ahead:
-            return None
-        known.append(drawn[0])
-        sequence.num_pending -= 1
-        computed = sequence.num_computed = chunk.start + 1
-        self._order.charge(sequence, 1)
-        if computed >= (sequence.num_published + 1) * self.limits.block_size:
-            self.pool.publish(sequence, computed)
-        return token_delta(sequence.request_id, sequence.choice, drawn)
-
     def _advance(self, sequence: Sequence, chunk: Chunk, output: StepOutput, index: int) -> Delta | None:
         drawn = output.tokens[index]
         if chunk.samples and not drawn:
@@ -239,7 +236,6 @@ class Scheduler:
             self.roster.come_back(sequence)
         finish = None
         if drawn:
-            sequence.num_pending -= 1
             drawn, finish = sequence.append(drawn)
             self._order.charge(sequence, len(drawn))
         if output.drafts and not sequence.num_pending:
@@ -256,12 +252,12 @@ class Scheduler:
             return None
         return sequence.tell(drawn, None, logprobs, prompt_logprobs)
 
-    def _retract(self, sequence: Sequence, stay: int, chunk: Chunk) -> None:
+    def _retract(self, sequence: Sequence, last_stay: int, chunk: Chunk) -> None:
         """A chunk was not computed: whoever took what it was to write as cached leaves, and comes back to compute it."""
         lost = self.pool.retract(sequence, chunk.start // self.limits.block_size)
         trusting = [one for one in self.roster.running if not lost.isdisjoint(one.blocks)] if lost else []
         for one in trusting:
-            if one is not sequence or one.stay != stay:
+            if one is not sequence or one.stay > last_stay:
                 self.roster.push_out(one)
 
     # Ending

@@ -35,14 +35,12 @@ class Sequence:
         "namespace",
         "num_computed",
         "num_launched",
-        "num_pending",
         "num_prompt",
         "num_prompt_logprobs",
         "num_published",
         "num_verifying",
         "number",
         "parent",
-        "place",
         "prefix",
         "request",
         "request_id",
@@ -81,15 +79,12 @@ class Sequence:
 
         # The stay: from admission to leaving.
         self.stay = 0
-        """Counts stays; an output computed in an earlier stay is stale."""
+        """Number of its stay, the last one if it is not inside: all stays of all sequences are counted as they begin."""
         self.row: int | None = None
-        self.place = 0
-        """Among all that were ever admitted, in order."""
         self.is_announced = False
         """The runner has been told who holds the row."""
         self.num_computed = 0
         self.num_launched = 0
-        self.num_pending = 0
         self.num_verifying = 0
         """Drafts in the launched step; until it is committed the sequence's length is unknown."""
         self.holds_next = False
@@ -115,6 +110,15 @@ class Sequence:
     def is_behind(self) -> bool:
         """Its prompt is not all computed."""
         return self.num_computed < self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that launched steps draw, drafts and steps ahead aside, and that have not been told yet."""
+        return self.num_launched + 1 - self.num_verifying - len(self.tokens) if self.holds_next else 0
+
+    def is_inside_since(self, stay: int) -> bool:
+        """It has not left since that stay began."""
+        return self.row is not None and self.stay <= stay
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -166,16 +170,15 @@ class Sequence:
             self.is_prefix_told = True
         return Delta(self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix)
 
-    def enter(self, row: int, num_cached: int) -> None:
-        self.stay += 1
+    def enter(self, row: int, num_cached: int, stay: int) -> None:
+        self.stay = stay
         self.row = row
         self.num_computed = self.num_launched = num_cached
 
     def leave(self) -> None:
-        self.stay += 1
         self.row = None
         self.num_computed = self.num_launched = 0
-        self.num_pending = self.num_verifying = 0
+        self.num_verifying = 0
         self.is_announced = self.holds_next = False
         self.drafts = ()
         self.steps_ahead = 0

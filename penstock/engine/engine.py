@@ -50,6 +50,15 @@ class Part(NamedTuple):
         return _spread(output, self.indices, self.num_chunks)
 
 
+class NotLaunched(NamedTuple):
+    """The ticket of a step that could not be started."""
+
+    error: Exception
+
+    def result(self) -> StepOutput:
+        raise self.error
+
+
 class Engine:
     """`submit` and `cancel` may be called from any thread; everything else belongs to the thread that calls `step`."""
 
@@ -63,7 +72,10 @@ class Engine:
         on_step: Callable[[StepTime], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.heartbeat = Heartbeat(0, 0, clock())
+        self.num_steps = 0
+        """Ever launched."""
+        self._num_loops = 0
+        self._turn_s = clock()
         self._runner = runner
         self._clock = clock
         self.depth = depth
@@ -71,10 +83,14 @@ class Engine:
         self._inbox: SimpleQueue[Request | Cancel] = SimpleQueue()
         self._taken: deque[Request | Cancel] = deque()
         """What `wait` took out of the inbox: older than all that is in it."""
-        self._launched: deque[tuple[Batch, Ticket | Exception]] = deque()
+        self._launched: deque[tuple[Batch, Ticket]] = deque()
         self._num_lost_steps = 0
         self._num_raised = 0
         """Chunks of the failed step that fail by themselves. Others may come out wrong for want of what those were to write."""
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._num_loops, self.num_steps, self._turn_s)
 
     @property
     def has_work(self) -> bool:
@@ -101,29 +117,29 @@ class Engine:
 
     def step(self) -> tuple[Delta, ...]:
         """Take in what was handed over, launch a step if there is one, and collect the oldest if it is due."""
-        now = self._clock()
+        now = self._turn_s = self._clock()
+        self._num_loops += 1
         log = self._log
         if log is not None:
             log.turn(now)
         scheduler = self.scheduler
-        deltas = [] if self._inbox.empty() and not self._taken else self._take_in(now)
-        deltas.extend(scheduler.expire(now))
+        deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
+        deltas += scheduler.expire(now)
         batch = scheduler.schedule(now)
         if batch is not None:
             if log is not None:
                 log.launch(batch, self._clock())
+            self.num_steps += 1
             self._launched.append((batch, self._launch(batch)))
         if self._launched and (batch is None or len(self._launched) >= self.depth):
-            deltas.extend(self._collect())
+            deltas += self._collect()
         while self._launched and batch is not None and batch.copies:
-            deltas.extend(self._collect())
-        beat = self.heartbeat
-        self.heartbeat = Heartbeat(beat.num_loops + 1, beat.num_steps + (batch is not None), now)
+            deltas += self._collect()
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
-        return tuple(deltas)
+        return deltas
 
-    def _take_in(self, now: float) -> list[Delta]:
+    def _take_in(self, now: float) -> tuple[Delta, ...]:
         deltas: list[Delta] = []
         while self._taken or not self._inbox.empty():
             message = self._taken.popleft() if self._taken else self._inbox.get()
@@ -136,11 +152,11 @@ class Engine:
                 deltas.extend(_refusals(message, str(error), Fault.REQUEST))
             except CapacityError as error:
                 deltas.extend(_refusals(message, str(error), Fault.CAPACITY))
-        return deltas
+        return tuple(deltas)
 
-    def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket | Exception:
+    def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
         """Start a step, or those chunks of it. After one that could not start none does: it would read what is not there."""
-        if self._launched and isinstance(self._launched[-1][1], Exception):
+        if self._launched and isinstance(self._launched[-1][1], NotLaunched):
             return self._launched[-1][1]
         try:
             if indices is None:
@@ -148,7 +164,7 @@ class Engine:
             ticket = self._runner.launch(batch.only(indices)) if indices else None
             return Part(ticket, indices, len(batch.chunks))
         except Exception as error:
-            return error
+            return NotLaunched(error)
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find out whose fault it was; the others' results stand."""
@@ -157,7 +173,7 @@ class Engine:
         log = self._log
         try:
             asked_s = 0.0 if log is None else self._clock()
-            output = _result(ticket)
+            output = ticket.result()
             self._num_lost_steps = 0
             if log is not None:
                 log.output(asked_s, self._clock())
@@ -177,7 +193,7 @@ class Engine:
         self._launched.clear()
         for _, ticket in launched:
             try:
-                _result(ticket)
+                ticket.result()
             except Exception:
                 continue
         return [batch for batch, _ in launched]
@@ -215,12 +231,6 @@ class Engine:
         middle = len(batch.chunks) // 2
         parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
         return _joined(parts, [self._compute(part) for part in parts])
-
-
-def _result(ticket: Ticket | Exception) -> StepOutput:
-    if isinstance(ticket, Exception):
-        raise ticket
-    return ticket.result()
 
 
 def _joined(parts: list[Batch], outputs: list[StepOutput]) -> StepOutput:

@@ -169,13 +169,12 @@ def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:
     The deltas end here, while they are still in the processor's caches: after the next step they would have to be fetched to
     be thrown away.
     """
-    num_steps = engine.heartbeat.num_steps
+    num_steps = engine.num_steps
     deltas = engine.step()
-    now_num_steps = engine.heartbeat.num_steps
-    if not deltas and now_num_steps == num_steps:
+    if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler
-    reports.send(encode(Step(time.monotonic(), deltas, scheduler.load, now_num_steps, scheduler.prompts)))
+    reports.send(encode(Step(time.monotonic(), deltas, scheduler.load, engine.num_steps, scheduler.prompts)))
     return True
 
 

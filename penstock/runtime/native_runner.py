@@ -8,21 +8,25 @@ runner's way over the same rows.
 
 from itertools import accumulate, chain
 from struct import Struct
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Batch, Chunk, StepOutput
+from penstock.core.batch import Batch, Chunk, StepOutput, make
 from penstock.errors import EngineError
 from penstock.ops.cpu import library as native
+from penstock.ops.draw import NOT_DRAWN
 from penstock.runtime.leftovers import give_back
 from penstock.runtime.native import NativeDecoder, pointers
 from penstock.runtime.native_cache import NativeCache
-from penstock.runtime.runner import Done, ModelRunner, Ticket
+from penstock.runtime.runner import ModelRunner, Ticket
 from penstock.runtime.sampler import NOT_FINITE
 
 NUMBER_BYTES = 8
+Company = tuple[tuple[Any, ...], ...]
+"""Rows, lengths, new tokens, whether a token is drawn and arrivals, of all chunks of a step."""
 
 
 class NativeRunner(ModelRunner):
@@ -46,8 +50,8 @@ class NativeRunner(ModelRunner):
         # Made once: asking for them in every step would take longer than using them.
         self._told, self._found = self._columns.data, self._drawn.data
         self._expect(max_sequences)
-        self._decoded: tuple[int, ...] = ()
-        """Rows of the last step, if it went the short way: in the next most often only the starts differ."""
+        self._company: Company | None = None
+        """Who was in the last step, if it went the short way: most often the same are in the next, one position further."""
         angles = self._rotations.tables(model.ropes)
         self._step = native.RowsStep(
             tokens=self._rows.tokens.data_ptr(),
@@ -64,48 +68,54 @@ class NativeRunner(ModelRunner):
         give_back()  # the model stands where steps read it, and the cache is not written yet
 
     def launch(self, batch: Batch) -> Ticket:
-        is_first_try = batch.step > self._last_step
-        self._last_step = max(batch.step, self._last_step)
-        if is_first_try and batch.chunks and not batch.copies:
-            rows, starts, lengths, token_ids, new_blocks, samples, arrivals, _ = zip(*batch.chunks)
-            is_short = max(lengths) == 1 and all(samples) and not any(token_ids) and not any(arrivals)
-            if is_short and self._rows.are_likeliest(rows):
-                if any(new_blocks):
-                    self._grow(batch)
-                return Done(self._decode(rows, starts))
+        step, chunks, copies = batch
+        if step > self._last_step:
+            self._last_step = step
+            if chunks and not copies:
+                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, _ = zip(*chunks)
+                company = (rows, lengths, token_ids, samples, arrivals)
+                if company == self._company or self._gather(company):
+                    if any(new_blocks):
+                        self._grow(batch)
+                    return self._decode(starts)
         return super().launch(batch)
+
+    def _gather(self, company: Company) -> bool:
+        """Make ready for steps of these the short way; False if they have to go the other."""
+        rows, lengths, token_ids, samples, arrivals = company
+        is_short = max(lengths) == 1 and all(samples) and not any(token_ids) and not any(arrivals)
+        if not is_short or not self._rows.are_likeliest(rows):
+            return False
+        self._tell((rows, (0,) * len(rows), lengths, samples), len(rows))
+        self._step.num_blocks = self._num_blocks_at
+        self._step.draws = True
+        self._company = company
+        return True
 
     def _grow(self, batch: Batch) -> None:
         growing = [chunk for chunk in batch.chunks if chunk.new_blocks]
         self._rows.place(batch.step, growing)
         self._rows.grow(batch.step, growing)
 
-    def _decode(self, rows: tuple[int, ...], starts: tuple[int, ...]) -> StepOutput:
-        count = len(rows)
-        if rows != self._decoded:
-            self._tell((rows, starts, (1,) * count, (1,) * count), count)
-            self._step.num_blocks = self._num_blocks_at
-            self._step.draws = True
-            self._decoded = rows
-        else:
-            self._numbers.pack_into(self._told, count * NUMBER_BYTES, *starts)
-        self._run(rows, starts)
+    def _decode(self, starts: tuple[int, ...]) -> StepOutput:
+        self._numbers.pack_into(self._told, len(starts) * NUMBER_BYTES, *starts)
+        self._run(starts)
         tokens = self._numbers.unpack_from(self._found)
-        output = StepOutput(tuple(zip(tokens)))
-        if min(tokens) < 0:
-            failures = ((index, NOT_FINITE) for index, token in enumerate(tokens) if token < 0)
+        output = make(StepOutput, (tuple(zip(tokens)), (), (), (), ()))
+        if NOT_DRAWN in tokens:
+            failures = ((index, NOT_FINITE) for index, token in enumerate(tokens) if token == NOT_DRAWN)
             return output._replace(failures=tuple(failures))
         return output
 
     def _forward(self, chunks: list[Chunk]) -> tuple[Tensor, list[int]]:
         """The rows have placed, and so checked, what the chunks bring; it is not counted as theirs yet."""
         rows, starts, lengths, _, _, samples, _, _ = zip(*chunks)
-        self._decoded = ()
+        self._company = None
         self._step.num_blocks = None
         self._step.draws = False
         num_tokens = sum(lengths)
         self._tell((rows, starts, lengths, samples), num_tokens)
-        self._run(rows, starts)
+        self._run(starts)
         begins = list(accumulate(lengths[:-1], initial=0))
         return self._states[:num_tokens], begins
 
@@ -131,6 +141,7 @@ class NativeRunner(ModelRunner):
             self._make_states(num_tokens)
         self._step.num_chunks = count
 
-    def _run(self, rows: tuple[int, ...], starts: tuple[int, ...]) -> None:
+    def _run(self, starts: tuple[int, ...]) -> None:
         if not self._decoder.compute(self._step, self._cache.layers):
+            rows = self._columns[: len(starts)].tolist()
             raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {(rows, starts)}")

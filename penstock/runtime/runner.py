@@ -30,15 +30,6 @@ class Ticket(Protocol):
     def result(self) -> StepOutput: ...
 
 
-class Done(NamedTuple):
-    """A step that was computed when it was launched."""
-
-    output: StepOutput
-
-    def result(self) -> StepOutput:
-        return self.output
-
-
 class Outcome(NamedTuple):
     """What a step gave one chunk."""
 
@@ -69,7 +60,7 @@ class ModelRunner:
         refusals = [self._refusal(chunk) for chunk in batch.chunks]
         chunks = [chunk for chunk, refusal in zip(batch.chunks, refusals) if refusal is None]
         computed = iter(self._compute(batch.step, chunks) if chunks else ())
-        return Done(_output([refusal or next(computed) for refusal in refusals]))
+        return _output([refusal or next(computed) for refusal in refusals])
 
     def _refusal(self, chunk: Chunk) -> Outcome | None:
         """A token the model has no embedding for fails its own sequence, not the step."""

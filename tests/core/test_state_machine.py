@@ -4,7 +4,7 @@ Steps are launched up to three ahead of their results. After every rule the sche
 everything drains, every choice has ended exactly once, its tokens are the oracle's, and nothing is held.
 """
 
-from collections import deque
+from collections import Counter, deque
 from itertools import count
 from typing import Any
 
@@ -185,6 +185,17 @@ class Serving(RuleBasedStateMachine):
     def books_balance(self):
         if hasattr(self, "scheduler"):
             self.scheduler.check()
+
+    @invariant()
+    def tokens_are_pending_while_their_steps_fly(self):
+        if hasattr(self, "scheduler"):
+            drawing = Counter(
+                self.scheduler.flights.sequences(batch)[index]
+                for batch, _ in self.flying
+                for index in self.scheduler.flights.live(batch)
+                if batch.chunks[index].samples
+            )
+            assert all(one.num_pending == drawing[one] for one in self.scheduler.roster.running)
 
     def assert_writes_are_private(self, batch, contents):
         """A block that is written has one writer in the step, and what it held before is forgotten.
