@@ -13,8 +13,9 @@
 #include "tile_scratch.inl"
 #include "bf16_cache.inl"
 #include "byte_cache.inl"
-#include "tile_attention.inl"
 #include "bf16_tiles.inl"
+#include "wide_attention.inl"
+#include "tile_attention.inl"
 
 namespace {
 

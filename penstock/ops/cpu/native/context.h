@@ -4,23 +4,32 @@
 #include <memory>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "kernels.h"
 #include "pool.h"
 
 namespace penstock {
 
-// Memory aligned to cache lines, contents undefined after it grew.
+// Memory aligned to cache lines, contents undefined after it grew. Much of it stands on large pages: tiles are stored in 16 rows
+// at once, which on small ones are as many pages.
 class Buffer {
  public:
   template <typename T>
   T* reserve(size_t count) {
-    const size_t bytes = (count * sizeof(T) + 127) / 64 * 64;
+    const size_t bytes = count * sizeof(T) + 64;
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
-      data_ = std::aligned_alloc(64, bytes);
+      const size_t unit = bytes < kLargeFrom ? 64 : kLargePage, rounded = (bytes + unit - 1) / unit * unit;
+      data_ = std::aligned_alloc(unit, rounded);
       if (!data_) throw std::bad_alloc();
-      size_ = bytes;
+#if defined(__linux__)
+      if (unit == kLargePage) madvise(data_, rounded, MADV_HUGEPAGE);  // a wish; small pages do as well
+#endif
+      size_ = rounded;
     }
     return (T*)data_;
   }
@@ -30,6 +39,9 @@ class Buffer {
   ~Buffer() { std::free(data_); }
 
  private:
+  static constexpr size_t kLargePage = 2 << 20;
+  static constexpr size_t kLargeFrom = 256 << 10;
+
   void* data_ = nullptr;
   size_t size_ = 0;
 };

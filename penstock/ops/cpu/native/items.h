@@ -58,7 +58,7 @@ inline Items plan_items(Context& c, const Model& m, const Step& step) {
   const Beginnings beginnings{step, m.block_size};
   int most = 0;
   for (int chunk = 0; chunk < step.num_chunks; ++chunk)
-    most += pieces(beginnings.num_queries(chunk) * group, kTile) * m.num_kv_heads;
+    most += pieces(beginnings.num_queries(chunk) * group, kMostRows) * m.num_kv_heads;
   Items items{c.items.reserve<Item>(most), 0, c.chunks.reserve<int32_t>(step.num_chunks)};
   for (int chunk = 0; chunk < step.num_chunks; ++chunk) items.chunks[chunk] = chunk;
   std::sort(items.chunks, items.chunks + step.num_chunks, [&](int a, int b) { return beginnings.is_before(a, b); });
@@ -74,10 +74,10 @@ inline Items plan_items(Context& c, const Model& m, const Step& step) {
       if (num_shared == 0) num_shared = shared;
     }
     const int heads = rows == group && end == i + 1 ? heads_at_once : 1;
-    for (int first = (pieces(rows, kTile) - 1) * kTile; first >= 0; first -= kTile)
+    for (int first = (pieces(rows, kMostRows) - 1) * kMostRows; first >= 0; first -= kMostRows)
       for (int head = 0; head < m.num_kv_heads; head += heads)
         items.items[items.count++] = Item{i,    end - i, num_shared, head, std::min(heads, m.num_kv_heads - head),
-                                          first, std::min(rows - first, kTile)};
+                                          first, std::min(rows - first, kMostRows)};
   }
   return items;
 }

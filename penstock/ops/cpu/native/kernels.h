@@ -72,7 +72,7 @@ struct Queries {
 
 // Queries that share a kv head: of each chunk, rows `first_row` .. `first_row + num_rows` of [queries x heads in the group].
 // Several chunks have up to 16 rows together, and the same blocks up to position `num_shared`, which all of them see. One chunk
-// may instead have several kv heads, from `kv_head` on, with up to 16 rows together.
+// may instead have several kv heads, from `kv_head` on, with up to 16 rows together, or up to `kMostRows` rows of one kv head.
 struct Attend {
   Queries chunk;  // the one looked at
   const Queries* chunks;
@@ -120,6 +120,7 @@ struct Peak {
 
 constexpr int kKeysAtOnce = 256;  // keys between two updates of the running softmax, counted from position 0
 constexpr int kMaxHeadDim = 256;
+constexpr int kMostRows = 4 * kTile;  // of queries that an Attend may have
 
 // One token's keys and queries, of some kv heads and the query heads they serve: normed, rotated; keys and values laid down in
 // the cache.
@@ -170,7 +171,7 @@ struct Kernels {
 constexpr int kWidestPiece = 8;               // output tiles that one call multiplies
 constexpr int kMostWidenedBytes = 384 << 10;  // of their weights as bf16, which should stay near
 constexpr int kScratchGroupBytes = 2 * kMaxTiles * 1024;
-constexpr int kAttendScratchBytes = kTile * kKeysAtOnce * 14 + kTile * kMaxHeadDim * 8 + 4096;
+constexpr int kAttendScratchBytes = kTile * kKeysAtOnce * 14 + (kMostRows * 6 + kKeysAtOnce * 2) * kMaxHeadDim + 4096;
 
 PENSTOCK_INLINE int block_bytes(const Matrix& m) { return m.bits == 4 ? 320 : m.has_minimum ? 576 : 544; }
 PENSTOCK_INLINE int num_tiles(const Matrix& m) { return (m.num_rows + kTile - 1) / kTile; }

@@ -74,10 +74,13 @@ void attend_over(const Attend& t, uint8_t* memory) {
 }
 
 void attend(const Attend& t, uint8_t* scratch) {
-  if (t.key_scales)
-    attend_over<ByteCache<true>, ByteCache<false>>(t, scratch);
-  else
-    attend_over<Bf16Cache, Bf16Cache>(t, scratch);
+  if (!t.key_scales) return (t.num_rows > kTile ? attend_wide : attend_over<Bf16Cache, Bf16Cache>)(t, scratch);
+  Attend part = t;
+  for (int row = 0; row < t.num_rows; row += kTile) {
+    part.first_row = t.first_row + row;
+    part.num_rows = t.num_rows - row < kTile ? t.num_rows - row : kTile;
+    attend_over<ByteCache<true>, ByteCache<false>>(part, scratch);
+  }
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ struct Scratch {
   int32_t* dots;     // [16][2 digits][kKeysAtOnce]
   uint8_t* weights;  // [16][kKeysAtOnce] of bf16, or [16][2 digits][kKeysAtOnce]
   uint8_t* queries;  // [16][head_dim] of bf16, or [16][2 digits][head_dim]
-  uint16_t* clean;   // one unit of values
+  uint16_t* values;  // [2][16 pairs of keys][64 numbers, 2]
   float* query_scale;  // [16], as are those that follow
   float* spoiled;
   float* most;
@@ -20,8 +20,8 @@ struct Scratch {
     dots = (int32_t*)(sums + kTile * kMaxHeadDim);
     weights = (uint8_t*)(dots + kTile * 2 * kKeysAtOnce);
     queries = weights + kTile * kKeysAtOnce * 2;
-    clean = (uint16_t*)(queries + kTile * kMaxHeadDim * 2);
-    query_scale = (float*)(clean + kTile * kMaxHeadDim);
+    values = (uint16_t*)(queries + kTile * kMaxHeadDim * 2);
+    query_scale = (float*)(values + 2 * kTile * 128);
     spoiled = query_scale + kTile;
     most = spoiled + kTile;
     total = most + kTile;
