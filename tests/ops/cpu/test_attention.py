@@ -166,6 +166,31 @@ def test_many_beside_change_no_bit(spec: GQA, kernels: str, kv: str) -> None:
         assert torch.equal(mine, alone[0]), chunk
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")
+def test_a_prompt_in_pieces_changes_no_bit(spec: GQA, kernels: str) -> None:
+    """What many rows of queries make together, few make alone: whole, cut anywhere, and token by token at its end. (Weights
+    that meet values of 8 bits are rounded by what all rows beside them see.)"""
+    generator = torch.Generator().manual_seed(14)
+    context, begin = 330, 250
+    tables = torch.randperm(400, generator=generator)[: -(-context // 16)].int()[None]
+    cache = numbers_of(spec, "bf16", 400, generator)
+    qkv = torch.randn((context, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim), generator=generator)
+
+    def attended(low: int, high: int) -> torch.Tensor:
+        places = torch.arange(low, high)
+        slots = tables[0].long()[places // 16] * 16 + places % 16
+        starts, length = torch.tensor((0, high - low)).int(), (high - low,)
+        ends = torch.tensor([high]).int()
+        layout = Layout(places, slots, tables, starts, ends, length, (high,))
+        return run(kernels, spec, qkv[low:high].clone(), cache, layout)
+
+    attended(0, begin)
+    whole = attended(begin, context)
+    for low, high in ((begin, 257), (257, 273), (273, context - 2), (context - 2, context - 1), (context - 1, context)):
+        assert torch.equal(attended(low, high), whole[low - begin : high - begin]), (low, high)
+
+
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")

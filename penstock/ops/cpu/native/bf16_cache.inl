@@ -8,7 +8,11 @@ namespace {
 // sequence: whatever stands there is replaced by zero, since zero times not-a-number is not zero.
 PENSTOCK_INLINE void gather_values(const uint16_t* from, int stride, int count, int width, uint16_t* to) {
   for (int pair = 0; pair < kTile / 2; ++pair, from += stride, to += width) {
-    const __m512i written = _mm512_set1_epi32(pair * 2 + 1 < count ? -1 : pair * 2 < count ? 0xffff : 0);
+    if (pair * 2 + 1 < count) {
+      for (int i = 0; i < width; i += 32) _mm512_store_si512(to + i, _mm512_loadu_si512(from + i));
+      continue;
+    }
+    const __m512i written = _mm512_set1_epi32(pair * 2 < count ? 0xffff : 0);
     for (int i = 0; i < width; i += 32)
       _mm512_store_si512(to + i, _mm512_and_si512(_mm512_loadu_si512(from + i), written));
   }

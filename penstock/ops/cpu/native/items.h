@@ -51,9 +51,9 @@ struct Beginnings {
   int num_shared(int a, int b) const { return num_common(a, b) * block_size / kKeysAtOnce * kKeysAtOnce; }
 };
 
-// Prompts come before single tokens and late rows before early ones, so that no thread starts on a long one when the others
-// are done.
-inline Items plan_items(Context& c, const Model& m, const Step& step) {
+// Prompts come before single tokens, and late rows before early ones unless they are to stand in order, so that no thread starts
+// on a long one when the others are done.
+inline Items plan_items(Context& c, const Model& m, const Step& step, bool in_order) {
   const int group = m.num_heads / m.num_kv_heads;
   const Beginnings beginnings{step, m.block_size};
   int most = 0;
@@ -74,10 +74,13 @@ inline Items plan_items(Context& c, const Model& m, const Step& step) {
       if (num_shared == 0) num_shared = shared;
     }
     const int heads = rows == group && end == i + 1 ? heads_at_once : 1;
-    for (int first = (pieces(rows, kMostRows) - 1) * kMostRows; first >= 0; first -= kMostRows)
+    const int count = pieces(rows, kMostRows);
+    for (int piece = 0; piece < count; ++piece) {
+      const int first = (in_order ? piece : count - 1 - piece) * kMostRows;
       for (int head = 0; head < m.num_kv_heads; head += heads)
         items.items[items.count++] = Item{i,    end - i, num_shared, head, std::min(heads, m.num_kv_heads - head),
                                           first, std::min(rows - first, kMostRows)};
+    }
   }
   return items;
 }

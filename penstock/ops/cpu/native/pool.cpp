@@ -64,15 +64,30 @@ int Member::take(int count) const {
   return piece < count ? piece : count;
 }
 
-int Member::take_near(int count) const {
-  const int threads = pool->num_threads_;
+namespace {
+
+// `found(begin, end, number)` makes a piece of the next number of someone's run `begin` .. `end`.
+template <typename Count, typename Found>
+int take_from_runs(Count* counts, int threads, int index, int count, Found found) {
   for (int i = 0; i < threads; ++i) {
     const int owner = (index + i) % threads;
     const int begin = (int)((int64_t)count * owner / threads), end = (int)((int64_t)count * (owner + 1) / threads);
-    const int piece = begin + pool->counts_[owner].taken.fetch_add(1, std::memory_order_relaxed);
-    if (piece < end) return piece;
+    const int number = counts[owner].taken.fetch_add(1, std::memory_order_relaxed);
+    if (number < end - begin) return found(begin, end, number);
   }
   return count;
+}
+
+}  // namespace
+
+int Member::take_near(int count) const {
+  return take_from_runs(pool->counts_.get(), pool->num_threads_, index, count,
+                        [](int begin, int, int number) { return begin + number; });
+}
+
+int Member::take_near_backwards(int count) const {
+  return take_from_runs(pool->counts_.get(), pool->num_threads_, index, count,
+                        [](int, int end, int number) { return end - 1 - number; });
 }
 
 void Pool::start_count() {

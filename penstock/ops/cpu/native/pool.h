@@ -23,6 +23,8 @@ struct Member {
   int take(int count) const;
   // Likewise, for pieces that lie side by side in memory: everyone has a run of them, and helps the others when it is done.
   int take_near(int count) const;
+  // Likewise, everyone's run from its end on, for pieces of which later ones are longer.
+  int take_near_backwards(int count) const;
 };
 
 class Pool {

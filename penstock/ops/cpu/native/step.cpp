@@ -114,8 +114,8 @@ void attend(const Member& member, Run& run, const Layer& layer) {
   uint8_t* scratch = run.c.scratch[member.index].reserve<uint8_t>(0);
   const int group = m.num_heads / m.num_kv_heads, count = run.items.count;
   Queries chunks[kTile];
-  // Prompts are attended to by whoever has just laid down their keys, as far as that goes.
-  const auto take = [&] { return run.panel_rows ? member.take_near(count) : member.take(count); };
+  // Prompts are attended to by whoever has just laid down their keys, and goes on with what comes of it, as far as that goes.
+  const auto take = [&] { return run.panel_rows ? member.take_near_backwards(count) : member.take(count); };
   for (int i = take(); i < count; i = take()) {
     const Item& item = run.items.items[i];
     for (int chunk = 0; places_late(run) && chunk < item.num_chunks; ++chunk)
@@ -281,7 +281,7 @@ Run prepare(Context& c, const Model& m, const Step& s) {
   run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * m.hidden_size);
   const int widest = m.hidden_size > m.mlp_width ? m.hidden_size : m.mlp_width;
   c.reserve_scratch(widest > q_size ? widest : q_size);
-  run.items = plan_items(c, m, s);
+  run.items = plan_items(c, m, s, panel_rows > 0);
   return run;
 }
 
