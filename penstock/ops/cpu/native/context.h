@@ -19,15 +19,17 @@ class Buffer {
  public:
   template <typename T>
   T* reserve(size_t count) {
-    const size_t bytes = count * sizeof(T) + 64;
+    const size_t bytes = (count * sizeof(T) + 127) / 64 * 64;
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
-      const size_t unit = bytes < kLargeFrom ? 64 : kLargePage, rounded = (bytes + unit - 1) / unit * unit;
-      data_ = std::aligned_alloc(unit, rounded);
-      if (!data_) throw std::bad_alloc();
+      const size_t large = (bytes + kSpare) / kLargePage * kLargePage, rounded = bytes > large ? bytes : large;
+      if (posix_memalign(&data_, large ? kLargePage : 64, rounded)) {
+        data_ = nullptr;
+        throw std::bad_alloc();
+      }
 #if defined(__linux__)
-      if (unit == kLargePage) madvise(data_, rounded, MADV_HUGEPAGE);  // a wish; small pages do as well
+      if (large) madvise(data_, large, MADV_HUGEPAGE);  // a wish; small pages do as well
 #endif
       size_ = rounded;
     }
@@ -40,7 +42,7 @@ class Buffer {
 
  private:
   static constexpr size_t kLargePage = 2 << 20;
-  static constexpr size_t kLargeFrom = 256 << 10;
+  static constexpr size_t kSpare = 512 << 10;  // what a large page may leave unused; the rest stands on small ones
 
   void* data_ = nullptr;
   size_t size_ = 0;
