@@ -14,7 +14,7 @@ from penstock.cost.fit import Numbers
 
 SPELL_S = 1.0
 """Steps so far apart tell little of one another."""
-MAX_OFF = 2.5
+MAX_TIMES_OFF = 2.5
 """Times too long or too short: beyond it a step is an accident that tells nothing of those around it."""
 MAX_WEIGHT_S = 0.05
 """A longer step tells no more of a spell: how long it takes as a rule may itself be what is off."""
@@ -24,7 +24,7 @@ TRUST_S = 0.02
 
 def pace(seconds: Numbers, usual: Numbers) -> float:
     """By which factor steps that took `seconds` were slower than what they take as a rule, all of them together."""
-    is_told = np.abs(np.log(seconds / usual)) < math.log(MAX_OFF)
+    is_told = np.abs(np.log(seconds / usual)) < math.log(MAX_TIMES_OFF)
     return float(seconds[is_told].sum() / usual[is_told].sum()) if is_told.any() else 1.0
 
 
@@ -34,7 +34,7 @@ def spells(starts: Sequence[float], seconds: Numbers, usual: Numbers) -> Numbers
     What a step itself took has no part in it: a kind of step that is fitted badly must not pass for a spell.
     """
     weights = np.minimum(usual, MAX_WEIGHT_S)
-    told = weights * np.clip(seconds / usual, 1.0 / MAX_OFF, MAX_OFF)
+    told = weights * np.clip(seconds / usual, 1.0 / MAX_TIMES_OFF, MAX_TIMES_OFF)
     # When the clock goes back, another log begins.
     nearness = [math.exp(-gap_s / SPELL_S) if gap_s >= 0.0 else 0.0 for gap_s in np.diff(starts).tolist()]
     count = len(seconds)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.spells import MAX_OFF, pace, spells
+from penstock.cost.spells import MAX_TIMES_OFF, pace, spells
 
 SECONDS = st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=30).map(np.array)
 
@@ -39,8 +39,8 @@ def test_what_a_step_took_says_nothing_of_the_spell_it_was_in(usual, data, facto
     seconds[number] *= factor
     found = spells(starts_of(usual), seconds, usual)
     assert found[number] == pytest.approx(1.0)
-    assert (found <= MAX_OFF + 1e-9).all()
-    assert (found >= 1.0 / MAX_OFF - 1e-9).all()
+    assert (found <= MAX_TIMES_OFF + 1e-9).all()
+    assert (found >= 1.0 / MAX_TIMES_OFF - 1e-9).all()
 
 
 def test_a_slow_half_minute_is_found_and_another_log_is_not_mixed_with_it():
