@@ -18,16 +18,17 @@ MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) .*?( /.*)?$")
 class Mapping(NamedTuple):
     begin: int
     end: int
-    is_code: bool
-    """A file's bytes, to be run and never written."""
+    is_read_only: bool
+    """A file's bytes, to be read or run and never written."""
     num_own_bytes: int = 0
-    """Written after all, and so no longer the file's."""
+    """Written after all, and so no longer the file's; in memory or swapped out."""
 
 
 def give_back() -> None:
-    """Pages that the allocator keeps though nothing lies there, and code: most of a large library is run by loading alone.
+    """Pages that the allocator keeps though nothing lies there, and pages of files: most of a large library is run or read by
+    loading alone, and all of a model's head.
 
-    Code that is run again is mapped again from the system's copy of the file, a few microseconds a page.
+    What is asked for again is mapped again from the system's copy of the file, a few microseconds a page.
     """
     if sys.platform != "linux":
         return
@@ -39,7 +40,7 @@ def give_back() -> None:
     except OSError:  # a sandbox may not show it
         return
     for mapping in mappings(smaps):
-        if mapping.is_code and not mapping.num_own_bytes:
+        if mapping.is_read_only and not mapping.num_own_bytes:
             begin, length = ctypes.c_void_p(mapping.begin), ctypes.c_size_t(mapping.end - mapping.begin)
             system.madvise(begin, length, mmap.MADV_DONTNEED)
 
@@ -53,8 +54,8 @@ def mappings(smaps: str) -> Iterator[Mapping]:
             if last is not None:
                 yield last
             begin, end, rights, path = found.groups()
-            last = Mapping(int(begin, 16), int(end, 16), rights == "r-xp" and path is not None)
-        elif last is not None and line.startswith("Anonymous:"):
-            last = last._replace(num_own_bytes=int(line.split()[1]) * 1024)
+            last = Mapping(int(begin, 16), int(end, 16), rights[1] == "-" and path is not None)
+        elif last is not None and line.startswith(("Anonymous:", "Swap:")):
+            last = last._replace(num_own_bytes=last.num_own_bytes + int(line.split()[1]) * 1024)
     if last is not None:
         yield last

@@ -2,8 +2,8 @@
 token, the likeliest.
 
 Python runs there with caches that the weights have just swept empty, so what counts is how little of it there is. The library
-reads tokens and block tables where the rows keep them, and writes what was drawn there. All other steps go the plain
-runner's way over the same rows.
+reads tokens and block tables where the rows keep them, and writes what was drawn there. Steps with prompts go the plain
+runner's way over the same rows; as long as everybody asks for the likeliest token, torch has no part in them either.
 """
 
 from itertools import accumulate, chain
@@ -21,8 +21,8 @@ from penstock.ops.draw import NOT_DRAWN
 from penstock.runtime.leftovers import give_back
 from penstock.runtime.native import NativeDecoder, pointers
 from penstock.runtime.native_cache import NativeCache
-from penstock.runtime.runner import ModelRunner, Ticket
-from penstock.runtime.sampler import NOT_FINITE
+from penstock.runtime.runner import ModelRunner, Outcome, Ticket
+from penstock.runtime.sampler import NOT_FINITE, Drawn
 
 NUMBER_BYTES = 8
 Company = tuple[tuple[Any, ...], ...]
@@ -107,17 +107,28 @@ class NativeRunner(ModelRunner):
             return output._replace(failures=tuple(failures))
         return output
 
+    def _outcomes(self, chunks: list[Chunk]) -> list[Outcome]:
+        has_drafts = any(chunk.num_drafts for chunk in chunks)
+        if has_drafts or not self._rows.are_likeliest([chunk.row for chunk in chunks]):
+            return super()._outcomes(chunks)
+        self._run_chunks(chunks, draws=True)
+        tokens = self._numbers.unpack_from(self._found)
+        return [_outcome(chunk.samples, token) for chunk, token in zip(chunks, tokens)]
+
     def _forward(self, chunks: list[Chunk]) -> tuple[Tensor, list[int]]:
-        """The rows have placed, and so checked, what the chunks bring; it is not counted as theirs yet."""
+        lengths = self._run_chunks(chunks, draws=False)
+        *begins, num_tokens = accumulate(lengths, initial=0)
+        return self._states[:num_tokens], begins
+
+    def _run_chunks(self, chunks: list[Chunk], *, draws: bool) -> tuple[int, ...]:
+        """A step of any chunks that are placed; returns their lengths."""
         rows, starts, lengths, _, _, samples, _, _ = zip(*chunks)
         self._company = None
         self._step.num_blocks = None
-        self._step.draws = False
-        num_tokens = sum(lengths)
-        self._tell((rows, starts, lengths, samples), num_tokens)
+        self._step.draws = draws
+        self._tell((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
-        begins = list(accumulate(lengths[:-1], initial=0))
-        return self._states[:num_tokens], begins
+        return lengths
 
     def _make_states(self, count: int) -> None:
         """Room for so many tokens' hidden states; torch is asked where it lies here and not in every step."""
@@ -145,3 +156,9 @@ class NativeRunner(ModelRunner):
         if not self._decoder.compute(self._step, self._cache.layers):
             rows = self._columns[: len(starts)].tolist()
             raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {(rows, starts)}")
+
+
+def _outcome(samples: bool, token: int) -> Outcome:
+    if token == NOT_DRAWN:
+        return Outcome(failure=NOT_FINITE)
+    return Outcome((Drawn(token),) if samples else ())

@@ -18,6 +18,8 @@ from penstock.errors import EngineError
 from penstock.runtime.wish import Wish, make_wish
 
 Numbers = npt.NDArray[np.int64]
+Run = tuple[int, int, tuple[int, ...]]
+"""Row, first position, tokens."""
 
 REMEMBERED_STEPS = 4
 """More than an engine ever has under way at once."""
@@ -29,6 +31,7 @@ class Rows:
     def __init__(self, num_rows: int, max_context: int, block_size: int, vocab_size: int, device: torch.device) -> None:
         self.block_size = block_size
         self.tokens = torch.zeros((num_rows, max_context + 1), dtype=torch.int32, device=device)
+        self._tokens_here = self.tokens.numpy() if device.type == "cpu" else None
         self.all_tables = np.zeros((num_rows, -(-max_context // block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(num_rows, dtype=np.int32)
         """How many ids of each row of `all_tables` count."""
@@ -72,8 +75,13 @@ class Rows:
     def _write(self, chunks: list[Chunk]) -> None:
         runs = [(chunk.row, chunk.end - len(chunk.token_ids), chunk.token_ids) for chunk in chunks if chunk.token_ids]
         runs += [(chunk.row, 0, chunk.arrival.history) for chunk in chunks if chunk.arrival and chunk.arrival.history]
-        if not runs:
-            return
+        if self._tokens_here is not None:
+            for row, start, token_ids in runs:
+                self._tokens_here[row, start : start + len(token_ids)] = token_ids
+        elif runs:
+            self._send(runs)
+
+    def _send(self, runs: list[Run]) -> None:
         lengths = np.array([len(tokens) for _, _, tokens in runs])
         rows = np.repeat(np.array([row for row, _, _ in runs]), lengths)
         places = spread(np.array([start for _, start, _ in runs]), lengths)
@@ -114,7 +122,10 @@ class Rows:
     def commit(self, step: int, chunks: list[Chunk], drawn: list[tuple[int, int, int]]) -> None:
         """The step has succeeded. `drawn` holds (row, position, token)."""
         self.grow(step, chunks)
-        if drawn:
+        if self._tokens_here is not None:
+            for row, place, token in drawn:
+                self._tokens_here[row, place] = token
+        elif drawn:
             rows, places, tokens = torch.tensor(drawn, device=self._device).unbind(1)
             self.tokens[rows, places] = tokens.int()
 

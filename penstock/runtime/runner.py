@@ -71,16 +71,20 @@ class ModelRunner:
 
     def _compute(self, step: int, chunks: list[Chunk]) -> list[Outcome]:
         self._rows.place(step, chunks)
+        outcomes = self._outcomes(chunks)
+        self._rows.commit(step, chunks, _last_tokens(chunks, outcomes))
+        return outcomes
+
+    def _outcomes(self, chunks: list[Chunk]) -> list[Outcome]:
+        """The rows have placed, and so checked, what the chunks bring; it is not counted as theirs yet."""
         hidden, begins = self._forward(chunks)
         drawn = self._draw(chunks, hidden, begins)
         told = self._score_prompts(chunks, hidden, begins)
         ruined = _ruined(hidden, chunks)
-        outcomes = [
+        return [
             Outcome(failure=NOT_FINITE) if index in ruined else _outcome(chunk, drawn[index], told[index])
             for index, chunk in enumerate(chunks)
         ]
-        self._rows.commit(step, chunks, _last_tokens(chunks, outcomes))
-        return outcomes
 
     def _forward(self, chunks: list[Chunk]) -> tuple[Tensor, list[int]]:
         """Final hidden states of all tokens, and the first of each chunk."""

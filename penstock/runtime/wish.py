@@ -53,6 +53,7 @@ def make_wish(arrival: Arrival, vocab_size: int, device: torch.device) -> Wish:
         return torch.tensor([token for token in ids if 0 <= token < vocab_size], dtype=torch.int64, device=device)
 
     is_bounded = params.min_tokens > 0 and not params.ignore_eos
+    is_told_more = params.logprobs is not None or params.prompt_logprobs is not None
     is_plain = not (params.reads_history or params.logit_bias or params.allowed_token_ids or is_bounded)
     return Wish(
         params=params,
@@ -60,7 +61,7 @@ def make_wish(arrival: Arrival, vocab_size: int, device: torch.device) -> Wish:
         prompt_length=arrival.prompt_length,
         is_plain=is_plain,
         is_greedy=params.is_greedy,
-        is_likeliest=is_plain and params.is_greedy and params.logprobs is None,
+        is_likeliest=is_plain and params.is_greedy and not is_told_more,
         bias=_bias(params.logit_bias, vocab_size, device),
         allowed=known(params.allowed_token_ids),
         banned=known([run[0] for run in params.banned_sequences if len(run) == 1]),

@@ -15,10 +15,14 @@ Rss:                 320 kB
 Anonymous:             0 kB
 7f0000000000-7f0000002000 r-xp 00001000 08:02 135522 /usr/lib/patched.so
 Anonymous:             4 kB
-7f0000002000-7f0000004000 r-xs 00001000 00:01 1 /memfd:shared (deleted)
+7f0000002000-7f0000004000 r--s 00001000 00:01 1 /models/model (deleted)
 Anonymous:             0 kB
 7f0000004000-7f0000005000 r--p 00003000 08:02 135522 /usr/lib/patched.so
-Anonymous:             4 kB
+Anonymous:             0 kB
+Swap:                  4 kB
+SwapPss:               4 kB
+7f0000005000-7f0000006000 rw-p 00004000 08:02 135522 /usr/lib/patched.so
+Anonymous:             0 kB
 7f0000006000-7f0000007000 r-xp 00000000 00:00 0
 Anonymous:             4 kB
 7fff0000-7fff1000 r-xp 00000000 00:00 0                          [vdso]
@@ -27,12 +31,13 @@ Anonymous:             0 kB
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the system lists no memory")
 
 
-def test_code_is_what_is_run_from_a_file_and_private():
+def test_what_a_file_can_give_again_is_told_from_what_somebody_wrote():
     assert list(mappings(LISTING)) == [
         Mapping(0x400000, 0x452000, True, 0),
         Mapping(0x7F0000000000, 0x7F0000002000, True, 4096),
-        Mapping(0x7F0000002000, 0x7F0000004000, False, 0),
-        Mapping(0x7F0000004000, 0x7F0000005000, False, 4096),
+        Mapping(0x7F0000002000, 0x7F0000004000, True, 0),
+        Mapping(0x7F0000004000, 0x7F0000005000, True, 4096),
+        Mapping(0x7F0000005000, 0x7F0000006000, False, 0),
         Mapping(0x7F0000006000, 0x7F0000007000, False, 4096),
         Mapping(0x7FFF0000, 0x7FFF1000, False, 0),
     ]
@@ -40,8 +45,9 @@ def test_code_is_what_is_run_from_a_file_and_private():
 
 
 @ON_LINUX
-def test_everything_works_as_before(tmp_path: Path):
-    """Code runs, a library's data is what it was, and memory that somebody wrote, be it in a code mapping, stays."""
+@pytest.mark.parametrize("rights", [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_EXEC])
+def test_everything_works_as_before(tmp_path: Path, rights: int):
+    """Code runs, a library's data is what it was, and memory that somebody wrote, be it in a file's mapping, stays."""
     file = tmp_path / "code"
     file.write_bytes(b"\x01" * mmap.PAGESIZE)
     with file.open("r+b") as opened:
@@ -49,7 +55,7 @@ def test_everything_works_as_before(tmp_path: Path):
     patched[:4] = b"mine"
     system = ctypes.CDLL(None)
     address = ctypes.addressof(ctypes.c_char.from_buffer(patched))
-    assert not system.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
+    assert not system.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, rights)
     numbers = list(range(1000))
     give_back()
     assert ctypes.string_at(address, 4) == b"mine"

@@ -27,6 +27,7 @@ PARAMS = [
     SamplingParams(seed=1, max_tokens=17),
     SamplingParams(seed=3, repetition_penalty=1.4, n=2, max_tokens=25),
     SamplingParams(temperature=0.0, prompt_logprobs=1, logprobs=1, max_tokens=12),
+    SamplingParams(temperature=0.0, prompt_logprobs=1, max_tokens=12),
 ]
 
 
@@ -98,6 +99,13 @@ def test_most_steps_take_it(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPa
         engine.step()
 
 
+def test_torch_has_no_part_in_prompts(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the likeliest token is all that is asked for: its code, megabytes of it, is not even touched."""
+    monkeypatch.setattr(NativeRunner, "_forward", None)
+    answers = serve(make_engine(NativeRunner, decoder, 100, 64), requests(12, [GREEDY]))
+    assert all(told[-1].finish.reason is not FinishReason.ERROR for told in answers.values())
+
+
 def test_a_step_that_failed_is_computed_in_parts(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth step finds no memory; its parts are launched under its number, blocks it brought included."""
     asked = requests(12, [GREEDY])
@@ -116,16 +124,19 @@ def test_a_step_that_failed_is_computed_in_parts(decoder: NativeDecoder, monkeyp
     assert serve(engine, asked) == expected
 
 
-def test_numbers_that_are_not_finite_end_their_own_sequence(decoder: NativeDecoder) -> None:
+@pytest.mark.parametrize("max_batch_tokens", [16, 512])
+def test_numbers_that_are_not_finite_end_their_own_sequence(decoder: NativeDecoder, max_batch_tokens: int) -> None:
+    """In the midst of its prompt, or beyond it."""
     asked = requests(4, [GREEDY])
     expected = serve(make_engine(NativeRunner, decoder, 100, 256), asked)
     runner = NativeRunner(decoder, 100, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
-    limits = Limits(100, BLOCK_SIZE, MAX_CONTEXT, 512, MAX_SEQUENCES, 100, 10_000, prefix_caching=False)
+    limits = Limits(100, BLOCK_SIZE, MAX_CONTEXT, max_batch_tokens, MAX_SEQUENCES, 100, 10_000, prefix_caching=False)
     engine = Engine(Scheduler(limits), runner, lambda: 0.0)
     for request in asked:
         engine.submit(request)
     heard = list(engine.step())
     spoiled = next(iter(engine.scheduler.roster.running))
+    assert spoiled.is_behind == (max_batch_tokens == 16)
     for layer in runner._cache.layers:
         layer.values[spoiled.blocks[0]] = torch.nan
     while engine.has_work:
