@@ -15,7 +15,7 @@ from penstock.ops.op import operation
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(8)
     for dtype in (torch.float32, torch.float16):
-        for tokens, size, out_size in ((1, 64, 96), (8, 128, 40), (33, 96, 128)):
+        for tokens, size, out_size in ((1, 64, 96), (8, 128, 40), (33, 96, 128), (70, 72, 48)):
             x = torch.randn((tokens, size), generator=generator, device=device).to(dtype)
             weight = (torch.randn((out_size, size), generator=generator, device=device) * size**-0.5).to(dtype)
             yield x, weight, None

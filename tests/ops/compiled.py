@@ -14,6 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.ops.attention import attention
 from tests.ops.covering import covering
@@ -71,6 +72,8 @@ def _is_one(parameter: Any, value: Any) -> bool:
 def _type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return POINTERS[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{POINTERS[value.base.dtype][1:]}{value.block_shape}>"
     return "fp32" if isinstance(value, float) else "i32"
 
 

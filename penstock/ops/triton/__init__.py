@@ -1,5 +1,31 @@
 """Kernels for NVIDIA GPUs, under the file names of the operations they serve."""
 
-from penstock.ops.triton import activation, attention, decode, draw, fp8, kv_write, linear, moe, norm, packed, rows
+from penstock.ops.triton import (
+    activation,
+    attention,
+    decode,
+    draw,
+    fp8,
+    kv_write,
+    linear,
+    moe,
+    norm,
+    packed,
+    rows,
+    tiles,
+)
 
-__all__ = ["activation", "attention", "decode", "draw", "fp8", "kv_write", "linear", "moe", "norm", "packed", "rows"]
+__all__ = [
+    "activation",
+    "attention",
+    "decode",
+    "draw",
+    "fp8",
+    "kv_write",
+    "linear",
+    "moe",
+    "norm",
+    "packed",
+    "rows",
+    "tiles",
+]

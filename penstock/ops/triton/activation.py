@@ -28,6 +28,12 @@ def activated(gates, ups, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl
         return low * tl.sigmoid(low * SHARPNESS) * (tl.minimum(tl.maximum(ups, -CLAMP), CLAMP) + 1.0)
 
 
+@triton.jit
+def gated(gates, ups, kind: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr):
+    """Of two float32 products, rounded as they would be if they were stored."""
+    return activated(gates.to(kind).to(tl.float32), ups.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
+
+
 @entry
 @triton.jit
 def _gate(

@@ -16,7 +16,7 @@ from triton.runtime import driver
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
-from penstock.ops.triton.activation import KINDS, activated
+from penstock.ops.triton.activation import KINDS, gated
 from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.launch import entry
 
@@ -113,8 +113,7 @@ def _few(
         if GATES:
             if BIAS:
                 other += tl.load(bias + num_out + bounded).to(tl.float32)[:, None]
-            # Rounded as the two products would be if they were stored.
-            total = activated(total.to(kind).to(tl.float32), other.to(kind).to(tl.float32), KIND, CLAMP, SHARPNESS)
+            total = gated(total, other, kind, KIND, CLAMP, SHARPNESS)
         tl.store(out + tokens[None, :] * num_out + rows[:, None], total.to(kind), mask=is_token & is_row)
 
 
