@@ -54,9 +54,11 @@ SPECS = {
 }
 
 
-def twins(spec: ModelSpec, kernels: str = "", is_invariant: bool = True) -> tuple[Decoder, NativeDecoder]:
+def twins(
+    spec: ModelSpec, kernels: str = "", is_invariant: bool = True, num_threads: int = 2
+) -> tuple[Decoder, NativeDecoder]:
     """A torch decoder and a native one of the very same numbers."""
-    library = open_library(2, kernels)
+    library = open_library(num_threads, kernels)
     if library is None:
         pytest.skip(f"the native library is not built or this machine lacks its {kernels} kernels")
     model = dummy_model(spec, CPU, torch.float32, seed=4)
@@ -141,6 +143,15 @@ def test_many_rows_go_through_a_layer_in_panels(name: str) -> None:
     steps = [LONG, (1, 1, 1)]
     for mine, theirs in zip(states(native, steps), states(model, steps)):
         assert distance(mine, theirs) < 0.02
+
+
+@pytest.mark.parametrize("steps", [[LONG], [(150, 3, 100), (0, 0, 70)]])
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+def test_bits_of_many_rows_do_not_depend_on_who_takes_them(num_threads: int, steps: list[tuple[int, ...]]) -> None:
+    """With five threads every chunk's keys come from several panels."""
+    _, one = twins(SPECS["two rotations"], is_invariant=False, num_threads=1)
+    _, many = twins(SPECS["two rotations"], is_invariant=False, num_threads=num_threads)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(states(many, steps, seed=9), states(one, [LONG])))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

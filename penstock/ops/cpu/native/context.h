@@ -79,7 +79,8 @@ struct Context {
   const Kernels* kernels;
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
-  Buffer stream, qkv, attention, sublayer, line, items, chunks;
+  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels;
+  std::mutex panels_lock;
   RowsMemory rows;
 
   Number number_for(int count, bool invariant) const {

@@ -21,6 +21,8 @@ struct Items {
   Item* items;
   int count;
   int32_t* chunks;  // of the step, those that share beginnings side by side
+  int num_chunks;
+  int heads_at_once;  // kv heads
 };
 
 struct Beginnings {
@@ -51,38 +53,48 @@ struct Beginnings {
   int num_shared(int a, int b) const { return num_common(a, b) * block_size / kKeysAtOnce * kKeysAtOnce; }
 };
 
-// Prompts come before single tokens, and late rows before early ones unless they are to stand in order, so that no thread starts
-// on a long one when the others are done.
-inline Items plan_items(Context& c, const Model& m, const Step& step, bool in_order) {
+// Room for the items of a step whose rows are planned in so many parts.
+inline Items make_items(Context& c, const Model& m, const Step& step, int num_parts) {
   const int group = m.num_heads / m.num_kv_heads;
-  const Beginnings beginnings{step, m.block_size};
-  int most = 0;
+  int most = num_parts * m.num_kv_heads;  // a cut may leave one more of each
   for (int chunk = 0; chunk < step.num_chunks; ++chunk)
-    most += pieces(beginnings.num_queries(chunk) * group, kMostRows) * m.num_kv_heads;
-  Items items{c.items.reserve<Item>(most), 0, c.chunks.reserve<int32_t>(step.num_chunks)};
-  for (int chunk = 0; chunk < step.num_chunks; ++chunk) items.chunks[chunk] = chunk;
-  std::sort(items.chunks, items.chunks + step.num_chunks, [&](int a, int b) { return beginnings.is_before(a, b); });
+    most += pieces((step.query_starts[chunk + 1] - step.query_starts[chunk]) * group, kMostRows) * m.num_kv_heads;
   // Kv heads of a block lie side by side: memory runs ahead when they are read together.
   const bool are_many = step.num_chunks >= kChunksForEach * c.pool.num_threads();
-  const int heads_at_once = are_many && group <= kTile ? kTile / group : 1;
-  for (int i = 0, end; i < step.num_chunks; i = end) {
-    const int chunk = items.chunks[i], rows = beginnings.num_queries(chunk) * group;
+  return Items{c.items.reserve<Item>(most), 0, c.chunks.reserve<int32_t>(step.num_chunks + num_parts), 0,
+               are_many && group <= kTile ? kTile / group : 1};
+}
+
+// Adds the items of rows `begin` .. `end` of a step. Prompts come before single tokens, and late rows before early ones, so that no
+// thread starts on a long one when the others are done.
+inline void plan_items(const Model& m, const Step& step, int begin, int end, Items& items) {
+  const int group = m.num_heads / m.num_kv_heads;
+  const Beginnings beginnings{step, m.block_size};
+  int32_t* chunks = items.chunks + items.num_chunks;
+  int num_chunks = 0;
+  for (int chunk = 0; chunk < step.num_chunks; ++chunk)
+    if (step.query_starts[chunk] < end && step.query_starts[chunk + 1] > begin) chunks[num_chunks++] = chunk;
+  std::sort(chunks, chunks + num_chunks, [&](int a, int b) { return beginnings.is_before(a, b); });
+  for (int i = 0, next; i < num_chunks; i = next) {
+    const int chunk = chunks[i], start = step.query_starts[chunk];
+    const bool is_alone = beginnings.num_queries(chunk) == 1;
     int num_shared = 0;
-    for (end = i + 1; rows == group && end < step.num_chunks && (end - i + 1) * group <= kTile; ++end) {
-      const int shared = beginnings.num_shared(chunk, items.chunks[end]);
+    for (next = i + 1; is_alone && next < num_chunks && (next - i + 1) * group <= kTile; ++next) {
+      const int shared = beginnings.num_shared(chunk, chunks[next]);
       if (shared == 0 || shared < num_shared) break;
       if (num_shared == 0) num_shared = shared;
     }
-    const int heads = rows == group && end == i + 1 ? heads_at_once : 1;
-    const int count = pieces(rows, kMostRows);
-    for (int piece = 0; piece < count; ++piece) {
-      const int first = (in_order ? piece : count - 1 - piece) * kMostRows;
+    const int heads = is_alone && next == i + 1 ? items.heads_at_once : 1;
+    const int from = std::max(begin - start, 0) * group;
+    const int to = std::min(end - start, beginnings.num_queries(chunk)) * group;
+    for (int piece = pieces(to - from, kMostRows) - 1; piece >= 0; --piece) {
+      const int first = from + piece * kMostRows;
       for (int head = 0; head < m.num_kv_heads; head += heads)
-        items.items[items.count++] = Item{i,    end - i, num_shared, head, std::min(heads, m.num_kv_heads - head),
-                                          first, std::min(rows - first, kMostRows)};
+        items.items[items.count++] = Item{items.num_chunks + i, next - i, num_shared, head,
+                                          std::min(heads, m.num_kv_heads - head), first, std::min(to - first, kMostRows)};
     }
   }
-  return items;
+  items.num_chunks += num_chunks;
 }
 
 }  // namespace

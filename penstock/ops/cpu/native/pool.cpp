@@ -21,13 +21,7 @@ constexpr auto kLinger = std::chrono::microseconds(1500);
 
 template <typename Condition>
 void spin_until(Condition condition) {
-  for (int spins = 0; !condition(); ++spins) {
-    if (spins < kSpinsBeforeYield) {
-      pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  for (int spins = 0; !condition(); ++spins) linger(spins);
 }
 
 // A thread wakes where its waker runs, and two that spin on one core are seldom parted before the step is over: a short prompt
@@ -47,6 +41,14 @@ void leave(int core) {
 
 }  // namespace
 
+void linger(int spins) {
+  if (spins < kSpinsBeforeYield) {
+    pause();
+  } else {
+    std::this_thread::yield();
+  }
+}
+
 void Member::barrier() const {
   Pool& p = *pool;
   const uint32_t phase = p.phase_.load(std::memory_order_relaxed);
@@ -64,30 +66,15 @@ int Member::take(int count) const {
   return piece < count ? piece : count;
 }
 
-namespace {
-
-// `found(begin, end, number)` makes a piece of the next number of someone's run `begin` .. `end`.
-template <typename Count, typename Found>
-int take_from_runs(Count* counts, int threads, int index, int count, Found found) {
+int Member::take_near(int count) const {
+  const int threads = pool->num_threads_;
   for (int i = 0; i < threads; ++i) {
     const int owner = (index + i) % threads;
     const int begin = (int)((int64_t)count * owner / threads), end = (int)((int64_t)count * (owner + 1) / threads);
-    const int number = counts[owner].taken.fetch_add(1, std::memory_order_relaxed);
-    if (number < end - begin) return found(begin, end, number);
+    const int number = pool->counts_[owner].taken.fetch_add(1, std::memory_order_relaxed);
+    if (number < end - begin) return begin + number;
   }
   return count;
-}
-
-}  // namespace
-
-int Member::take_near(int count) const {
-  return take_from_runs(pool->counts_.get(), pool->num_threads_, index, count,
-                        [](int begin, int, int number) { return begin + number; });
-}
-
-int Member::take_near_backwards(int count) const {
-  return take_from_runs(pool->counts_.get(), pool->num_threads_, index, count,
-                        [](int, int end, int number) { return end - 1 - number; });
 }
 
 void Pool::start_count() {

@@ -12,6 +12,9 @@ namespace penstock {
 
 class Pool;
 
+// Waits for a fellow a little, longer the more often it was called.
+void linger(int spins);
+
 // What a function run by the pool knows of itself and its fellows.
 struct Member {
   Pool* pool;
@@ -23,8 +26,6 @@ struct Member {
   int take(int count) const;
   // Likewise, for pieces that lie side by side in memory: everyone has a run of them, and helps the others when it is done.
   int take_near(int count) const;
-  // Likewise, everyone's run from its end on, for pieces of which later ones are longer.
-  int take_near_backwards(int count) const;
 };
 
 class Pool {

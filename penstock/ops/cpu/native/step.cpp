@@ -1,16 +1,14 @@
-// A whole step of a decoder: every thread walks through all layers and meets the others where numbers change hands.
+// A whole step of a decoder: every thread walks through all layers and meets the others where numbers change hands, or takes rows
+// of its own through them.
 #include "step.h"
 
-#include "items.h"
-#include "share.h"
+#include "panels.h"
 #include "sinks.h"
 
 namespace penstock {
 namespace {
 
 constexpr int kTilesAtOnce = 2;
-constexpr int kPanelsFrom = 64;      // rows for each thread from which it takes whole panels
-constexpr int kMostPanelRows = 256;  // whose numbers stay in a thread's own cache
 
 struct Run {
   Context& c;
@@ -23,7 +21,7 @@ struct Run {
   float* sublayer;
   float* lines;  // one of hidden_size for each thread
   Items items;
-  int panel_rows;  // 0 if products are shared out by outputs
+  Panels panels;  // none if products are shared out by outputs
 
   int qkv_size() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int q_size() const { return model.num_heads * model.head_dim; }
@@ -64,7 +62,7 @@ void place_row(Run& run, const Layer& layer, int row) { place_row(run, layer, ro
 // their keys and values.
 bool places_late(const Run& run) {
   const int group = run.model.num_heads / run.model.num_kv_heads;
-  return !run.panel_rows && run.step.num_tokens == run.step.num_chunks && group <= kTile;
+  return !run.panels.most_rows() && run.step.num_tokens == run.step.num_chunks && group <= kTile;
 }
 
 void place(const Member& member, Run& run, const Layer& layer) {
@@ -109,29 +107,27 @@ Attend task_of(const Run& run, const Layer& layer, const Item& item, Queries* ch
   return task;
 }
 
-void attend(const Member& member, Run& run, const Layer& layer) {
+void attend_item(const Member& member, Run& run, const Layer& layer, const Item& item) {
   const Model& m = run.model;
-  uint8_t* scratch = run.c.scratch[member.index].reserve<uint8_t>(0);
-  const int group = m.num_heads / m.num_kv_heads, count = run.items.count;
+  const int group = m.num_heads / m.num_kv_heads;
   Queries chunks[kTile];
-  // Prompts are attended to by whoever has just laid down their keys, and goes on with what comes of it, as far as that goes.
-  const auto take = [&] { return run.panel_rows ? member.take_near_backwards(count) : member.take(count); };
-  for (int i = take(); i < count; i = take()) {
-    const Item& item = run.items.items[i];
-    for (int chunk = 0; places_late(run) && chunk < item.num_chunks; ++chunk)
-      place_row(run, layer, run.items.chunks[item.first_chunk + chunk], item.kv_head,
-                item.kv_head + item.num_kv_heads);
-    run.c.kernels->attend(task_of(run, layer, item, chunks), scratch);
-    for (int row = 0; row < item.num_rows * item.num_chunks * item.num_kv_heads; ++row) {
-      const int part = row / item.num_rows, flat = item.first_row + row % item.num_rows;
-      const int chunk = run.items.chunks[item.first_chunk + (item.num_kv_heads > 1 ? 0 : part)];
-      const int kv_head = item.kv_head + (item.num_kv_heads > 1 ? part : 0);
-      const int token = run.step.query_starts[chunk] + flat / group, head = kv_head * group + flat % group;
-      const float* out = run.attention + (int64_t)token * run.q_size() + head * m.head_dim;
-      for (int d = 0; d < m.head_dim; d += kGroup)
-        run.c.kernels->encode_group(out + d, run.attended, token, (head * m.head_dim + d) / kGroup);
-    }
+  for (int chunk = 0; places_late(run) && chunk < item.num_chunks; ++chunk)
+    place_row(run, layer, run.items.chunks[item.first_chunk + chunk], item.kv_head, item.kv_head + item.num_kv_heads);
+  run.c.kernels->attend(task_of(run, layer, item, chunks), run.c.scratch[member.index].reserve<uint8_t>(0));
+  for (int row = 0; row < item.num_rows * item.num_chunks * item.num_kv_heads; ++row) {
+    const int part = row / item.num_rows, flat = item.first_row + row % item.num_rows;
+    const int chunk = run.items.chunks[item.first_chunk + (item.num_kv_heads > 1 ? 0 : part)];
+    const int kv_head = item.kv_head + (item.num_kv_heads > 1 ? part : 0);
+    const int token = run.step.query_starts[chunk] + flat / group, head = kv_head * group + flat % group;
+    const float* out = run.attention + (int64_t)token * run.q_size() + head * m.head_dim;
+    for (int d = 0; d < m.head_dim; d += kGroup)
+      run.c.kernels->encode_group(out + d, run.attended, token, (head * m.head_dim + d) / kGroup);
   }
+}
+
+void attend(const Member& member, Run& run, const Layer& layer) {
+  for (int i = member.take(run.items.count); i < run.items.count; i = member.take(run.items.count))
+    attend_item(member, run, layer, run.items.items[i]);
   member.barrier();
 }
 
@@ -191,19 +187,18 @@ void walk(void* context, const Member& member) {
   k.finish();
 }
 
-// ---- many rows: a thread takes a panel of them through everything between two attentions, and all of it stays near
+// ---- many rows: a thread takes a panel of them through one stage after another, each from an attention to the next
 
-struct Panel {
+struct Stage {
   const Member& member;
   Run& run;
   int first, count;
   Rows input, gated;  // the thread's own
 
-  Panel(const Member& member, Run& run, int number)
-      : member(member), run(run), first(number * run.panel_rows),
-        count(run.step.num_tokens - first < run.panel_rows ? run.step.num_tokens - first : run.panel_rows),
-        input(run.input.part(member.index * run.panel_rows / kTile, count)),
-        gated(run.gated.part(member.index * run.panel_rows / kTile, count)) {}
+  Stage(const Member& member, Run& run, const Panel& panel)
+      : member(member), run(run), first(panel.first), count(panel.count),
+        input(run.input.part(member.index * run.panels.most_rows() / kTile, count)),
+        gated(run.gated.part(member.index * run.panels.most_rows() / kTile, count)) {}
 
   void multiply(const Rows& rows, const Matrix& matrix, Sink sink) {
     uint8_t* scratch = run.c.scratch[member.index].reserve<uint8_t>(0);
@@ -240,37 +235,34 @@ struct Panel {
 void walk_panels(void* context, const Member& member) {
   Run& run = *(Run*)context;
   const Model& m = run.model;
-  const int count = pieces(run.step.num_tokens, run.panel_rows);
-  for (int i = 0; i <= m.num_layers; ++i) {
+  while (Panel* panel = run.panels.take(member.index)) {
+    Stage stage(member, run, *panel);
+    const int i = panel->num_done, end = panel->first + panel->count;
     const float* waiting = i ? m.layers[i - 1].mlp_post_norm : nullptr;
-    for (int number = member.take_near(count); number < count; number = member.take_near(count)) {
-      Panel panel(member, run, number);
-      if (i) panel.after_attention(m.layers[i - 1]);
-      for (int row = panel.first; !i && row < panel.first + panel.count; ++row) embed_row(run, row);
-      if (i < m.num_layers) panel.before_attention(m.layers[i], waiting);
-      for (int row = panel.first; i == m.num_layers && row < panel.first + panel.count; ++row)
-        finish_row(member, run, waiting, row);
-    }
-    member.barrier();
-    if (i < m.num_layers) attend(member, run, m.layers[i]);
+    for (int item = panel->first_item; i && item < panel->end_item; ++item)
+      attend_item(member, run, m.layers[i - 1], run.items.items[item]);
+    if (i) stage.after_attention(m.layers[i - 1]);
+    for (int row = panel->first; !i && row < end; ++row) embed_row(run, row);
+    if (i < m.num_layers) stage.before_attention(m.layers[i], waiting);
+    for (int row = panel->first; i == m.num_layers && row < end; ++row) finish_row(member, run, waiting, row);
+    run.panels.put_back(*panel);
   }
   run.c.kernels->finish();
 }
 
-// Rows of a panel, the same for every thread; 0 for a step that is better shared out by outputs.
-int panel_rows_for(const Context& c, int num_tokens, Number number) {
-  if (number != Number::kBf16 || num_tokens < kPanelsFrom * c.pool.num_threads()) return 0;
-  const int rounds = pieces(num_tokens, kMostPanelRows * c.pool.num_threads());
-  return pieces(pieces(num_tokens, rounds * c.pool.num_threads()), kTile) * kTile;
-}
-
-Run prepare(Context& c, const Model& m, const Step& s) {
+Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
   const int q_size = m.num_heads * m.head_dim, qkv_size = q_size + 2 * m.num_kv_heads * m.head_dim;
   const Number number = c.number_for(s.num_tokens, m.invariant);
-  const int panel_rows = panel_rows_for(c, s.num_tokens, number);
-  const int held = panel_rows ? panel_rows * c.pool.num_threads() : s.num_tokens;  // between two attentions
   const size_t tokens = pieces(s.num_tokens, kTile) * kTile;  // products may write whole tiles
-  Run run{c, m, s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, {}, panel_rows};
+  Run run{c, m, s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}};
+  if (in_panels && number == Number::kBf16 && s.num_tokens >= kPanelsFrom * c.pool.num_threads()) {
+    run.panels = Panels(c, m, s, run.items);
+  } else {
+    run.items = make_items(c, m, s, 1);
+    plan_items(m, s, 0, s.num_tokens, run.items);
+  }
+  const int panel_rows = run.panels.most_rows();
+  const int held = panel_rows ? panel_rows * c.pool.num_threads() : s.num_tokens;  // between two attentions
   run.input = c.input.reserve(held, m.hidden_size, number);
   run.attended = c.attended.reserve(s.num_tokens, q_size, number);
   run.gated = c.gated.reserve(held, m.mlp_width, number);
@@ -281,19 +273,18 @@ Run prepare(Context& c, const Model& m, const Step& s) {
   run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * m.hidden_size);
   const int widest = m.hidden_size > m.mlp_width ? m.hidden_size : m.mlp_width;
   c.reserve_scratch(widest > q_size ? widest : q_size);
-  run.items = plan_items(c, m, s, panel_rows > 0);
   return run;
 }
 
 }  // namespace
 
 void run_step(Context& c, const Model& model, const Step& step) {
-  Run run = prepare(c, model, step);
-  c.pool.run(run.panel_rows ? walk_panels : walk, &run);
+  Run run = prepare(c, model, step, true);
+  c.pool.run(run.panels.most_rows() ? walk_panels : walk, &run);
 }
 
 void run_attention(Context& c, const Model& model, const Step& step, float* qkv, float* out) {
-  Run run = prepare(c, model, step);
+  Run run = prepare(c, model, step, false);
   run.qkv = qkv;
   run.attention = out;
   c.pool.run(
