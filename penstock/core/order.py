@@ -14,6 +14,9 @@ Rank = tuple[Any, ...]
 
 
 class Order(Protocol):
+    counts_service: bool
+    """Charging makes a difference."""
+
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
 
@@ -45,6 +48,7 @@ class Queue:
     """A heap by rank. Removal leaves a gap that is skipped later, or closed when gaps prevail: O(log n) on average."""
 
     MAX_GAPS = 64
+    counts_service = False
 
     def __init__(self, rank: Callable[[Sequence], Rank], tier: Callable[[Sequence], float] = lambda _: 0.0) -> None:
         self.rank = rank
@@ -111,6 +115,7 @@ class FairQueue:
     """
 
     MAX_IDLE_TENANTS = 4096
+    counts_service = True
 
     def __init__(self) -> None:
         self._queues: dict[str, Queue] = {}

@@ -85,12 +85,13 @@ class Plan:
                     num_drafts = min(sequence.steps_ahead, sequence.limit - len(sequence.tokens) - 1)
                     sequence.num_verifying = num_drafts
                 end += num_drafts
-            num_held = len(sequence.blocks)
             new_blocks: tuple[int, ...] = ()
-            if end > num_held * capacity:
-                if not self._make_room(sequence, end):
-                    continue
-                new_blocks = tuple(sequence.blocks[num_held:])
+            if num_drafts or not start % capacity:  # else its last block has room
+                num_held = len(sequence.blocks)
+                if end > num_held * capacity:
+                    if not self._make_room(sequence, end):
+                        continue
+                    new_blocks = tuple(sequence.blocks[num_held:])
             sequence.num_launched = end
             sequences.append(sequence)
             if num_drafts:

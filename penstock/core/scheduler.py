@@ -185,28 +185,30 @@ class Scheduler:
         has_tokens_only = not (ahead or failed or drafts or logprobs or prompt_logprobs)
         step, chunks, _ = batch
         sequences, last_stay = self.flights.land(step)
-        charge, block_size = self._order.charge, self.limits.block_size
+        order, block_size = self._order, self.limits.block_size
+        counts_service, has_newcomers = order.counts_service, self.roster.num_stays > last_stay
         for index in failures:
             self._retract(sequences[index], last_stay, chunks[index])
         for index, sequence, drawn in zip(range(len(chunks)), sequences, tokens, strict=True):
-            if sequence.row is None or sequence.stay > last_stay:
+            if sequence.row is None or (has_newcomers and sequence.stay > last_stay):
                 continue  # it left after the launch; what was computed for it is nobody's
             known = sequence.tokens
-            num_computed = sequence.num_computed + 1
+            num_known = len(known)
             if (
                 has_tokens_only
-                and num_computed == len(known) < sequence.limit - 1
                 and len(drawn) == 1
+                and num_known < sequence.limit - 1
                 and drawn[0] not in sequence.stop_ids
                 and sequence.is_prefix_told
                 and not (sequence.siblings or sequence.num_verifying or sequence.steps_ahead)
             ):
-                # What nearly always happens, in few words: its last token is computed, it has the next and goes on.
+                # What nearly always happens, in few words: all its tokens are computed, it has the next and goes on.
                 known.append(drawn[0])
-                sequence.num_computed = num_computed
-                charge(sequence, 1)
-                if not num_computed % block_size:
-                    self.pool.publish(sequence, num_computed)
+                sequence.num_computed = num_known
+                if counts_service:
+                    order.charge(sequence, 1)
+                if not num_known % block_size:
+                    self.pool.publish(sequence, num_known)
                 deltas.append(make(Delta, (sequence.request_id, sequence.choice, drawn, None, (), (), None)))
                 continue
             if index in failures:

@@ -19,38 +19,45 @@ if TYPE_CHECKING:
     from penstock.core.blocks import Content
 
 
-class Sequence:
+class Hot:
+    """What every step looks at, side by side in memory: fields of a base class come first."""
+
     __slots__ = (
         "blocks",
         "choice",
         "drafts",
-        "finish",
-        "hashes",
         "holds_next",
-        "is_announced",
         "is_prefix_told",
-        "is_waiting",
         "limit",
-        "min_length",
-        "namespace",
         "num_computed",
         "num_launched",
-        "num_prompt",
-        "num_prompt_logprobs",
-        "num_published",
         "num_verifying",
-        "number",
-        "parent",
-        "prefix",
-        "request",
         "request_id",
         "row",
         "siblings",
         "stay",
         "steps_ahead",
         "stop_ids",
-        "tail",
         "tokens",
+    )
+
+
+class Sequence(Hot):
+    __slots__ = (
+        "finish",
+        "hashes",
+        "is_announced",
+        "is_waiting",
+        "min_length",
+        "namespace",
+        "num_prompt",
+        "num_prompt_logprobs",
+        "num_published",
+        "number",
+        "parent",
+        "prefix",
+        "request",
+        "tail",
     )
 
     def __init__(self, request: Request, choice: int, number: int, limit: int) -> None:
