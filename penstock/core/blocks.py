@@ -107,7 +107,8 @@ class BlockPool:
     @property
     def usage_fraction(self) -> float:
         """Share of the pool that running sequences or pins keep from others."""
-        return 1.0 - self.num_available / self.num_blocks
+        num_available = len(self._free) + len(self._fresh) + len(self._cached)
+        return 1.0 - num_available / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from penstock.core.blocks import Content
 
 
-class Hot:
-    """What every step looks at, side by side in memory: fields of a base class come first."""
+class Progress:
+    """What every step looks at. Fields of a base class lie side by side, and a step finds the processor's caches empty."""
 
     __slots__ = (
         "blocks",
@@ -42,7 +42,7 @@ class Hot:
     )
 
 
-class Sequence(Hot):
+class Sequence(Progress):
     __slots__ = (
         "finish",
         "hashes",
