@@ -1,6 +1,6 @@
 """Does the simulator predict this machine? Calibrates, predicts workloads that were not fitted, serves them, and compares.
 
-    python -m benchmarks.accuracy [--model default] [--turns 3] [--state turns.json] [--out record.json]
+    python -m benchmarks.accuracy [--model default] [--turns 3] [--state turns.json] [--measures-only] [--out record.json]
 
     steady chat      independent users, a few at a time
     bursty short     short questions in bursts that queue
@@ -11,17 +11,17 @@
 Both sides count alike: TTFT from the scheduled arrival to the end of the turn of the loop that brought the first token. A
 machine, a virtual one above all, is not equally fast from one second to the next. So it is calibrated bit by bit: before a
 workload, and about every second while it is served, when it has nothing to do and its clock can stand still. A turn is each
-workload once, with other requests every time. After the turns the cost is fitted to all bits; what it says of a workload in a
-turn is for a machine as fast as it was in the bits around it. Percentiles are over the requests of all turns; the errors of
-single turns show how well it repeats, and nobody can predict better than that. The last column replays
-the steps' own times: what is off there is scheduling, arrivals or definitions; what is off only before it is the cost, or the
-neighbours, whose share of the machine is told.
+workload once, with other requests every time. After the turns the cost is fitted to all bits, and percentiles are over the
+requests of all turns. Beside each error stands where it would lie nine times in ten if turns were drawn again from these: an
+error within reach of 0 is weather, one out of its reach is the cost's. The last column replays the steps' own times: what is
+off there is scheduling, arrivals or definitions; what is off only before it is the cost, or the neighbours, whose share of
+the machine is told.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -30,7 +30,7 @@ from random import Random, SystemRandom
 from typing import Any, NamedTuple
 
 from penstock.assembly import LoadedModel, load, make_engine, size
-from penstock.cli.accuracy import Comparison, Measurement, Run, figure_rows, measure, predict
+from penstock.cli.accuracy import NUM_DRAWS, Comparison, Measurement, Run, figure_rows, likely, measure, predict
 from penstock.cli.calibration import Calibration, Recorder
 from penstock.cli.live import Disturbance, serve_live
 from penstock.cli.profiles import Measuring as LoggedEngine
@@ -39,7 +39,7 @@ from penstock.cli.show import print_table
 from penstock.config import EngineConfig, configure
 from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
-from penstock.cost.fitting import fit_steps, pace_along
+from penstock.cost.fitting import fit_steps
 from penstock.cost.profile import Profile
 from penstock.cost.replay import Replay, as_taken
 from penstock.sim.simulation import Fleet, simulate
@@ -69,15 +69,38 @@ def recipes(vocab_size: int) -> dict[str, Recipe]:
     }
 
 
+class Machine:
+    """Puts the steps of its engines in a row, by its own clock: a step has rested since the last one of any of them, and
+    another engine of the same weights has kept the caches warm."""
+
+    def __init__(self) -> None:
+        self._end_s = 0.0
+
+    def hearing(self, write: Callable[[StepTime], None]) -> Callable[[StepTime], None]:
+        """What an engine tells its steps to, so that they are written by this clock."""
+        origin_s: list[float] = []
+
+        def hear(step: StepTime) -> None:
+            if not origin_s:
+                origin_s.append(time.monotonic() - step.start_s - step.device_s - step.host_s)
+            start_s = origin_s[0] + step.start_s
+            rest_s = min(step.rest_s, max(start_s - self._end_s, 0.0))
+            self._end_s = start_s + step.device_s + step.host_s
+            write(step._replace(start_s=start_s, rest_s=rest_s))
+
+        return hear
+
+
 class Bench:
     def __init__(self, config: EngineConfig, loaded: LoadedModel, sizing: Sizing, seed: int) -> None:
         self.config, self.loaded, self.sizing, self.seed = config, loaded, sizing, seed
         self.vocab_size = loaded.spec.vocab_size
+        self.machine = Machine()
 
     def serve(self, config: EngineConfig, workload: Workload, between: Callable[[], None]) -> Measurement:
         """By a fresh engine: its prefix cache must know nothing of the prompts."""
         steps: list[StepTime] = []
-        engine = make_engine(config, self.loaded, self.sizing, steps.append)
+        engine = make_engine(config, self.loaded, self.sizing, self.machine.hearing(steps.append))
         warm = Recipe(AtOnce(), Uniform(16, 300), Uniform(2, 8), 4, vocab_size=self.vocab_size)
         serve_live(engine, warm.make(SystemRandom().randrange(2**31)))
         return measure(self.fleet(config, Replay([])), engine, workload, steps, between)
@@ -98,6 +121,10 @@ class Bench:
         return {"num_steps": len(logged), "num_simulated": len(cost.asked), "num_alike": num_alike}
 
 
+def read_steps(rows: list[list[Any]]) -> list[StepTime]:
+    return [StepTime._make((*row, Features(*features))) for *row, features in rows]
+
+
 class Piece(NamedTuple):
     """Calibration before and during one workload."""
 
@@ -107,8 +134,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, seconds: float, disturbed_fraction: float | None, rows: list[list[Any]]) -> "Piece":
-        steps = [StepTime._make((*row, Features(*features))) for *row, features in rows]
-        return cls(seconds, disturbed_fraction, steps)
+        return cls(seconds, disturbed_fraction, read_steps(rows))
 
 
 class Found:
@@ -119,9 +145,12 @@ class Found:
         kept = json.loads(path.read_text()) if path and path.exists() else {}
         self.seed: int = kept.get("seed", SystemRandom().randrange(2**31))
         self.pieces = [Piece.of(*row) for row in kept.get("pieces", [])]
-        """One for each workload that was served, in the order of serving."""
+        """One for each workload that was served."""
         self.served = {
-            name: [Measurement(Run(*run), fraction, Run(*replayed)) for run, fraction, replayed in rows]
+            name: [
+                Measurement(Run(*run), fraction, Run(*replayed), read_steps(steps))
+                for run, fraction, replayed, steps in rows
+            ]
             for name, rows in kept.get("served", {}).items()
         }
 
@@ -136,7 +165,7 @@ class Measuring:
 
     def __init__(self, bench: Bench, number: int) -> None:
         self._recorder = Recorder()
-        self.engine = make_engine(bench.config, bench.loaded, bench.sizing, self._recorder.hear)
+        self.engine = make_engine(bench.config, bench.loaded, bench.sizing, bench.machine.hearing(self._recorder.hear))
         calibration = Calibration(self.engine, self._recorder, bench.vocab_size, Random(bench.seed + number))
         calibration.warm_up()
         self._parts = (part for _ in count() for part in calibration.round())
@@ -178,17 +207,6 @@ def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
     return Profile(**facts, fitted=fit_steps(steps, overlaps=depth > 1), measuring=measuring)
 
 
-def predict_each(
-    profile: Profile, config: EngineConfig, workloads: list[Workload], pieces: list[Piece]
-) -> tuple[tuple[Run, ...], float]:
-    """Each workload on a machine as fast as it was then; and the share of steps that were extrapolated."""
-    predicted = []
-    for workload, piece in zip(workloads, pieces, strict=True):
-        fitted = profile.fitted.slower(pace_along(profile.fitted, piece.steps))
-        predicted.append(predict(fleet_of(replace(profile, fitted=fitted), config), workload))
-    return tuple(run for run, _ in predicted), max(fraction for _, fraction in predicted)
-
-
 def misses(data: dict[str, Any]) -> list[str]:
     """Figures further off than they should be."""
     return [
@@ -205,14 +223,11 @@ def show(name: str, data: dict[str, Any]) -> None:
         f"{100 * data['extrapolated_fraction']:.1f} % of steps extrapolated"
     )
     told = [one for one in data.values() if isinstance(one, dict)]
-    spreads = []
-    for one in told:
-        pairs = zip(*(one.get(f"{side}_each", [one[side]]) for side in ("predicted", "measured")))
-        each = sorted(100 * (says / was - 1) for says, was in pairs)
-        spreads.append(f"{each[0]:+.0f} to {each[-1]:+.0f} %")
+    ends = [one.get("error_range", (one["error"], one["error"])) for one in told]
+    ranges = [f"{100 * low:+.0f} to {100 * high:+.0f} %" for low, high in ends]
     replays = [f"{100 * one['replay_error']:+.1f} %" for one in told]
-    rows = [(*row, spread, replayed) for row, spread, replayed in zip(figure_rows(data), spreads, replays)]
-    print_table(("", "predicted", "measured", "error", "of single turns", "with the steps' own times"), rows)
+    rows = [(*row, spread, replayed) for row, spread, replayed in zip(figure_rows(data), ranges, replays)]
+    print_table(("", "predicted", "measured", "error", "by chance", "with the steps' own times"), rows)
     if (data["disturbed_fraction"] or 0.0) > MAX_DISTURBED:
         print("others had so much of the machine that this judges them, not the cost; measure again when it is quiet")
     else:
@@ -229,13 +244,22 @@ def show_fit(profile: Profile) -> None:
 
 
 def ratio(compared: dict[str, Comparison]) -> dict[str, Any]:
-    """Output tokens a second of continuous over static batching; each turn's own ratio beside it."""
-    key = "output_tokens_per_s"
-    ours, theirs = (compared[name].figures[key] for name in ("continuous", "static"))
-    pairs = zip(compared["continuous"].measured, compared["static"].measured)
-    each = [theirs.run.duration_s / ours.run.duration_s for ours, theirs in pairs]
-    predicted, measured = (one / other for one, other in zip(ours, theirs))
-    return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1.0, "measured_each": each}
+    """Output tokens a second of continuous over static batching, and between what it would lie by chance."""
+    ours, theirs = (compared[name] for name in ("continuous", "static"))
+    sides = {
+        "predicted": [(one.duration_s, other.duration_s) for one, other in zip(ours.predicted, theirs.predicted)],
+        "measured": [(one.run.duration_s, other.run.duration_s) for one, other in zip(ours.measured, theirs.measured)],
+    }
+
+    def found(drawn: Sequence[int]) -> dict[str, float]:
+        # The same requests on both sides: what differs is how long they took.
+        each = {side: [sum(taken) for taken in zip(*(pairs[one] for one in drawn))] for side, pairs in sides.items()}
+        predicted, measured = (theirs_s / ours_s for ours_s, theirs_s in each.values())
+        return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1.0}
+
+    random, turns = Random(0), range(len(ours.measured))
+    errors = [found(random.choices(turns, k=len(turns)))["error"] for _ in range(NUM_DRAWS)]
+    return found(turns) | {"error_range": likely(errors), "measured_each": [t / o for o, t in sides["measured"]]}
 
 
 def main() -> None:
@@ -243,6 +267,7 @@ def main() -> None:
     parser.add_argument("--model", default="default")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--state", type=Path, default=None, help="go on from these turns, and keep all of them there")
+    parser.add_argument("--measures-only", action="store_true", help="keep the turns and predict nothing yet")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     config = configure(model=args.model)
@@ -254,21 +279,26 @@ def main() -> None:
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
     measuring = Measuring(bench, len(found.pieces))
     for turn in range(args.turns):
-        for name, (engine_config, recipe) in each.items():
+        for name, (engine_config, recipe) in Random(bench.seed + len(found.pieces)).sample(
+            list(each.items()), len(each)
+        ):
             served = found.served.setdefault(name, [])
             measuring.before()
             served.append(bench.serve(engine_config, recipe.make(bench.seed + len(served)), measuring.between))
             found.pieces.append(measuring.piece())
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
+    if args.measures_only:
+        return
     profile = profile_of(bench, found, measuring.engine.depth)
     show_fit(profile)
     compared = {}
-    for number, (name, (engine_config, recipe)) in enumerate(each.items()):
-        workloads = [recipe.make(bench.seed + turn) for turn in range(len(found.served[name]))]
-        pieces = found.pieces[number :: len(each)]
-        predicted, outside_fraction = predict_each(profile, engine_config, workloads, pieces)
-        compared[name] = Comparison(predicted, tuple(found.served[name]), outside_fraction)
+    for name, (engine_config, recipe) in each.items():
+        served = found.served[name]
+        fleet = fleet_of(profile, engine_config)
+        foretold = [predict(fleet, recipe.make(bench.seed + turn)) for turn in range(len(served))]
+        outside_fraction = max(fraction for _, fraction in foretold)
+        compared[name] = Comparison(tuple(run for run, _ in foretold), tuple(served), outside_fraction)
         show(name, compared[name].as_data())
     print(f"\ncontinuous over static batching: {ratio(compared)}")
     replayed = bench.replay(recipes(bench.vocab_size)["bursty short"].make(bench.seed - 1))
@@ -277,7 +307,6 @@ def main() -> None:
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "profile": json.loads(profile.to_json()),
-        "paces": [round(pace_along(profile.fitted, piece.steps), 3) for piece in found.pieces],
         "seed": bench.seed,
         "workloads": {name: one for name, one in data.items() if name not in BATCHINGS},
         "replay": replayed,

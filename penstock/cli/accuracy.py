@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, NamedTuple
 
 from penstock.cli.live import Disturbance, Served, serve_live
@@ -14,6 +15,9 @@ from penstock.metrics.timeline import Timeline
 from penstock.sim.simulation import Fleet, simulate
 from penstock.workload.workload import Workload
 
+NUM_DRAWS = 200
+LIKELY = 0.9
+"""Share of chance that a range of errors spans."""
 RATES = {"output_tokens_per_s": "output tokens/s"}
 """Figures that are no times."""
 
@@ -47,6 +51,8 @@ class Measurement(NamedTuple):
     """Of the machine, what others used meanwhile."""
     replayed: Run | None
     """The same as simulated with the step times that were measured."""
+    steps: Sequence[StepTime] = ()
+    """Its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +75,22 @@ class Comparison:
         """Predicted over measured, less one."""
         return {name: _off(one, other) for name, (one, other) in self.figures.items()}
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Between what each error would lie nine times in ten if as many runs were drawn from these: what chance alone does."""
+        random = Random(0)
+        draws = []
+        for _ in range(NUM_DRAWS):
+            drawn = random.choices(range(len(self.measured)), k=len(self.measured))
+            runs = figures_of([self.measured[one].run for one in drawn])
+            told = figures_of([self.predicted[one] for one in drawn])
+            draws.append({name: _off(told[name], runs[name]) for name in runs})
+        return {name: likely([draw[name] for draw in draws]) for name in draws[0]}
+
     def as_data(self) -> dict[str, Any]:
         each = [figures_of([one.run]) for one in self.measured]
         foretold = [figures_of([one]) for one in self.predicted]
         replayed = [figures_of([one.replayed]) for one in self.measured if one.replayed is not None]
+        ranges = self.ranges()
         figures: dict[str, Any] = {}
         for name, (one, other) in self.figures.items():
             figures[name] = {
@@ -81,6 +99,7 @@ class Comparison:
                 "error": round(_off(one, other), 4),
             }
             if len(each) > 1:
+                figures[name]["error_range"] = [round(end, 4) for end in ranges[name]]
                 figures[name]["predicted_each"] = [round(every[name], 6) for every in foretold]
                 figures[name]["measured_each"] = [round(every[name], 6) for every in each]
             if len(replayed) == len(each):
@@ -97,6 +116,13 @@ class Comparison:
 
 def _off(predicted: float, measured: float) -> float:
     return predicted / measured - 1.0 if measured else 0.0
+
+
+def likely(errors: Sequence[float]) -> tuple[float, float]:
+    """Between which nine in ten of these lie."""
+    ordered = sorted(errors)
+    left_out = round((1.0 - LIKELY) / 2.0 * len(ordered))
+    return ordered[left_out], ordered[-1 - left_out]
 
 
 def figures_of(runs: Sequence[Run]) -> dict[str, float]:
@@ -160,8 +186,9 @@ def measure(
     disturbance = Disturbance()
     served = serve_live(engine, workload, between)
     fraction = disturbance.fraction
-    replayed = replay(fleet, workload, served, steps[num_before:]) if len(steps) > num_before else None
-    return Measurement(Run.of(served.timelines.ended, served.duration_s), fraction, replayed)
+    own = steps[num_before:]
+    replayed = replay(fleet, workload, served, own) if own else None
+    return Measurement(Run.of(served.timelines.ended, served.duration_s), fraction, replayed, own)
 
 
 def compare(fleet: Fleet, engine: Engine, workload: Workload) -> Comparison:

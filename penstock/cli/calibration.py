@@ -1,10 +1,10 @@
 """Measures an engine: drives it through batches of every size and shape with its own scheduler, step by step.
 
-A round visits prompts of many lengths alone, at once and after a rest, prompts with a cached beginning, batches that shrink
-from many sequences to one at short and long contexts, and requests that come by the clock at random, as to a server. A machine
-is not equally fast from one second to the next, so what is alike is not measured in one go: a round is cut into small parts
-that follow each other by lot, and rounds repeat until the time is spent. No prompt that is measured comes twice; those that
-only fill the long contexts of batches do, and are mostly found in the cache.
+A round visits prompts of many lengths alone, at once and after a rest, several together, prompts with a cached beginning,
+batches that shrink from many sequences to one at short and long contexts, and requests that come by the clock at random, as
+to a server. A machine is not equally fast from one second to the next, so what is alike is not measured in one go: a round is
+cut into small parts that follow each other by lot, and rounds repeat until the time is spent. No prompt that is measured comes
+twice; those that only fill the long contexts of batches do, and are mostly found in the cache.
 """
 
 import math
@@ -27,14 +27,18 @@ CONTEXTS = ((24, 64), (240, 32), (900, 8), (1800, 4))
 """(context, most sequences at it): longer ones are tried with fewer, since filling them takes longer than what is measured."""
 STEPS_EACH = 5
 """Steps at each number of sequences of a shrinking batch."""
-CACHED_REST = (8, 48, 160)
+CACHED_REST = (8, 48, 160, 300)
 """Tokens after a cached beginning."""
 RESTED_PROMPTS = (4, 8, 12, 16, 24, 32, 40, 50, 60, 75, 90, 110, 130, 160, 200, 240, 300, 400)
 RESTED_ANSWER = 10
 """Steps until it makes no difference any more."""
+TOGETHER = (2, 3, 4, 6, 8)
+"""Short prompts that come at the same moment."""
+MAX_TOGETHER = 100
+"""Tokens of each at most."""
 NUM_SERVED = 8
 MAX_ANSWER = 100
-NUM_RATES = 6
+NUM_RATES = 10
 """Rates at which so many requests come: a crowd, a few, mostly one at a time."""
 FIRST_ID = 1 << 40
 """Of our requests, out of the way of others."""
@@ -181,6 +185,9 @@ class Calibration:
             fits = num_tokens <= limits.max_context and most * num_tokens <= limits.num_blocks * limits.block_size
             if fits:
                 yield Stage(f"batches at {context}", self._shrinking(context, most), 0.0)
+        for count in TOGETHER:
+            requests = [self._at_random(min(MAX_TOGETHER, longest), RESTED_ANSWER) for _ in range(count)]
+            yield Stage("together", requests, 0.0)
         for _ in range(NUM_RATES):
             requests = [self._at_random(min(400, longest)) for _ in range(NUM_SERVED)]
             yield Stage("as served", requests, self._rest_s())
@@ -204,8 +211,8 @@ class Calibration:
             requests.append(self._request(0, 1 + STEPS_EACH * num_levels, prompt))
         return requests
 
-    def _at_random(self, longest: int) -> Request:
-        return self._request(round(self._between(2, longest)), round(self._between(2, MAX_ANSWER)))
+    def _at_random(self, longest: int, most: int = MAX_ANSWER) -> Request:
+        return self._request(round(self._between(2, longest)), round(self._between(2, most)))
 
     def _rest_s(self) -> float:
         return self._between(*self.rests_s)

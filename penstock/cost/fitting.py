@@ -1,8 +1,7 @@
 """From a step log to a cost: steps that are alike gathered in cells, and ramps fitted to those.
 
 A calibration's steps or a live server's, it makes no difference. What the ramps run over is `measured`'s affair, how they are
-fitted is `fit`'s; here is which of them there are, and which cooling of the caches explains the steps best. The machine's
-spells (`spells`) are divided out: a kind of step that was measured in a slow moment is no slow kind.
+fitted is `fit`'s; here is which of them there are, and which cooling of the caches explains the steps best.
 """
 
 import math
@@ -12,15 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.core.features import Features, StepTime
-from penstock.cost.fit import Errors, Mask, Numbers, Ramp, column, errors_of, fit, held_out, ramps_of, slower
+from penstock.cost.fit import Errors, Mask, Numbers, Ramp, column, errors_of, fit, held_out, ramps_of
 from penstock.cost.measured import VALUES, Fitted
-from penstock.cost.spells import pace, spells
 from penstock.cost.warmth import Cooling
 from penstock.errors import ConfigError
 
 MIN_STEPS = 50
-NUM_ROUNDS = 2
-"""Of taking spells out."""
 MAX_WEIGHT = 16
 """Steps of a cell that count: the hundredth of a kind teaches no more."""
 ROW_KNEES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
@@ -51,6 +47,8 @@ MAX_OFF = 0.4
 MAX_SLOWED = 2.5
 """Times the middle of its kind that a step counts for at most: a machine's slow moments belong to its cost, an accident does
 not."""
+MAX_SUMMED = 3.0
+"""Times as long as usual, beyond which a step has no part in the sums that must agree."""
 HOST_KNEES: Mapping[str, Sequence[float]] = {"steps": (), "chunks": (), "long_tokens": (), "long_kv": ()}
 
 
@@ -83,32 +81,14 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
     return Fitted(device.ramps, host, overlaps, most, len(usable), errors, device.cold, cooling)
 
 
-def pace_along(fitted: Fitted, steps: Sequence[StepTime]) -> float:
-    """By which factor the machine was slower while it computed these steps than when it was fitted."""
-    usable = [step for step in steps if step.device_s > 0.0]
-    if not usable:
-        return 1.0
-    features = np.array([step.features for step in usable], dtype=float)
-    lost = np.zeros(len(usable))
-    if fitted.cooling is not None:
-        usual = _predict(fitted.device, (), features, lost)
-        lost = np.array(fitted.cooling.along(_pauses(usable, usual)))
-    return pace(_seconds(usable), _predict(fitted.device, fitted.cold, features, lost))
-
-
 def _fit_device(steps: Sequence[StepTime]) -> tuple["_Fit", Cooling | None]:
-    """Again and again: what a fit says the steps take as a rule shows the spells, which the next does without.
-
-    Slow moments are more often far off than fast ones, and a fit that outliers do not bend lies below the mean: a twentieth, on
-    a machine with spells. So it is raised until the sums agree, since what a request waits for is a sum of steps.
-    """
+    """Slow moments are more often far off than fast ones, and a fit that outliers do not bend lies below the mean. So it is
+    raised until the sums agree, since what a request waits for is a sum of steps."""
     seconds = _seconds(steps)
-    without = seconds
-    for _ in range(NUM_ROUNDS):
-        _, _, usual = _fit_cooling(steps, without)
-        without = seconds / spells([step.start_s for step in steps], seconds, usual)
-    fitted, cooling, usual = _fit_cooling(steps, without)
-    fitted.slow_down(pace(seconds, usual))
+    fitted, cooling, usual = _fit_cooling(steps, seconds)
+    counts = seconds < MAX_SUMMED * usual
+    if counts.any():
+        fitted.slow_down(float(seconds[counts].sum() / usual[counts].sum()))
     return fitted, cooling
 
 
@@ -187,7 +167,7 @@ class _Fit:
         self._factor = 1.0
 
     def slow_down(self, factor: float) -> None:
-        self.ramps, self.cold = slower(self.ramps, factor), slower(self.cold, factor)
+        self.ramps, self.cold = _slower(self.ramps, factor), _slower(self.cold, factor)
         self._factor *= factor
 
     def predict(self, features: Numbers, lost: Numbers) -> Numbers:
@@ -224,3 +204,7 @@ def _values(name: str, features: Numbers) -> Numbers:
 def _sloped(ramps: Sequence[Ramp], seconds: Numbers) -> tuple[Ramp, ...]:
     fitted = (ramp._replace(seconds=float(slope)) for ramp, slope in zip(ramps, seconds))
     return tuple(ramp for ramp in fitted if ramp.seconds > 0.0)
+
+
+def _slower(ramps: Sequence[Ramp], factor: float) -> tuple[Ramp, ...]:
+    return tuple(ramp._replace(seconds=factor * ramp.seconds) for ramp in ramps)

@@ -34,6 +34,20 @@ def test_figures_are_over_the_requests_of_all_runs():
     assert (data["num_requests"], data["duration_s"], data["disturbed_fraction"]) == (2, 6.0, 0.2)
 
 
+def test_the_range_of_an_error_is_what_other_runs_of_the_same_kind_might_have_given():
+    def comparison(errors):
+        runs = [Measurement(Run([1.0], [1.0], [1.0], 10, 1.0), 0.0, None)] * len(errors)
+        return Comparison(tuple(Run([1.0 + off], [1.0], [1.0], 10, 1.0) for off in errors), tuple(runs), 0.0)
+
+    alike, apart = comparison([0.1] * 8), comparison([-0.3, 0.3] * 8)
+    assert alike.ranges()["ttft_p50_s"] == pytest.approx((0.1, 0.1))
+    low, high = apart.ranges()["ttft_p50_s"]
+    assert -0.31 < low < -0.1
+    assert 0.1 < high < 0.31
+    assert apart.ranges()["tpot_p50_s"] == (0.0, 0.0)
+    assert apart.as_data()["ttft_p50_s"]["error_range"] == [round(low, 4), round(high, 4)]
+
+
 def test_with_the_steps_own_times_everything_is_as_it_was_served_though_the_clock_stood_still():
     def between():
         end_s = time.monotonic() + 0.005

@@ -11,6 +11,7 @@ from penstock.cli.calibration import (
     NUM_RATES,
     RESTED_PROMPTS,
     SHORT_PROMPTS,
+    TOGETHER,
     Calibration,
     Recorder,
     Sample,
@@ -41,6 +42,8 @@ def test_every_size_is_visited():
     alone = {one.num_tokens for one in features if one.num_chunks == 1}
     assert {*SHORT_PROMPTS, *LONG_PROMPTS} <= alone
     assert any(one.num_singles and one.num_long_tokens for one in features), "prompts join batches that generate"
+    at_once = {one.num_chunks for one in features if one.num_singles == 0 and one.num_tokens <= 100 * one.num_chunks}
+    assert set(TOGETHER) <= at_once, "short prompts that come together"
     assert any(one.long_kv > one.num_long_tokens + 500 for one in features), "prompts whose beginning is cached"
     assert max(one.max_kv for one in features) > 1500
     assert 0 < len(steps) <= len(recorder.steps)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.core.batch import Batch, Chunk
 from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
-from penstock.cost.fitting import fit_steps, pace_along
+from penstock.cost.fitting import fit_steps
 from penstock.cost.measured import Measured
 from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
@@ -102,41 +102,18 @@ def test_the_host_adds_up_or_is_hidden():
     assert host_only == pytest.approx(2e-4 + 1e-5 * len(batch.chunks), rel=0.05)
 
 
-def test_what_was_measured_in_slow_moments_is_no_slow_kind():
-    """Two seconds in eight all takes half as long again, and one kind of step comes mostly then, the other mostly not."""
-    random, steps, now = Random(7), [], 0.0
-    few, many = (Batch(1, (Chunk(0, 100, 1, (), (), True, None),) * count) for count in (1, 24))
-    for _ in range(4000):
-        is_slow = now % 8.0 < 2.0
-        batch = many if (random.random() < 0.8) == is_slow else few
-        device_s = COST.step_s(batch) * (1.5 if is_slow else 1.0) * random.gauss(1.0, 0.02)
-        steps.append(StepTime(now, device_s, 2e-4, True, 0.0, features_of(batch)))
-        now += device_s
-    cost = Measured(replace(fit_steps(steps, overlaps=False), host=()))
-    slower, other = (cost.step_s(batch) / COST.step_s(batch) for batch in (many, few))
-    assert slower / other < 1.17, "taken as measured it is 1.22"
-
-
 def test_what_is_told_of_many_steps_adds_up_to_what_they_took():
-    random, steps = Random(8), []
+    random, steps, batches = Random(8), [], []
     for number in range(2000):
-        batch = batch_of(random)
-        device_s = COST.step_s(batch) * (1.8 if random.random() < 0.2 else 1.0)
-        steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batch)))
-    fitted = fit_steps(steps, overlaps=False)
-    assert pace_along(fitted, steps) == pytest.approx(1.0, abs=0.02)
-    assert pace_along(fitted, [step._replace(device_s=1.3 * step.device_s) for step in steps]) == pytest.approx(
-        1.3, abs=0.03
-    )
-    assert pace_along(fitted, []) == 1.0
-
-
-def test_a_slower_device_leaves_the_host_as_it_is():
-    batch = batch_of(Random(3))
-    host_s = Measured(replace(FITTED, device=())).step_s(batch)
-    usual, slow = (Measured(each) for each in (FITTED, FITTED.slower(1.5)))
-    assert slow.step_s(batch) - host_s == pytest.approx(1.5 * (usual.step_s(batch) - host_s))
-    assert slow.cold_s(batch, 2) == pytest.approx([1.5 * seconds for seconds in usual.cold_s(batch, 2)])
+        batches.append(batch_of(random))
+        device_s = COST.step_s(batches[-1]) * (1.8 if random.random() < 0.2 else 1.0)
+        steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batches[-1])))
+    cost = Measured(replace(fit_steps(steps, overlaps=False), host=()))
+    told_s, warmth = 0.0, Warmth(cost.cooling or Cooling(1.0, 0.0))
+    for batch in batches:
+        told_s += warmth.foretell(told_s, cost.run_s(batch, 1), cost.cold_s(batch, 1))[0]
+        warmth.take(1)
+    assert told_s == pytest.approx(sum(step.device_s for step in steps), rel=0.02)
 
 
 def test_a_step_takes_as_much_longer_with_cold_caches_as_was_measured():
