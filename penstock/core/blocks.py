@@ -15,23 +15,24 @@ from collections.abc import Iterable, KeysView
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from penstock.core.prefix import Namespace, block_hash
+from penstock.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
 from penstock.core.sequence import Sequence
 
 
 class Content:
     """What a published block holds. A find compares tokens and `parent` (by identity), so no hash is ever trusted alone."""
 
-    __slots__ = ("hash", "parent", "token_ids")
+    __slots__ = ("hash", "parent", "tokens")
 
-    def __init__(self, hash: bytes, token_ids: tuple[int, ...], parent: "Content | Namespace") -> None:
+    def __init__(self, hash: bytes, tokens: bytes, parent: "Content | Namespace") -> None:
         self.hash = hash
-        self.token_ids = token_ids
+        self.tokens = tokens
+        """Packed."""
         self.parent = parent
 
-    def continues(self, parent: "Content | Namespace", token_ids: tuple[int, ...]) -> bool:
+    def continues(self, parent: "Content | Namespace", tokens: bytes) -> bool:
         is_child = self.parent is parent or (isinstance(parent, Namespace) and self.parent == parent)
-        return is_child and self.token_ids == token_ids
+        return is_child and self.tokens == tokens
 
 
 class Match(NamedTuple):
@@ -65,6 +66,7 @@ class BlockPool:
         self._num_spared = 0 if num_kept_blocks is None else max(num_blocks - num_kept_blocks, 0)
         """Fresh blocks that cached ones go before."""
         self.block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
         self._caching = caching
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
@@ -123,12 +125,12 @@ class BlockPool:
         self._extend_hashes(sequence, num_full)
         found: list[int] = []
         tail: Content | None = None
-        for number in range(num_full):
-            block = self._index.get(sequence.hashes[number])
+        for number, hash_ in enumerate(sequence.hashes[:num_full]):
+            block = self._index.get(hash_)
             content = None if block is None else self._contents[block]
             if block is None or content is None:
                 break
-            if not content.continues(tail or sequence.namespace, self._tokens_of(sequence, number)):
+            if not content.continues(tail or sequence.namespace, self._tokens_of(sequence, number, number + 1)):
                 break
             found.append(block)
             tail = content
@@ -179,8 +181,8 @@ class BlockPool:
             sequence.blocks.extend(matched)
             sequence.num_published = len(matched)
             sequence.tail = match.tail if match else None
-        for _ in range(num_new):
-            sequence.blocks.append(self._take())
+        if num_new > 0:
+            sequence.blocks.extend(self._take(num_new))
         return True
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int, spare: int = 0) -> Fork | None:
@@ -195,7 +197,7 @@ class BlockPool:
         shared = parent.blocks[:num_shared]
         for block in shared:
             self._hold(block)
-        own = self._take()
+        (own,) = self._take(1)
         child.blocks.extend((*shared, own))
         child.num_published = min(parent.num_published, num_shared)
         child.hashes = parent.hashes[: child.num_published]
@@ -216,24 +218,25 @@ class BlockPool:
         if not self._caching or num_full <= sequence.num_published:
             return
         hashes, blocks, index, contents = sequence.hashes, sequence.blocks, self._index, self._contents
-        if len(hashes) < sequence.num_published:
-            self._extend_hashes(sequence, sequence.num_published)
-        parent = sequence.tail or sequence.namespace
-        tokens, size = sequence.tokens, self.block_size
-        for number in range(sequence.num_published, num_full):
-            token_ids = tuple(tokens[number * size : (number + 1) * size])
+        first, size = sequence.num_published, self._block_bytes
+        if len(hashes) < first:
+            self._extend_hashes(sequence, first)
+        parent: Content | Namespace = sequence.tail or sequence.namespace
+        tokens = self._tokens_of(sequence, first, num_full)
+        for number in range(first, num_full):
+            own = tokens[(number - first) * size : (number - first + 1) * size]
             if number == len(hashes):
-                hashes.append(block_hash(hashes[-1] if hashes else sequence.namespace.hash, token_ids))
+                hashes.append(block_hash(hashes[-1] if hashes else sequence.namespace.hash, own))
             hash_ = hashes[number]
             present = index.get(hash_)
             content = None if present is None else contents[present]
             if present is not None and content is not None:
-                if content.continues(parent, token_ids):
+                if content.continues(parent, own):
                     parent = sequence.tail = content
                     continue
                 self._forget(present)
             block = blocks[number]
-            parent = sequence.tail = contents[block] = Content(hash_, token_ids, parent)
+            parent = sequence.tail = contents[block] = Content(hash_, own, parent)
             index[hash_] = block
         sequence.num_published = num_full
 
@@ -264,10 +267,12 @@ class BlockPool:
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. The last goes first, so that a prefix outlives what was built on it."""
         references = self._references
+        idle = []
         for block in reversed(sequence.blocks):
             references[block] -= 1
             if not references[block]:
-                self._rest(block)
+                idle.append(block)
+        self._rest(idle)
         sequence.blocks.clear()
         sequence.num_published = 0
         sequence.tail = None
@@ -299,15 +304,19 @@ class BlockPool:
 
     # The books
 
-    def _tokens_of(self, sequence: Sequence, number: int) -> tuple[int, ...]:
-        return tuple(sequence.tokens[number * self.block_size : (number + 1) * self.block_size])
+    def _tokens_of(self, sequence: Sequence, first: int, end: int) -> bytes:
+        """Packed tokens of some of its blocks."""
+        return packed(sequence.tokens[first * self.block_size : end * self.block_size])
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         """Hashes are a memo of the tokens, kept on the sequence: computing them changes no state of the pool."""
         hashes = sequence.hashes
+        if len(hashes) >= num_blocks:
+            return
         parent = hashes[-1] if hashes else sequence.namespace.hash
-        for number in range(len(hashes), num_blocks):
-            parent = block_hash(parent, self._tokens_of(sequence, number))
+        tokens, size = self._tokens_of(sequence, len(hashes), num_blocks), self._block_bytes
+        for start in range(0, len(tokens), size):
+            parent = block_hash(parent, tokens[start : start + size])
             hashes.append(parent)
 
     def _hold(self, block: int) -> None:
@@ -315,34 +324,43 @@ class BlockPool:
             self._cached.pop(block, None)
         self._references[block] += 1
 
-    def _take(self) -> int:
-        """A block nobody holds, its old content forgotten; the caller made sure that there is one."""
-        if self._free:
-            block = self._free.pop()
-        elif len(self._fresh) > self._num_spared or (self._fresh and not self._cached):
-            block = self._fresh.pop()
-        else:
-            self._forget(next(iter(self._cached)))
-            self.num_evictions += 1
-            block = self._free.pop()
-        self._references[block] = 1
-        return block
+    def _take(self, count: int) -> list[int]:
+        """Blocks nobody holds, their old content forgotten; the caller made sure that there are as many."""
+        free, fresh, cached, references = self._free, self._fresh, self._cached, self._references
+        taken = []
+        for _ in range(count):
+            if free:
+                block = free.pop()
+            elif len(fresh) > self._num_spared or not cached:
+                block = fresh.pop()
+            else:
+                block, _ = cached.popitem(last=False)
+                self._unpublish(block)
+                self.num_evictions += 1
+            references[block] = 1
+            taken.append(block)
+        return taken
 
-    def _rest(self, block: int) -> None:
-        """Put a block that lost its last holder where it belongs."""
-        if block in self._pins:
-            return
-        if self._contents[block]:
-            self._cached[block] = None
-        else:
-            self._free.append(block)
+    def _rest(self, blocks: Iterable[int]) -> None:
+        """Put blocks that lost their last holders where they belong."""
+        pins, contents, cached, free = self._pins, self._contents, self._cached, self._free
+        for block in blocks:
+            if block in pins:
+                continue
+            if contents[block]:
+                cached[block] = None
+            else:
+                free.append(block)
 
-    def _forget(self, block: int) -> None:
-        """Unpublish a block's content."""
+    def _unpublish(self, block: int) -> None:
         content = self._contents[block]
         if content:
             del self._index[content.hash]
         self._contents[block] = None
+
+    def _forget(self, block: int) -> None:
+        """A block holds nothing of use any more."""
+        self._unpublish(block)
         self._pins.pop(block, None)
         self._cached.pop(block, None)
         if not self._references[block]:
@@ -350,4 +368,4 @@ class BlockPool:
 
     def _unpin(self, block: int) -> None:
         if self._pins.pop(block, None) is not None and not self._references[block]:
-            self._rest(block)
+            self._rest((block,))

@@ -95,7 +95,7 @@ class Plan:
             sequence.num_launched = end
             sequences.append(sequence)
             if num_drafts:
-                chunks.append(Chunk(row, start, end - start, drafts, new_blocks, True, None, num_drafts))
+                chunks.append(make(Chunk, (row, start, end - start, drafts, new_blocks, True, None, num_drafts)))
                 if sequence.steps_ahead:
                     roster.go_away(sequence)
             else:
@@ -130,7 +130,7 @@ class Plan:
         samples = end == len(sequence.tokens)
         token_ids = tuple(sequence.tokens[start:end])
         self.sequences.append(sequence)
-        self.chunks.append(Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival))
+        self.chunks.append(make(Chunk, (row, start, end - start, token_ids, new_blocks, samples, arrival, 0)))
         self.budget -= end - start
         sequence.num_launched = end
         if samples:

@@ -4,11 +4,14 @@ A hash is only a key. Whoever finds a block by it compares the tokens too, so a 
 answer. The router computes the same hashes to guess which replica holds a prefix.
 """
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+import sys
+from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
-from struct import Struct
 from typing import NamedTuple
+
+TOKEN_BYTES = 4
+"""Of a packed token."""
 
 _DIGEST_BYTES = 16
 _BLOCK = blake2b(digest_size=_DIGEST_BYTES, person=b"penstock.block")
@@ -29,14 +32,16 @@ class Namespace(NamedTuple):
         return blake2b(tagged, digest_size=_DIGEST_BYTES, person=b"penstock.root").digest()
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash of a full block given the hash of the block before it."""
+def packed(token_ids: Sequence[int]) -> bytes:
+    """Token ids as bytes, the same on every machine: they are kept, compared and hashed as such."""
+    words = array("I", token_ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def block_hash(parent: bytes, tokens: bytes) -> bytes:
+    """Hash of a full block, its tokens packed, given the hash of the block before it."""
     hasher = _BLOCK.copy()
-    hasher.update(parent + _packer(len(token_ids))(*token_ids))
+    hasher.update(parent + tokens)
     return hasher.digest()
-
-
-@lru_cache(maxsize=64)
-def _packer(count: int) -> Callable[..., bytes]:
-    """That many token ids as bytes, the same on every machine."""
-    return Struct(f"<{count}I").pack

@@ -141,7 +141,8 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
 
 def _check_token_ids(name: str, token_ids: Any) -> None:
     try:
-        is_valid = min(array("i", token_ids), default=0) >= 0
+        array("I", token_ids)  # takes nothing but whole numbers from 0
+        is_valid = max(token_ids, default=0) <= MAX_TOKEN_ID
     except (TypeError, OverflowError):
         is_valid = False
     if not is_valid:

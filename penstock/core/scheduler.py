@@ -94,8 +94,11 @@ class Scheduler:
     @property
     def wake_s(self) -> float | None:
         """When `expire` or `schedule` has something to do even if nothing happens: a deadline, or a batch that opens."""
-        times = [self._deadlines.next_s, None if self.roster.running else self.roster.opens_s]
-        return min([time for time in times if time is not None], default=None)
+        deadline_s = self._deadlines.next_s
+        opens_s = None if self.roster.running else self.roster.opens_s
+        if deadline_s is None or opens_s is None:
+            return opens_s if deadline_s is None else deadline_s
+        return min(deadline_s, opens_s)
 
     def check(self) -> None:
         """Raise RuntimeError if any book does not balance. Costs O(blocks)."""

@@ -11,7 +11,7 @@ Written by the scheduler on the engine's thread; its blocks by the pool alone. P
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from penstock.core.batch import Chunk, Delta, Finish, FinishReason, Logprob, PrefixHit
+from penstock.core.batch import Chunk, Delta, Finish, FinishReason, Logprob, PrefixHit, make
 from penstock.core.prefix import Namespace
 from penstock.core.request import Request
 
@@ -175,7 +175,7 @@ class Sequence(Progress):
         if not self.is_prefix_told:
             prefix = self.prefix
             self.is_prefix_told = True
-        return Delta(self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix)
+        return make(Delta, (self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix))
 
     def enter(self, row: int, num_cached: int, stay: int) -> None:
         self.stay = stay

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from penstock.core.batch import make
 from penstock.core.limits import Limits
 from penstock.core.scheduler import Load
 
@@ -53,7 +54,7 @@ class History:
             if last.num_waiting:
                 self._blame(last, elapsed)
         self._is_step_full = is_step_full
-        self._last = sample = Sample(now, load.num_running, load.num_waiting, usage)
+        self._last = sample = make(Sample, (now, load.num_running, load.num_waiting, usage))
         if load.num_waiting > self.max_waiting:
             self.max_waiting = load.num_waiting
         if usage > self.max_kv_usage_fraction:

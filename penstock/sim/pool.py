@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.core.prefix import Namespace, block_hash
+from penstock.core.prefix import Namespace, block_hash, packed
 from penstock.core.request import Request
 from penstock.router.policy import Call, Policy
 from penstock.sim.clock import EventQueue
@@ -99,7 +99,7 @@ class Pool:
         parent = Namespace(request.salt, request.adapter).hash
         hashes = []
         for start in range(0, len(request.prompt) - block_size, block_size):
-            parent = block_hash(parent, request.prompt[start : start + block_size])
+            parent = block_hash(parent, packed(request.prompt[start : start + block_size]))
             hashes.append(parent)
         return tuple(hashes)
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.core.batch import Batch, Delta, StepOutput
+from penstock.core.batch import Batch, Delta, StepOutput, make
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
 from penstock.cost.cost import Cost, Warming
@@ -107,8 +107,9 @@ class Replica:
             load = self.scheduler.load
             waiting = load.num_waiting_tokens + sum([len(request.prompt) for request in self._inbox])
             usage = self._usage(load.kv_usage_fraction)
+            num_pending = load.num_running + load.num_waiting + len(self._inbox)
             published = self.scheduler.pool.published
-            self.last_view = ReplicaView(self.name, self.num_pending, waiting, usage, self.is_ready, published)
+            self.last_view = make(ReplicaView, (self.name, num_pending, waiting, usage, self.is_ready, published))
         return self.last_view
 
     def set_ready(self, is_ready: bool) -> None:

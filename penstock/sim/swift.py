@@ -16,9 +16,10 @@ counted for fairness), all runs are cut at the step under way and the scheduler 
 
 from bisect import bisect_left
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
-from penstock.core.batch import Arrival, Batch, Chunk, StepOutput
+from penstock.core.batch import Arrival, Batch, Chunk, StepOutput, make
 from penstock.core.scheduler import Scheduler
 from penstock.cost.cost import Cost, Summing
 from penstock.sim.clock import EventQueue
@@ -40,6 +41,7 @@ class Run(NamedTuple):
     order: int
     """Place in the order of admission, in which the engine would commit."""
     first_step: int
+    row: int
     batch: Batch
 
 
@@ -69,6 +71,8 @@ class SwiftReplica(Replica):
         self._due: list[Run] = []
         self._prompts: list[Batch] = []
         """Of the step under way."""
+        self._num_prompt_tokens = 0
+        """Of those."""
         self._num_positions = 0
         """Positions that the next step of all who are away reads, their new ones included."""
         self._orders: dict[int, int] = {}
@@ -131,8 +135,9 @@ class SwiftReplica(Replica):
                 self._enter(row, chunk, chunk.arrival)
             if chunk.token_ids:
                 self._prompts.append(part)
+                self._num_prompt_tokens += chunk.length
                 continue
-            run = Run(self._step + chunk.length, self._orders[row], self._step, part)
+            run = make(Run, (self._step + chunk.length, self._orders[row], self._step, row, part))
             self._runs[row] = run
             heappush(self._due, run)
             self._num_positions += chunk.start + 1
@@ -153,34 +158,23 @@ class SwiftReplica(Replica):
     def _compute(self, now: float) -> None:
         """As many steps as pass before a run is due or, with prompts, one."""
         num_steps = 1
-        self._num_step_tokens = len(self._runs) + sum([part.chunks[0].length for part in self._prompts])
+        self._num_step_tokens = len(self._runs) + self._num_prompt_tokens
         if not self._prompts:
             due = self._due
-            while self._runs.get(due[0].batch.chunks[0].row) is not due[0]:
+            while self._runs.get(due[0].row) is not due[0]:
                 heappop(due)  # it was cut
             num_steps = min(due[0].due_step - self._step, MAX_STRETCH)
-        self._start_s = end_s = now
-        ends = self._ends
-        for duration_s in self._durations(num_steps):
-            end_s += duration_s
-            ends.append(end_s)
-        self._events.post(end_s, self._complete)
+        self._start_s = now
+        _, *self._ends = accumulate(self._durations(num_steps), initial=now)
+        self._events.post(self._ends[-1], self._complete)
 
     def _durations(self, num_steps: int) -> list[float]:
         prompts = [part.chunks[0] for part in self._prompts]
         summing = self._summing
         if summing is None:
             singles = [
-                Chunk(
-                    run.batch.chunks[0].row,
-                    run.batch.chunks[0].start + self._step - run.first_step,
-                    1,
-                    (),
-                    (),
-                    True,
-                    None,
-                )
-                for run in self._runs.values()
+                make(Chunk, (row, run.batch.chunks[0].start + self._step - run.first_step, 1, (), (), True, None, 0))
+                for row, run in self._runs.items()
             ]
             batch = Batch(0, (*singles, *prompts))
             return self._run_s(batch, self._start_s, num_steps)
@@ -196,7 +190,7 @@ class SwiftReplica(Replica):
         self._ends = []
         num_steps, num_runs = len(ends), len(self._runs)
         prompts, self._prompts = self._prompts, []
-        num_prompt_tokens = sum([part.chunks[0].length for part in prompts])
+        num_prompt_tokens, self._num_prompt_tokens = self._num_prompt_tokens, 0
         self._step += num_steps
         self._num_positions += num_steps * num_runs
         self._num_unused -= num_steps * num_runs - self._num_fresh
@@ -213,7 +207,7 @@ class SwiftReplica(Replica):
         returning: list[Run] = []
         while due and due[0].due_step <= self._step:
             run = heappop(due)
-            if self._runs.get(run.batch.chunks[0].row) is run:
+            if self._runs.get(run.row) is run:
                 returning.append(run)
         if returning or prompts:
             self._come_back(returning, prompts, now)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core import blocks
 from penstock.core.blocks import BlockPool, Match
-from penstock.core.prefix import Namespace, block_hash
+from penstock.core.prefix import Namespace, block_hash, packed
 from tests.core.sequences import compute, make_sequence
 
 
@@ -193,12 +193,12 @@ def test_blocks_go_by_the_names_that_others_compute_for_them():
     sequence = compute(pool, make_sequence(range(13), salt="s"))
     name, names = Namespace("s", "").hash, []
     for start in (0, 4, 8):
-        name = block_hash(name, tuple(range(start, start + 4)))
+        name = block_hash(name, packed(range(start, start + 4)))
         names.append(name)
     assert sequence.hashes == names
     assert [pool._index[name] for name in names] == sequence.blocks[:3]
     for number, block in enumerate(sequence.blocks[:3]):
-        assert pool._contents[block].token_ids == tuple(range(4 * number, 4 * number + 4))
+        assert pool._contents[block].tokens == packed(range(4 * number, 4 * number + 4))
 
 
 def test_what_follows_an_evicted_block_is_found_again_once_it_is_back():

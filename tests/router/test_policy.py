@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.prefix import Namespace, block_hash
+from penstock.core.prefix import Namespace, block_hash, packed
 from penstock.errors import CapacityError
 from penstock.router.policy import (
     POLICIES,
@@ -30,7 +30,7 @@ def chain(*blocks):
     """Hashes of a prompt of these blocks."""
     hashes, parent = [], Namespace("", "").hash
     for block in blocks:
-        parent = block_hash(parent, (block,))
+        parent = block_hash(parent, packed((block,)))
         hashes.append(parent)
     return tuple(hashes)
 
