@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from penstock.bench.plot import NUM_COLOURS, Line, plot
-from penstock.bench.report import HEADLINES, knee_words
+from penstock.bench.report import HEADLINES, facts_of, figure, knee_words
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #5b6370; --back: #fff; --line: #dde1e8; --bad: #b3261e;
@@ -42,9 +42,6 @@ def page_of(reports: Sequence[Mapping[str, Any]], names: Sequence[str] = (), ext
         (f"<h2>{escape(label)}</h2>" if len(labels) > 1 else "") + _section(report)
         for label, report in zip(labels, reports, strict=True)
     ]
-    formulas = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in reports[0]["formulas"].items()
-    )
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -54,7 +51,7 @@ def page_of(reports: Sequence[Mapping[str, Any]], names: Sequence[str] = (), ext
             extra,
             *sections,
             *_plots(labels, reports),
-            f'<h2>What the words mean</h2><table class="words">{formulas}</table></body></html>',
+            f"<h2>What the words mean</h2>{word_table(list(reports[0]['formulas'].items()))}</body></html>",
         ]
     )
 
@@ -70,10 +67,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def word_table(rows: Sequence[tuple[str, str]]) -> str:
+    body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows if text)
+    return f'<table class="words">{body}</table>'
+
+
 def _section(report: Mapping[str, Any]) -> str:
-    target, client = report["target"], report["client"]
-    facts = f"{target['model']} at {target['url']} ({target['route']}), {client['ended']}, {client['system']}"
-    shown = f"<p>{escape(facts)}</p>{flag_list(report['flags'])}"
+    client = report["client"]
+    facts = [*facts_of(report), ("measured", f"{client['ended']}, from {client['system']}")]
+    shown = f"{word_table(facts)}{flag_list(report['flags'])}"
     if report["verdict"] == "client-bound" and report["knee"] is None:
         return f"{shown}<p>No figures: they would be the client's own.</p>"
     runs = _in_order(report)
@@ -89,7 +91,7 @@ def _section(report: Mapping[str, Any]) -> str:
         row: list[object] = [words, *(run["headlines"][name] for _, run in runs)]
         if has_intervals:
             found = report["headlines"][name]
-            row.append(f"{found['mean']:,.4g} ± {found['half_width']:,.3g}")
+            row.append(f"{figure(found['mean'])} ± {figure(found['half_width'])}")
         rows.append(row)
     return shown + table(("", *(name for name, _ in runs), *(["mean, 95 %"] if has_intervals else [])), rows)
 
@@ -173,4 +175,4 @@ def _sweeps(reports: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _cell(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return figure(value) if isinstance(value, float) else str(value)

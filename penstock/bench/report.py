@@ -69,12 +69,13 @@ def report_of(
     target: Target,
     url: str,
     asked: Mapping[str, Any],
+    load: str,
     workload: Mapping[str, Any],
     client: Mapping[str, Any],
     knee: Knee | None = None,
     with_rows: bool = False,
 ) -> dict[str, Any]:
-    """`workload` is what makes two benchmarks comparable: everything about the load but the words."""
+    """`load` tells it in words; `workload` is what makes two benchmarks comparable: everything about it but the words sent."""
     measured = [headlines_of(run.figures) for run in runs]
     repeated = measured if knee is None else []
     return {
@@ -91,6 +92,7 @@ def report_of(
             "prompt_overhead": target.vocabulary.overhead,
         },
         "asked": dict(asked),
+        "load": load,
         "workload": dict(workload),
         "workload_digest": digest_of(workload),
         "formulas": FORMULAS,
@@ -149,6 +151,37 @@ def knee_words(report: Mapping[str, Any]) -> str:
     if beyond is None:
         return f"At least {rate:.4g} requests/s meet {slo}, and more were not tried."
     return f"Knee: {rate:.4g} requests/s meet {slo}; {beyond:.4g} do not."
+
+
+def facts_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was asked of whom, and what of it came about, each in a line."""
+    target, last = report["target"], report["runs"][-1]
+    lengths, cache, health = last["lengths"], last["cache"], last["health"]
+    hits = "not told" if cache["hit_fraction"] is None else f"{100 * cache['hit_fraction']:.1f} % of prompt tokens"
+    repeated = f"{100 * cache['repeated_fraction']:.1f} % (chat template, shared beginnings, earlier turns)"
+    return [
+        ("server", ", ".join(filter(None, (target["url"], target["model"], target["server"])))),
+        ("load", report.get("load", "")),
+        ("good is", report["asked"]["target"]["slo"]),
+        ("prompts", f"{target['prompts']}; {_prompt_lengths(lengths)}"),
+        ("answers", f"{lengths['answer_mean']:,.1f} tokens, {lengths['answer_asked']:,.1f} asked, "
+                    f"{last['tokens_per_piece']:.2f} a piece"),
+        ("cache hits", f"{hits} ({cache['source']}); the load itself repeats {repeated}"),
+        ("client", f"{100 * health['cpu_fraction']:.0f} % of a core; late at p99: loop {1e3 * health['lag_p99_s']:.1f} ms, "
+                   f"sending {1e3 * last['send_late_p99_s']:.1f} ms"),
+    ]  # fmt: skip
+
+
+def _prompt_lengths(lengths: Mapping[str, Any]) -> str:
+    if not lengths["num_checked"]:
+        return "their length is not told"
+    told = f"{lengths['prompt_mean']:,.1f} tokens, {lengths['prompt_asked']:,.1f} asked"
+    return f"{told}, at most {lengths['prompt_error_max']:,} off"
+
+
+def figure(value: float) -> str:
+    """A number to four digits, never as a power of ten."""
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def digest_of(workload: Mapping[str, Any]) -> str:

@@ -14,3 +14,8 @@ def count_in_words(count: float) -> str:
         if count >= scale:
             return f"{count / scale:,.1f} {unit}"
     return f"{count:,.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 replica, 2 replicas."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.cli.output import check_writable, write_file
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 
@@ -207,6 +208,7 @@ def run(config: Config) -> int:
 
     from penstock.cli.bench_progress import LiveProgress
 
+    check_writable(None if str(config.json) == "-" else config.json, config.html)
     _allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, LiveProgress() as progress:
         report = runner.run(_bench(config, progress))
@@ -244,7 +246,7 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
     from penstock.bench.report import report_of
     from penstock.bench.session import Goal, Session
     from penstock.bench.target import find_target
-    from penstock.cli.bench_plan import open_trace, plan_maker, trial_s, warm_up_plan, workload_of
+    from penstock.cli.bench_plan import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
 
     load = config.load
     trace = open_trace(config)
@@ -267,6 +269,7 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
         target=target,
         url=client.address.url,
         asked=_asked(config, nonce),
+        load=load_words(config, trace),
         workload=workload_of(config, trace),
         client=describe(),
         knee=knee,
@@ -325,10 +328,3 @@ def _json_text(report: dict[str, Any]) -> str:
     import json
 
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
-
-
-def write_file(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -32,8 +32,8 @@ class Config:
 def run(config: Config) -> int:
     from penstock.bench.compare import compare, read_report
     from penstock.bench.page import flag_list, page_of, table
-    from penstock.cli.bench import write_file
     from penstock.cli.bench_show import print_flags
+    from penstock.cli.output import write_file
 
     first, second = read_report(config.first), read_report(config.second)
     found = compare(first, second)
@@ -71,7 +71,10 @@ def run(config: Config) -> int:
 
 
 def _change(mean: float, half_width: float | None) -> str:
-    return f"{mean:+,.4g}" if half_width is None else f"{mean:+,.4g} +- {half_width:,.3g}"
+    from penstock.bench.report import figure
+
+    change = f"{'+' if mean >= 0.0 else ''}{figure(mean)}"
+    return change if half_width is None else f"{change} +- {figure(half_width)}"
 
 
 def _word(is_better: bool | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.bench.machine import trace_digest
 from penstock.bench.plan import Plan, plan_of_recipe, plan_of_trace
 from penstock.bench.session import PlanMaker, Session
+from penstock.cli.amounts import counted
 from penstock.cli.bench import Config, Load
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, Ramp
@@ -87,6 +88,36 @@ def warm_up_plan(config: Config, session: Session) -> Plan:
     plan = session.make_plan("warm up", config.load.rate)
     asks = [replace(ask, arrival_s=0.0) for ask in plan.asks[: config.load.warm_up]]
     return Plan(tuple(asks))
+
+
+def load_words(config: Config, trace: Trace | None) -> str:
+    """What is sent, as one says it."""
+    load, words = config.load, config.words
+    if trace is not None:
+        left_out = f"; {trace.num_unanswered:,} without an answer left out" if trace.num_unanswered else ""
+        return f"{config.recording.trace}: {counted(len(trace), 'request')} in {trace.span_s:,.1f} s{left_out}"
+    if config.target.find_knee:
+        when = f"rising rates, {trial_s(config):g} s each"
+    else:
+        what = "conversation" if words.turns > 1 else "request"
+        when = f"{counted(_num_requests(config, load.rate), what)} {_pace(config)}"
+        when += f", for {load.duration_s:g} s at most" if load.duration_s is not None else ""
+    parts = [when, f"prompts of {words.prompts} tokens", f"answers of {words.answers}"]
+    if words.shared_prefix:
+        parts.insert(1, f"{counted(words.num_prefixes, 'shared beginning')} of {words.shared_prefix:,} tokens")
+    if words.turns > 1:
+        parts.append(f"{words.turns} turns with {words.think_s:g} s between")
+    return "; ".join(parts)
+
+
+def _pace(config: Config) -> str:
+    load = config.load
+    if load.rate is None:
+        return f"of {counted(config.num_users or 0, 'user')} who ask again once answered"
+    if load.ramp_to is not None:
+        return f"at a rate that goes from {load.rate:g}/s to {load.ramp_to:g}/s"
+    spread = f", spread {load.burstiness or 2.0:g}" if load.arrivals == "gamma" else ""
+    return f"at {load.rate:g}/s ({load.arrivals}{spread})"
 
 
 def workload_of(config: Config, trace: Trace | None) -> dict[str, Any]:

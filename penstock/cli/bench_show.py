@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.bench.report import HEADLINES, knee_words
+from penstock.bench.report import HEADLINES, facts_of, figure, knee_words
 from penstock.cli.show import print_table, printable
 
 MARKS = {"invalid": "!!", "warning": "!", "note": "-"}
 LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E": "e2e"}
+OUTCOMES = {"length": "complete", "stop": "complete, of fewer tokens"}
+"""Of requests that were answered; the others are told by their names."""
 SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -37,28 +39,9 @@ def print_flags(flags: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_heading(report: Mapping[str, Any]) -> None:
-    target, last = report["target"], report["runs"][-1]
-    lengths, cache, health = last["lengths"], last["cache"], last["health"]
-    hits = "not told" if cache["hit_fraction"] is None else f"{100 * cache['hit_fraction']:.1f} % of prompt tokens"
-    rows = [
-        ("server", f"{target['url']}, {target['model']}{', ' + target['server'] if target['server'] else ''}"),
-        ("prompts", f"{target['prompts']}; {_prompt_lengths(lengths)}"),
-        ("answers", f"{lengths['answer_mean']:,.1f} tokens, {lengths['answer_asked']:,.1f} asked, "
-                    f"{last['tokens_per_piece']:.2f} a piece"),
-        ("cache hits", f"{hits} ({cache['source']}); the workload repeats {100 * cache['repeated_fraction']:.1f} %"),
-        ("client", f"{100 * health['cpu_fraction']:.0f} % of a core; late at p99: loop {1e3 * health['lag_p99_s']:.1f} ms, "
-                   f"sending {1e3 * last['send_late_p99_s']:.1f} ms"),
-    ]  # fmt: skip
-    for name, text in rows:
+    for name, text in facts_of(report):
         print(f"{name:12}{printable(text)}")
     print()
-
-
-def _prompt_lengths(lengths: Mapping[str, Any]) -> str:
-    if not lengths["num_checked"]:
-        return "their length is not told"
-    told = f"{lengths['prompt_mean']:,.1f} tokens, {lengths['prompt_asked']:,.1f} asked"
-    return f"{told}, at most {lengths['prompt_error_max']:,} off"
 
 
 def _print_run(run: Mapping[str, Any], title: str) -> None:
@@ -74,7 +57,7 @@ def _print_run(run: Mapping[str, Any], title: str) -> None:
         ("", ""),
         [
             ("duration, s", summary["duration_s"]),
-            *((f"requests: {name}", count) for name, count in outcomes.items()),
+            *((OUTCOMES.get(name, name), count) for name, count in outcomes.items()),
             *((name, run[key]) for name, key in (("abandoned", "num_abandoned"), ("unsent", "num_unsent")) if run[key]),
             ("requests/s", summary["requests_per_s"]),
             ("output tokens/s", summary["output_tokens_per_s"]),
@@ -95,7 +78,7 @@ def _print_repeats(report: Mapping[str, Any]) -> None:
     rows = []
     for name, (words, _) in HEADLINES.items():
         found = report["headlines"][name]
-        half = "" if found["half_width"] is None else f"+- {found['half_width']:,.4g}"
+        half = "" if found["half_width"] is None else f"+- {figure(found['half_width'])}"
         rows.append((words, found["mean"], half, min(found["values"]), max(found["values"])))
     print_table((f"{len(report['runs'])} runs", "mean", "95 %", "least", "most"), rows)
     print()

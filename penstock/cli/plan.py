@@ -104,13 +104,21 @@ class Config:
     space: Space = field(default_factory=Space)
     money: Assumptions = field(default_factory=Assumptions)
 
+    def __post_init__(self) -> None:
+        if self.emit is not None and self.emit.suffix == ".json":
+            raise ConfigError(
+                f"--emit {self.emit} would overwrite itself: the plan goes to a .json beside it; name a .toml file"
+            )
+
 
 def run(config: Config) -> int:
+    from penstock.cli.output import check_writable
     from penstock.cli.plan_data import plan_data
     from penstock.cli.plan_model import describe
     from penstock.cli.plan_report import print_plan
     from penstock.cli.show import print_json
 
+    check_writable(config.emit)
     start_s = time.monotonic()
     described = describe(config.model)
     demand, progress = demand_of(config.load), Progress()
@@ -235,18 +243,14 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
 def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, Any]) -> None:
     import json
 
+    from penstock.cli.output import write_file
     from penstock.cli.plan_launch import config_text
-    from penstock.cli.this_machine import write_text
 
     path = config.emit
     if path is None or plan.chosen is None:
         return
-    if path.suffix == ".json":
-        raise ConfigError(
-            f"--emit {path} would overwrite itself: the plan goes to a .json beside it; name a .toml file"
-        )
-    write_text(path, config_text(plan.chosen, config.model, described.source, str(path)))
-    write_text(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write_file(path, config_text(plan.chosen, config.model, described.source, str(path)))
+    write_file(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 class Progress:

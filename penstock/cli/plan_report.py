@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.cli.amounts import bytes_in_words, count_in_words
+from penstock.cli.amounts import bytes_in_words, count_in_words, counted
 from penstock.cli.show import print_table, printable
 from penstock.planner.money import HOURS_PER_MONTH
 
@@ -100,7 +100,7 @@ def _print_capacity(chosen: Data) -> None:
 
 
 def _print_latency(run: Data, chosen: Data) -> None:
-    devices = f"{_counted(chosen['num_replicas'], 'replica')}, {_counted(chosen['num_devices'], 'device')}"
+    devices = f"{counted(chosen['num_replicas'], 'replica')}, {counted(chosen['num_devices'], 'device')}"
     _title(f"Latency at {run['rate']:g} requests/s on {devices}")
     names = ("p50", "p90", "p99")
     rows = [(name.upper(), *(1e3 * run[name][share] for share in names)) for name in ("ttft", "tpot", "e2e")]
@@ -227,7 +227,8 @@ def _print_cost(data: Data) -> None:
     rows = [
         (
             "devices",
-            f"${cost['gpu_dollars']:,.0f} for {HOURS_PER_MONTH:g} hours, used at {100 * assumed['utilization']:g} %",
+            f"${cost['gpu_dollars']:,.0f} for {counted(cost['num_replicas'], 'replica')}, each used at no more than "
+            f"{100 * assumed['utilization']:g} % of capacity, for {HOURS_PER_MONTH:g} hours",
         ),
         (
             "people",
@@ -253,19 +254,22 @@ def _print_launch(data: Data) -> None:
     chosen, options = data["chosen"], data["options"]
     _title("Launch")
     if not chosen["num_replicas"]:
-        print("No number of these meets the target; loosen --slo, or name other --hardware.")
+        print("No number of these meets the target; loosen --slo, or name other --hardware. What came nearest:")
     for line in chosen["launch"]:
         print(printable(line))
+    others = [(number, one) for number, one in enumerate(options, 1) if one["name"] != chosen["name"]]
+    if others:
+        print("\nThe others of the ranking, a replica of each:")
+        for number, one in others:
+            words = "; ".join(one["launch"]) if one["gaps"] else one["launch"][0]
+            print(printable(f"{number}  {words}"))
+        print()
     best = options[0]
     if best["name"] != chosen["name"] and best["gaps"] and best["num_replicas"]:
         print(printable(f"Better, but {'; '.join(best['gaps'])}: {best['name']}"))
     path = data["asked"]["emit"]
     if path is not None:
         print(printable(f"Written: {path}. Prove it: penstock plan verify http://127.0.0.1:8000 --plan {path}"))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _title(text: str) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from penstock.cli.output import check_writable, write_file
 from penstock.cli.this_machine import NAME as THIS_MACHINE
-from penstock.cli.this_machine import cache_folder, find_hardware, write_text
+from penstock.cli.this_machine import cache_folder, find_hardware
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.errors import ConfigError
 
@@ -62,9 +63,10 @@ class Config:
 
 
 def run(config: Config) -> int:
+    check_writable(config.out)
     profile = _measured(config) if config.steps is None else _from_log(config.steps)
     path = config.out or default_path(profile)
-    write_text(path, profile.to_json())
+    write_file(path, profile.to_json())
     if config.json:
         print(profile.to_json(), end="")
     else:

@@ -21,12 +21,13 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """Rows under headings, numbers to the right; None is an empty cell. A pipe gets every cell whole."""
+    """Rows under headings, numbers to the right; None is an empty cell. A pipe gets every cell whole. No headings, no line."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    heading = Text(title) if title else None
+    table = Table(title=heading, title_justify="left", box=None, pad_edge=False, show_header=any(columns))
     for index, column in enumerate(columns):
         is_numeric = any(isinstance(row[index], int | float) for row in rows)
         table.add_column(Text(column), justify="right" if is_numeric else "left")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock.cli import simulate_report as report
+from penstock.cli.output import check_writable, write_file
 from penstock.cli.plan_model import describe
 from penstock.cli.show import print_json
 from penstock.cli.techniques import Techniques
@@ -91,7 +92,7 @@ class Load:
     num_requests: int = 2000
     """How many requests come; of a trace, at most the first so many"""
     prompts: str = "sharegpt-prompts"
-    """Prompt lengths in tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH] or sharegpt-prompts"""
+    """Prompt lengths in tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
     answers: str = "sharegpt-answers"
     """Answer lengths in tokens, written likewise, or sharegpt-answers"""
     shared_prefix: int = 0
@@ -122,7 +123,8 @@ class Load:
         if not 0.0 < self.deadline_s < 1e9:
             raise ConfigError(f"--deadline-s is {self.deadline_s}; choose a number of seconds above 0")
         late = self.deadline_s
-        return Workload([replace(one, deadline_s=one.arrival_s + late) for one in workload.requests], workload.later)
+        requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
+        return Workload(requests, workload.later, workload.num_unanswered)
 
     def _traced(self, path: Path, vocab_size: int) -> Workload:
         from penstock.workload import trace_files  # numpy: not needed to say what the flags are
@@ -200,11 +202,12 @@ class Basis(NamedTuple):
 
 
 def run(config: Config) -> int:
+    if config.compare and config.chrome_trace:
+        raise ConfigError("a trace shows one run; leave out --compare or --chrome-trace")
+    check_writable(config.chrome_trace)
     path = config.machines.profile
     basis = roofline_basis(config) if path is None else profile_basis(config, path)
     workload = config.load.workload(basis.vocab_size)
-    if config.compare and config.chrome_trace:
-        raise ConfigError("a trace shows one run; leave out --compare or --chrome-trace")
     chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
     fleets = {
         strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
@@ -225,15 +228,8 @@ def run(config: Config) -> int:
         else:
             report.print_result(next(iter(results.values())))
     if config.chrome_trace and tracer:
-        _write(config.chrome_trace, tracer.text())
+        write_file(config.chrome_trace, tracer.text())
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --chrome-trace") from error
 
 
 def roofline_basis(config: Config) -> Basis:

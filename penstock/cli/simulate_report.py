@@ -33,6 +33,7 @@ def as_data(
             "num_prompt_tokens": workload.num_prompt_tokens,
             "num_output_tokens": workload.num_output_tokens,
             "span_s": workload.span_s,
+            "num_unanswered": workload.num_unanswered,
         },
         "results": {
             name: {
@@ -89,7 +90,8 @@ def print_heading(rows: list[tuple[str, str]], fleet: Fleet, workload: Workload,
         (
             "load",
             f"{len(workload):,} requests in {workload.span_s:,.1f} s, {workload.num_prompt_tokens:,} prompt tokens, "
-            f"{workload.num_output_tokens:,} to generate",
+            f"{workload.num_output_tokens:,} to generate"
+            + (f"; {workload.num_unanswered:,} without an answer left out" if workload.num_unanswered else ""),
         ),
         ("goodput", f"of requests with {_targets(slo)}"),
     ]

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.output import write_file
 from penstock.cost import hardware as devices
 from penstock.cost.hardware import Ceilings, Flops, Hardware
-from penstock.errors import ConfigError
 
 NAME = "this-machine"
 VERSION = 1
@@ -71,19 +71,8 @@ def _measure(facts: dict[str, Any], model_bytes: int) -> Hardware:
     kind = "gpu" if device.torch_device.type == "cuda" else "cpu"
     found = _hardware(kind, device.free_bytes, ceilings, source)
     path = _path(facts)
-    write_text(path, json.dumps({"version": VERSION, "facts": facts, "hardware": asdict(found)}, indent=1) + "\n")
+    write_file(path, json.dumps({"version": VERSION, "facts": facts, "hardware": asdict(found)}, indent=1) + "\n")
     return found
-
-
-def write_text(path: Path, text: str) -> None:
-    """All of it or nothing: a reader never sees half a file."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _path(facts: dict[str, Any]) -> Path:

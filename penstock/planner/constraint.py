@@ -77,7 +77,7 @@ def find_constraint(
 
 def _of_bound(candidate: Candidate, steady: Steady, sizes: Sizes, target: Target) -> Constraint:
     """No run failed: the steady state itself says where it ends."""
-    evidence = f"a steady state ends at {steady.rate:.2f} requests/s, {steady.num_sequences} sequences at once"
+    evidence = f"a steady state ends at about {steady.rate:.3g} requests/s, {steady.num_sequences} sequences at once"
     if steady.num_sequences >= candidate.max_sequences - 1:
         return _sequences(candidate, evidence)
     if target.slo.tpot_s is not None and steady.step_s > 0.95 * target.slo.tpot_s:

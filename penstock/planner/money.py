@@ -81,6 +81,8 @@ def _chunk(row: int, start: int, length: int) -> Chunk:
 class SelfHost:
     """A month of the fleet beside a month of an API, for the same requests."""
 
+    num_replicas: int
+    """Whole ones, none used at more than may be."""
     gpu_dollars: float
     engineer_dollars: float
     requests: float
@@ -101,13 +103,14 @@ def self_host(
     requests = rate * SECONDS_PER_MONTH
     useful = replica_rate * assumed.utilization
     engineer = assumed.engineer_hours * assumed.engineer_price
-    gpu = math.ceil(rate / useful) * replica_hourly * HOURS_PER_MONTH
+    num_replicas = math.ceil(rate / useful)
+    gpu = num_replicas * replica_hourly * HOURS_PER_MONTH
     api, break_even = None, None
     if assumed.api_in is not None and assumed.api_out is not None:
         each = (sizes.mean_prompt * assumed.api_in + sizes.mean_answer * assumed.api_out) / MILLION
         api = requests * each
         break_even = break_even_requests(each, useful * SECONDS_PER_MONTH, replica_hourly * HOURS_PER_MONTH, engineer)
-    return SelfHost(gpu, engineer, requests, api, break_even)
+    return SelfHost(num_replicas, gpu, engineer, requests, api, break_even)
 
 
 def break_even_requests(api_each: float, replica_requests: float, replica_month: float, fixed: float) -> float | None:

@@ -87,7 +87,7 @@ class Trace:
 
     def workload(self, vocab_size: int) -> Workload:
         """The requests of the trace, made one by one as they are asked for."""
-        return TracedWorkload(TracedRequests(self, vocab_size))
+        return TracedWorkload(TracedRequests(self, vocab_size), num_unanswered=self.num_unanswered)
 
     def _part(self, low: int, high: int) -> "Trace":
         start_s = self.times_s[low]

@@ -75,6 +75,8 @@ class Workload:
     requests: Sequence[Request]
     later: Mapping[int, Sequence[FollowUp]] = field(default_factory=dict)
     """Further turns of the conversation that a request begins, by its id."""
+    num_unanswered: int = 0
+    """Requests of a recording that got no answer then, and are left out."""
 
     def __post_init__(self) -> None:
         times = [request.arrival_s for request in self.requests]

@@ -55,6 +55,7 @@ def report(
         target=replace(TARGET, **target),
         url="http://127.0.0.1:1",
         asked={"target": {"slo": "ttft<500ms"}},
+        load="40 requests at 10/s (poisson)",
         workload=workload or {"load": {"rate": 10.0}, "seed": 0},
         client={"system": "Linux x86_64", "ended": "2026-01-01T00:00:00Z"},
         knee=knee,

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -11,7 +12,7 @@ from penstock.bench.compare import compare, read_report
 from penstock.bench.knee import Knee, Trial
 from penstock.bench.page import page_of
 from penstock.bench.plot import HEIGHT, WIDTH, Line, plot
-from penstock.bench.report import HEADLINES, merged_flags
+from penstock.bench.report import HEADLINES, facts_of, figure, merged_flags
 from penstock.errors import ConfigError
 from tests.bench.figures import COUNT, HEALTHY, answer, measured, report, run
 
@@ -48,6 +49,22 @@ def test_the_mean_of_runs_comes_with_its_interval():
     assert found["mean"] == pytest.approx(100.0)
     assert found["half_width"] == pytest.approx(4.303 * 1.0 / 3**0.5, rel=0.01)
     assert report([run()])["headlines"]["ttft_p50_ms"]["half_width"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (12.3456, "12.35"), (999.94, "999.9"), (-1577.2, "-1,577"), (1234567.8, "1,234,568")],
+)
+def test_figures_are_no_powers_of_ten(value, text):
+    assert figure(value) == text
+
+
+def test_a_report_tells_what_was_asked_of_whom():
+    facts = dict(facts_of(report([run()])))
+    assert facts["load"] == "40 requests at 10/s (poisson)"
+    assert facts["good is"] == "ttft<500ms"
+    page = page_of([report([run()])])
+    assert all(escape(text) in page for text in facts.values())
 
 
 def test_series_add_up_to_what_was_answered():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.bench import Config, Load, Recording, Target, Words, parse_slo
+from penstock.cli.bench_plan import load_words, open_trace
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -169,6 +170,34 @@ def test_other_targets_are_refused(text):
 def test_what_excludes_itself_is_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Config(), "100 requests of 8 users who ask again once answered; prompts of sharegpt-prompts tokens"),
+        (Config(load=Load(rate=4.0, num_requests=1)), "1 request at 4/s (poisson); "),
+        (Config(load=Load(rate=4.0, arrivals="gamma")), "100 requests at 4/s (gamma, spread 2); "),
+        (
+            Config(load=Load(rate=2.0, ramp_to=8.0, duration_s=5.0)),
+            "at a rate that goes from 2/s to 8/s, for 5 s at most",
+        ),
+        (Config(words=Words(turns=3, think_s=0.5)), "100 conversations of 8 users"),
+        (Config(words=Words(turns=3, think_s=0.5)), "; 3 turns with 0.5 s between"),
+        (Config(words=Words(shared_prefix=128, num_prefixes=2)), "; 2 shared beginnings of 128 tokens; prompts of"),
+        (Config(target=Target(find_knee=True)), "rising rates, 30 s each; "),
+    ],
+)
+def test_a_load_is_told_in_words(config, words):
+    assert words in load_words(config, None)
+
+
+def test_what_a_trace_leaves_out_is_told(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE + '{"timestamp": 300, "input_length": 40, "output_length": 0, "hash_ids": [4]}\n')
+    config = Config(recording=Recording(trace=path, trace_speed=0.5))
+    told = load_words(config, open_trace(config))
+    assert told == f"{path}: 3 requests in 0.5 s; 1 without an answer left out"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from penstock.cli import config_file, serve, simulate
 from penstock.cli.args import build, parse
 from penstock.cli.main import main
 from penstock.cli.plan_model import describe
+from penstock.cli.plan_report import print_plan
 from penstock.cli.plan_verify import candidate_of, config_of, predict, read_plan
+from penstock.planner.money import HOURS_PER_MONTH
 from penstock.sizing import Sizing
 from tests.cli.test_simulate import SHAPE
 from tests.cost.test_profile import PROFILE
@@ -114,6 +116,33 @@ def test_the_page_has_every_part(capsys):
                   "How far to trust it", "A month", "Launch"):  # fmt: skip
         assert title in printed.out
     assert "penstock serve" in printed.out
+
+
+def test_every_option_of_the_ranking_has_its_command(capsys):
+    """Those that no engine runs say what is missing."""
+    status, printed = plan(capsys, "smollm2-135m", *SMALL[:-4], "--weights", "bf16,int4", "--kv", "bf16,fp8", "--json")
+    assert status == 0
+    data = json.loads(printed.out)
+    assert len(data["options"]) > 1
+    assert any(option["gaps"] for option in data["options"])
+    print_plan(data)
+    launch = capsys.readouterr().out.partition("Launch\n")[2]
+    for number, option in enumerate(data["options"], 1):
+        if option["name"] != data["chosen"]["name"]:
+            assert f"\n{number}  {option['launch'][0]}" in launch
+        else:
+            assert launch.splitlines()[1] == option["launch"][0]
+
+
+def test_a_month_is_of_as_many_replicas_as_its_use_asks_for(capsys):
+    """Not of as many as carry the load at its height."""
+    words = ("--price", "l4=0.5", "--utilization", "0.01", "--json")
+    data = json.loads(plan(capsys, "smollm2-135m", *SMALL, *words)[1].out)
+    month = data["self_host"]
+    assert month["num_replicas"] > data["chosen"]["num_replicas"]
+    assert month["gpu_dollars"] == month["num_replicas"] * 0.5 * HOURS_PER_MONTH
+    print_plan(data)
+    assert f"for {month['num_replicas']} replicas, each used at no more than 1 % of capacity" in capsys.readouterr().out
 
 
 def test_a_layout_that_no_engine_runs_is_said_in_words(capsys):

@@ -27,6 +27,11 @@ def test_a_pipe_gets_every_cell_whole_and_plain(capsys: pytest.CaptureFixture[st
     assert lines[3].split() == ["short"]
 
 
+def test_a_table_without_headings_has_no_line_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("", ""), [("a", 1), ("b", 2)])
+    assert capsys.readouterr().out.splitlines() == ["a  1", "b  2"]
+
+
 def test_names_from_outside_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert printable("a\x1b[2J\rb\nc") == "a\ufffd[2J\ufffdb\nc"
     print_table(("name",), [("\x1b]0;owned\x07",)])

@@ -1,0 +1,38 @@
+"""Files that commands write: whole or not at all, and known to be writable before the work that fills them."""
+
+import os
+from pathlib import Path
+
+from penstock.errors import ConfigError
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise ConfigError now, not after minutes of work, if a file could not be written. Folders on its way are made."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot(path, f"{error.filename}: {error.strerror}") from error
+        if path.is_dir():
+            raise _cannot(path, "it is a directory")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise _cannot(path, "permission denied")
+
+
+def write_file(path: Path, text: str) -> None:
+    """All of it or nothing: a reader never sees half a file. What is no file (a pipe, /dev/null) is written as it is."""
+    is_special = path.exists() and not path.is_file()
+    partial = path if is_special else path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        if not is_special:
+            partial.replace(path)
+    except OSError as error:
+        raise _cannot(path, error.strerror or str(error)) from error
+
+
+def _cannot(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"cannot write {path}: {why}; name another file")
