@@ -191,6 +191,7 @@ void multiply_few(const Rows& x, const Matrix& m, int first_tile, int num_tiles,
         widen<kBits, kHasMinimum>(left + (g + 1) * bytes, next);
         widen<kBits, kHasMinimum>(right + (g + 1) * bytes, next + 512);
       }
+      if (sink.ahead) sink.ahead->advance();
       add_square<false>(first + g * 512, second ? second + g * 512 : nullptr, now, now + 512);
     }
     square.store();

@@ -50,6 +50,22 @@ struct Block {
   float* values;  // [16][kBlockStride]
 };
 
+// Memory that will be read soon, asked for little by little while a product is computed from something else.
+struct Ahead {
+  static constexpr int kLines = 8;  // of 64 bytes, at a time; runs have a multiple of them
+
+  const char* at = nullptr;
+  int num_lines = 0;
+  bool (*turn)(Ahead& ahead) = nullptr;  // to the next run, if there is one
+
+  __attribute__((always_inline)) void advance() {
+    if (num_lines == 0 && !(turn && turn(*this))) return;
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * 64, 0, 2);
+    at += kLines * 64;
+    num_lines -= kLines;
+  }
+};
+
 // Where a product goes. `take` is called once for each tile of rows and run of output tiles. Kernels that know a shorter way
 // may go it where one is offered: store whole tiles in `rows`, or add to what stands there; gate and lay down in `gated`.
 struct Sink {
@@ -60,6 +76,13 @@ struct Sink {
   bool adds = false;
   Rows* gated = nullptr;
   int activation = 0;
+  Ahead* ahead = nullptr;
+
+  Sink beside(Ahead& ahead) const {
+    Sink sink = *this;
+    sink.ahead = &ahead;
+    return sink;
+  }
 };
 
 // A chunk's queries, and where its keys and values are found.

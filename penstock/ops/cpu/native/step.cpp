@@ -9,6 +9,7 @@ namespace penstock {
 namespace {
 
 constexpr int kTilesAtOnce = 2;
+constexpr int kMostAheadBytes = 768 << 10;  // beside the weights that pass by, of what a core keeps near
 
 struct Run {
   Context& c;
@@ -126,15 +127,51 @@ void attend_item(const Member& member, Run& run, const Layer& layer, const Item&
 }
 
 void attend(const Member& member, Run& run, const Layer& layer) {
-  for (int i = member.take(run.items.count); i < run.items.count; i = member.take(run.items.count))
+  for (int i = member.take_near(run.items.count); i < run.items.count; i = member.take_near(run.items.count))
     attend_item(member, run, layer, run.items.items[i]);
   member.barrier();
 }
 
+// The keys and values with which a thread will begin to attend. Products of few rows leave memory idle, and attention waits for
+// little else.
+struct Beginning : Ahead {
+  const Run* run;
+  const Layer* layer;
+  const Item *item, *end;
+  int64_t num_bytes = kMostAheadBytes;  // still to be asked for
+  int block = 0;
+  bool has_keys = false;  // of the block
+
+  Beginning(const Run& run, const Layer& layer, const Member& member) : run(&run), layer(&layer) {
+    const int64_t count = run.items.count, threads = run.c.pool.num_threads();
+    item = run.items.items + count * member.index / threads;
+    end = run.items.items + count * (member.index + 1) / threads;
+    if (places_late(run)) turn = [](Ahead& ahead) { return ((Beginning&)ahead).next(); };
+  }
+
+  bool next() {
+    const Model& m = run->model;
+    const Step& step = run->step;
+    if (num_bytes <= 0 || item == end) return false;
+    const int chunk = run->items.chunks[item->first_chunk];
+    const int64_t key = step.block_tables[(int64_t)chunk * step.table_stride + block] * block_stride(m) +
+                        item->kv_head * m.block_size;
+    const int row_bytes = m.head_dim * (layer->key_scales ? 1 : 2), bytes = item->num_kv_heads * m.block_size * row_bytes;
+    at = (const char*)(has_keys ? layer->values : layer->keys) + key * row_bytes;
+    num_lines = bytes / 64;
+    num_bytes -= bytes;
+    block += has_keys;
+    has_keys = !has_keys;
+    if (block * m.block_size >= step.contexts[chunk]) ++item, block = 0;
+    return true;
+  }
+};
+
 // A product added to the stream, at once or, where its own norm comes between, when `read_stream` runs.
-void multiply_into_stream(const Member& member, Run& run, const Rows& rows, const Matrix& matrix, bool is_normed) {
+void multiply_into_stream(const Member& member, Run& run, const Rows& rows, const Matrix& matrix, bool is_normed,
+                          Ahead& ahead) {
   Target target{&matrix, is_normed ? run.sublayer : run.stream, run.model.hidden_size, !is_normed};
-  multiply(member, run.c, rows, matrix, kTilesAtOnce, sink_of(target));
+  multiply(member, run.c, rows, matrix, kTilesAtOnce, sink_of(target).beside(ahead));
 }
 
 // Finishes the sublayer before, if its output waits for a norm, and returns the normed stream of a row.
@@ -166,6 +203,8 @@ void walk(void* context, const Member& member) {
   const int count = run.step.num_tokens;
   each_row(member, count, [&](int row) { embed_row(run, row); });
   const float* waiting = nullptr;
+  Ahead nothing;
+  Beginning next(run, m.layers[0], member);
   for (int i = 0; i < m.num_layers; ++i) {
     const Layer& layer = m.layers[i];
     const auto read = [&](const float* waiting, const float* weight) {
@@ -173,14 +212,15 @@ void walk(void* context, const Member& member) {
     };
     read(waiting, layer.attention_norm);
     Target target{&layer.qkv, run.qkv, run.qkv_size(), false};
-    multiply(member, run.c, run.input, layer.qkv, kTilesAtOnce, sink_of(target));
+    multiply(member, run.c, run.input, layer.qkv, kTilesAtOnce, sink_of(target).beside(next));
     place(member, run, layer);
     attend(member, run, layer);
-    multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm);
+    multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm, nothing);
+    if (i + 1 < m.num_layers) next = Beginning(run, m.layers[i + 1], member);
     read(layer.attention_post_norm, layer.mlp_norm);
     GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation};
-    multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates));
-    multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm);
+    multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates).beside(next));
+    multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm, next);
     waiting = layer.mlp_post_norm;
   }
   each_row(member, count, [&](int row) { finish_row(member, run, waiting, row); });
