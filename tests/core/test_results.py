@@ -36,6 +36,16 @@ def test_the_middle_of_a_prompt_tells_nothing():
     assert [len(step(scheduler)[1]) for _ in range(4)] == [0, 0, 1, 1]
 
 
+def test_a_sequence_that_goes_on_counts_what_is_computed_and_offers_it_at_once():
+    scheduler = make_scheduler()
+    add(scheduler, 1, num_prompt=3, max_tokens=12)
+    for num_computed in range(3, 14):
+        step(scheduler)
+        sequence = running(scheduler)[1, 0]
+        assert sequence.num_computed == num_computed == len(sequence.tokens) - 1
+        assert scheduler.pool.num_cached == num_computed // scheduler.limits.block_size
+
+
 @pytest.mark.parametrize(("min_tokens", "num_tokens"), [(0, 1), (1, 2), (3, 4)])
 def test_stop_tokens_count_after_the_least_length(min_tokens, num_tokens):
     scheduler = make_scheduler()
