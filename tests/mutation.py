@@ -14,7 +14,7 @@ Survivors known to change nothing that anyone could notice (they count as surviv
 - a second look at what the first implies: blocks `block is None or content is None`, in `match` and in `publish`
 - work saved, not changed: blocks `num_full <= num_published`; plan `end > num_held * capacity`; scheduler
   `num_computed >= (num_published + 1) * block_size`
-- the short way of `commit` left to the long one, which gives the same: scheduler `has_newcomers`, `len(drawn) == 1`, `limit - 1`
+- the short way left to the long one, which gives the same: scheduler `has_newcomers`, `len(drawn) == 1`, `limit - 1`
 - arguments nobody reads: scheduler `Sequence(request, 0, 0, 0)` in `pin`
 - a bound that is not reached: plan `max(room, 0)`, since each sequence has its token of the budget
 - a flag read only of those outside: roster `is_waiting = False` of one that enters or ends
