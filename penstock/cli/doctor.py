@@ -225,11 +225,15 @@ def _print_server(config: Config, version: str, signs: Signs, diagnosis: Diagnos
         print(f"{finding.verdict}: {finding.layer.name} {finding.layer.value}: {finding.symptom}")
         print(f"    seen: {printable(finding.evidence)}\n    do:   {printable(finding.remedy)}\n")
     if not diagnosis.findings:
-        print("nothing is wrong with this server\n")
+        idle = (
+            f", as far as an idle one shows: it computed nothing in these {signs.window_s:.1f} s; look again under load"
+        )
+        print(f"nothing is wrong with this server{idle if signs.is_idle else ''}\n")
     if signs.metrics_status != 200:
         return
     title = printable(f"{config.url} {version}, over {signs.window_s:.1f} s")
-    print_table(("", title), [(name, _figure(signs, sign, scale)) for name, (sign, scale) in VITAL_SIGNS.items()])
+    figures = {name: _figure(signs, sign, scale) for name, (sign, scale) in VITAL_SIGNS.items()}
+    print_table(("", title), [(name, figure) for name, figure in figures.items() if figure is not None])
     if diagnosis.unexamined:
         lacking = sorted({name for _, names in diagnosis.unexamined for name in names} - {"--hardware"})
         rules = ", ".join(rule.id for rule, names in diagnosis.unexamined if set(names) - {"--hardware"})

@@ -86,6 +86,11 @@ class Signs:
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Signs that the page has no metrics for, with the names it lacks."""
 
+    @property
+    def is_idle(self) -> bool:
+        """It tells that it computed nothing, so that there was nothing to judge."""
+        return self.num_running == 0.0 == self.prompt_tokens_per_s == self.output_tokens_per_s
+
 
 def signs_of(before: Look, after: Look, window_s: float) -> Signs:
     values: dict[str, float] = {}

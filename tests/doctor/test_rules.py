@@ -151,7 +151,11 @@ def test_a_healthy_server_is_told_nothing_and_everything_was_examined() -> None:
 def test_an_idle_server_is_told_nothing() -> None:
     quiet = {name: 0.0 for name in MEASURES if name.endswith("per_s") or name.startswith("num_")}
     latencies = {name: math.nan for name in MEASURES if name not in quiet and name != "has_restarted"}
-    assert spoken(replace(HEALTHY, **(quiet | latencies | {"kv_usage_fraction": 0.0}))) == []
+    idle = replace(HEALTHY, **(quiet | latencies | {"kv_usage_fraction": 0.0}))
+    assert spoken(idle) == []
+    assert idle.is_idle
+    for busy in ({"num_running": 1.0}, {"output_tokens_per_s": 1.0}, {"prompt_tokens_per_s": math.nan}):
+        assert not replace(idle, **busy).is_idle
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
