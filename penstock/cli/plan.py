@@ -249,7 +249,7 @@ def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, A
     path = config.emit
     if path is None or plan.chosen is None:
         return
-    write_file(path, config_text(plan.chosen, config.model, described.source, str(path)))
+    write_file(path, config_text(plan.chosen, config.model, described.source, str(path), config.space.profile))
     write_file(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 

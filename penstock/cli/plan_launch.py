@@ -6,6 +6,7 @@ it worked.
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 from penstock.cli import serve
 from penstock.cli.args import arguments_of
@@ -64,9 +65,10 @@ def launch_lines(option: Option, source: str) -> list[str]:
     return [*shown, f"... {count} in all, each on a device and a port of its own, behind a load balancer"]
 
 
-def simulate_command(option: Option, model: str, config_path: str) -> str:
+def simulate_command(option: Option, model: str, config_path: str, profile: Path | None = None) -> str:
     candidate, layout = option.candidate, option.candidate.layout
-    words = ["penstock", "simulate", "--model", model, "--config", config_path, "--hardware", candidate.hardware.name]
+    what = ["--model", model, "--hardware", candidate.hardware.name] if profile is None else ["--profile", str(profile)]
+    words = ["penstock", "simulate", *what, "--config", config_path]
     words += ["--replicas", str(max(option.num_replicas, 1) * layout.data)]
     for name in ("tensor", "pipeline", "expert"):
         if getattr(layout, name) > 1:
@@ -74,7 +76,7 @@ def simulate_command(option: Option, model: str, config_path: str) -> str:
     return shlex.join(words)
 
 
-def config_text(option: Option, model: str, source: str, path: str) -> str:
+def config_text(option: Option, model: str, source: str, path: str, profile: Path | None = None) -> str:
     """A TOML file that `serve --config` and `simulate --config` both read."""
     candidate = option.candidate
     values: dict[str, str] = {
@@ -92,5 +94,5 @@ def config_text(option: Option, model: str, source: str, path: str) -> str:
         lines += [f"# The engine cannot run this layout yet: {gap}" for gap in option.gaps]
     else:
         lines.append(f"# {shlex.join(['penstock', 'serve', source or 'MODEL', '--config', path])}")
-    lines.append(f"# {simulate_command(option, model, path)}")
+    lines.append(f"# {simulate_command(option, model, path, profile)}")
     return "\n".join([*lines, "", *(f"{key} = {value}" for key, value in values.items()), ""])

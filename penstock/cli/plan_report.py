@@ -46,7 +46,8 @@ def _print_head(data: Data) -> None:
         ("target", f"{bounds} for {100 * target['fraction']:g} % of requests"),
         (
             "search",
-            f"{took['num_fitting']} candidates fit, {took['num_simulations']} runs simulated in {took['seconds']:.1f} s",
+            f"{counted(took['num_fitting'], 'candidate')} fitting, {counted(took['num_simulations'], 'run')} simulated "
+            f"in {took['seconds']:.1f} s",
         ),
     )
 
@@ -196,7 +197,7 @@ def _print_trust(trust: Data) -> None:
         rows.append(("error", f"{100 * trust['step_error']:.1f} % (median) on steps that were not fitted"))
         for name, one in (trust["back_test"] or {}).items():
             if isinstance(one, Mapping):
-                rows.append(("back-test", f"{name}: {100 * one['error']:+.1f} %"))
+                rows.append(("back-test", f"{_metric(name)}: {100 * one['error']:+.1f} %"))
         if trust["is_extrapolating"]:
             share = 100 * trust["extrapolated_fraction"]
             rows.append(("EXTRAPOLATED", f"{share:.0f} % of steps lie beyond what was measured"))
@@ -270,6 +271,12 @@ def _print_launch(data: Data) -> None:
     path = data["asked"]["emit"]
     if path is not None:
         print(printable(f"Written: {path}. Prove it: penstock plan verify http://127.0.0.1:8000 --plan {path}"))
+
+
+def _metric(name: str) -> str:
+    """`ttft_p50_s` as one says it."""
+    what, _, share = name.removesuffix("_s").partition("_p")
+    return f"{what.upper()} p{share}" if share.isdigit() else name.replace("_per_s", "/s").replace("_", " ")
 
 
 def _title(text: str) -> None:

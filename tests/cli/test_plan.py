@@ -216,7 +216,8 @@ def test_bad_wishes_are_refused_with_a_way_out(capsys, words, hint):
 def test_a_profile_stands_for_the_machine_it_was_measured_on(capsys, tmp_path):
     """Blocks and step times are the profile's own, whatever devices there are by name."""
     path = tmp_path / "profile.json"
-    path.write_text(replace(PROFILE, vocab_size=49_152, sizing=asdict(SIZING)).to_json())
+    proof = {"ttft_p50_s": {"error": -0.1}, "output_tokens_per_s": {"error": 0.05}}
+    path.write_text(replace(PROFILE, vocab_size=49_152, sizing=asdict(SIZING), back_test=proof).to_json())
     words = ("--prompts", "20-60", "--answers", "3-12", "--rate", "5", "--slo", "ttft<10s", "--price", "this-machine=1")
     status, printed = plan(capsys, "smollm2-135m", "--profile", str(path), *words, "--json")
     assert status == 0
@@ -225,6 +226,13 @@ def test_a_profile_stands_for_the_machine_it_was_measured_on(capsys, tmp_path):
     assert data["chosen"]["fit"]["num_tokens"] == SIZING.num_cached_tokens
     assert data["chosen"]["dollars_per_hour"] == data["chosen"]["num_replicas"]
     assert data["trust"]["step_times"] == "measured"
+    emitted = tmp_path / "plan.toml"
+    _, printed = plan(capsys, "smollm2-135m", "--profile", str(path), *words, "--emit", str(emitted))
+    assert "TTFT p50: -10.0 %" in printed.out
+    assert "output tokens/s: +5.0 %" in printed.out
+    line = next(line for line in emitted.read_text().splitlines() if "simulate" in line)
+    assert main([*shlex.split(line.removeprefix("# penstock ")), "--num-requests", "5"]) == 0
+    assert f"{SIZING.num_blocks:,} blocks" in capsys.readouterr().out, "the engine that was measured is simulated"
     status, printed = plan(capsys, "llama-3.1-8b", "--profile", str(path), *words)
     assert status == 2
     assert "another model" in printed.err
