@@ -4,6 +4,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from penstock.cli.amounts import counted
 from penstock.cli.show import print_json, print_table, printable
 
 FAULT_STATUS = 1
@@ -59,7 +60,8 @@ def run(config: Config) -> int:
         print_json({"is_sound": found.is_sound, "faults": faults, "rows": [asdict(row) for row in found.rows]})
     else:
         for name, report, path in (("first", first, config.first), ("second", second, config.second)):
-            print(f"{name:8}{printable(str(path))}: {printable(report['target']['model'])}, {len(report['runs'])} runs")
+            runs = counted(len(report["runs"]), "run")
+            print(f"{name:8}{printable(str(path))}: {printable(report['target']['model'])}, {runs}")
         print()
         print_flags(faults)
         if is_shown:
