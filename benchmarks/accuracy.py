@@ -11,11 +11,12 @@
 Both sides count alike: TTFT from the scheduled arrival to the end of the turn of the loop that brought the first token. A
 machine, a virtual one above all, is not equally fast from one second to the next. So it is calibrated bit by bit: before a
 workload, and about every second while it is served, when it has nothing to do and its clock can stand still. A turn is each
-workload once, with other requests every time. After the turns the cost is fitted to all bits, and percentiles are over the
-requests of all turns. Beside each error stands where it would lie nine times in ten if turns were drawn again from these: an
-error within reach of 0 is weather, one out of its reach is the cost's. The last column replays the steps' own times: what is
-off there is scheduling, arrivals or definitions; what is off only before it is the cost, or the neighbours, whose share of
-the machine is told.
+workload once, with other requests every time. After the turns the cost is fitted to all bits; what it says of a workload in
+a turn is for a machine as fast as it likely was, given the bits around it. Percentiles are over the requests of all turns.
+Beside each error stands where it would lie nine times in ten if turns were drawn again from these: an error within reach of
+0 is weather, one out of its reach is the cost's. The last column replays the steps' own times: what is off there is
+scheduling, arrivals or definitions; what is off only before it is the cost, or the neighbours, whose share of the machine
+is told.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from penstock.cli.show import print_table
 from penstock.config import EngineConfig, configure
 from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
-from penstock.cost.fitting import fit_steps
+from penstock.cost.fitting import fit_steps, pace_along
 from penstock.cost.profile import Profile
 from penstock.cost.replay import Replay, as_taken
 from penstock.sim.simulation import Fleet, simulate
@@ -144,7 +145,7 @@ class Found:
         self._path = path
         kept = json.loads(path.read_text()) if path and path.exists() else {}
         self.seed: int = kept.get("seed", SystemRandom().randrange(2**31))
-        self.pieces = [Piece.of(*row) for row in kept.get("pieces", [])]
+        self.pieces = {name: [Piece.of(*row) for row in rows] for name, rows in kept.get("pieces", {}).items()}
         """One for each workload that was served."""
         self.served = {
             name: [
@@ -198,13 +199,25 @@ class Measuring:
 def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
     name = bench.loaded.files.name if bench.loaded.files else bench.config.model.model
     facts = LoggedEngine(name, bench.config, bench.sizing, bench.vocab_size, depth).facts()
-    steps = [step for piece in found.pieces for step in piece.steps]
+    pieces = [piece for each in found.pieces.values() for piece in each]
+    steps = [step for piece in pieces for step in piece.steps]
     measuring = {
-        "seconds": round(sum(piece.seconds for piece in found.pieces), 1),
+        "seconds": round(sum(piece.seconds for piece in pieces), 1),
         "num_steps": len(steps),
-        "disturbed_fraction": max(piece.disturbed_fraction or 0.0 for piece in found.pieces),
+        "disturbed_fraction": max(piece.disturbed_fraction or 0.0 for piece in pieces),
     }
     return Profile(**facts, fitted=fit_steps(steps, overlaps=depth > 1), measuring=measuring)
+
+
+def predict_each(
+    profile: Profile, config: EngineConfig, workloads: list[Workload], pieces: list[Piece]
+) -> tuple[tuple[Run, ...], float]:
+    """Each workload on a machine as fast as it likely was then; and the share of steps that were extrapolated."""
+    predicted = []
+    for workload, piece in zip(workloads, pieces, strict=True):
+        fitted = profile.fitted.slower(pace_along(profile.fitted, piece.steps))
+        predicted.append(predict(fleet_of(replace(profile, fitted=fitted), config), workload))
+    return tuple(run for run, _ in predicted), max(fraction for _, fraction in predicted)
 
 
 def misses(data: dict[str, Any]) -> list[str]:
@@ -285,7 +298,7 @@ def main() -> None:
             served = found.served.setdefault(name, [])
             measuring.before()
             served.append(bench.serve(engine_config, recipe.make(bench.seed + len(served)), measuring.between))
-            found.pieces.append(measuring.piece())
+            found.pieces.setdefault(name, []).append(measuring.piece())
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
     if args.measures_only:
@@ -295,10 +308,9 @@ def main() -> None:
     compared = {}
     for name, (engine_config, recipe) in each.items():
         served = found.served[name]
-        fleet = fleet_of(profile, engine_config)
-        foretold = [predict(fleet, recipe.make(bench.seed + turn)) for turn in range(len(served))]
-        outside_fraction = max(fraction for _, fraction in foretold)
-        compared[name] = Comparison(tuple(run for run, _ in foretold), tuple(served), outside_fraction)
+        workloads = [recipe.make(bench.seed + turn) for turn in range(len(served))]
+        predicted, outside_fraction = predict_each(profile, engine_config, workloads, found.pieces[name])
+        compared[name] = Comparison(predicted, tuple(served), outside_fraction)
         show(name, compared[name].as_data())
     print(f"\ncontinuous over static batching: {ratio(compared)}")
     replayed = bench.replay(recipes(bench.vocab_size)["bursty short"].make(bench.seed - 1))
@@ -307,6 +319,10 @@ def main() -> None:
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "profile": json.loads(profile.to_json()),
+        "paces": {
+            name: [round(pace_along(profile.fitted, piece.steps), 3) for piece in pieces]
+            for name, pieces in found.pieces.items()
+        },
         "seed": bench.seed,
         "workloads": {name: one for name, one in data.items() if name not in BATCHINGS},
         "replay": replayed,

@@ -13,12 +13,12 @@ counts how often it was asked for more.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from penstock.core.batch import Batch
 from penstock.core.features import Features, features_of
-from penstock.cost.fit import Errors, Ramp
+from penstock.cost.fit import Errors, Ramp, slower
 from penstock.cost.warmth import Cooling
 
 VALUES: Mapping[str, Callable[[Features], int]] = {
@@ -59,6 +59,10 @@ class Fitted:
     """What a step takes longer if the caches have lost everything."""
     cooling: Cooling | None = None
     """How they lose it."""
+
+    def slower(self, factor: float) -> "Fitted":
+        """The same with a device that takes so many times as long."""
+        return replace(self, device=slower(self.device, factor), cold=slower(self.cold, factor))
 
 
 class Measured:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.core.batch import Batch, Chunk
 from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
-from penstock.cost.fitting import fit_steps
+from penstock.cost.fitting import fit_steps, pace_along
 from penstock.cost.measured import Measured
 from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
@@ -114,6 +114,23 @@ def test_what_is_told_of_many_steps_adds_up_to_what_they_took():
         told_s += warmth.foretell(told_s, cost.run_s(batch, 1), cost.cold_s(batch, 1))[0]
         warmth.take(1)
     assert told_s == pytest.approx(sum(step.device_s for step in steps), rel=0.02)
+
+
+def test_a_pace_is_that_of_the_steps_and_of_few_steps_mostly_chance():
+    steps = steps_of(3, 1500)
+    slow = [step._replace(device_s=1.3 * step.device_s) for step in steps]
+    assert pace_along(FITTED, steps) == pytest.approx(1.0, abs=0.02)
+    assert pace_along(FITTED, slow) == pytest.approx(1.3, abs=0.05)
+    assert 1.0 < pace_along(FITTED, slow[:5]) < 1.1
+    assert pace_along(FITTED, []) == 1.0
+
+
+def test_a_slower_device_leaves_the_host_as_it_is():
+    batch = batch_of(Random(3))
+    host_s = Measured(replace(FITTED, device=())).step_s(batch)
+    usual, slow = (Measured(each) for each in (FITTED, FITTED.slower(1.5)))
+    assert slow.step_s(batch) - host_s == pytest.approx(1.5 * (usual.step_s(batch) - host_s))
+    assert slow.cold_s(batch, 2) == pytest.approx([1.5 * seconds for seconds in usual.cold_s(batch, 2)])
 
 
 def test_a_step_takes_as_much_longer_with_cold_caches_as_was_measured():
