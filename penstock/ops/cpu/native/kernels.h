@@ -52,14 +52,14 @@ struct Block {
 
 // Memory that will be read soon, asked for little by little while a product is computed from something else.
 struct Ahead {
-  static constexpr int kLines = 8;  // of 64 bytes, at a time; runs have a multiple of them
+  static constexpr int kLines = 8;  // of 64 bytes, at a time
 
   const char* at = nullptr;
   int num_lines = 0;
   bool (*turn)(Ahead& ahead) = nullptr;  // to the next run, if there is one
 
   __attribute__((always_inline)) void advance() {
-    if (num_lines == 0 && !(turn && turn(*this))) return;
+    if (num_lines <= 0 && !(turn && turn(*this))) return;  // a run may end within so many lines
     for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * 64, 0, 2);
     at += kLines * 64;
     num_lines -= kLines;
