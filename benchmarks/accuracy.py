@@ -12,7 +12,7 @@ Both sides count alike: TTFT from the scheduled arrival to the end of the turn o
 machine, a virtual one above all, is not equally fast from one second to the next. So it is calibrated bit by bit: before a
 workload, and about every second while it is served, when it has nothing to do and its clock can stand still. A turn is each
 workload once, with other requests every time. After the turns the cost is fitted to all bits; what it says of a workload in
-a turn is for a machine as fast as it likely was, given the bits around it. Percentiles are over the requests of all turns.
+a turn is for a machine as fast and as even as it was in the bits around it. Percentiles are over the requests of all turns.
 Beside each error stands where it would lie nine times in ten if turns were drawn again from these: an error within reach of
 0 is weather, one out of its reach is the cost's. The last column replays the steps' own times: what is off there is
 scheduling, arrivals or definitions; what is off only before it is the cost, or the neighbours, whose share of the machine
@@ -40,9 +40,10 @@ from penstock.cli.show import print_table
 from penstock.config import EngineConfig, configure
 from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
-from penstock.cost.fitting import fit_steps, pace_along
+from penstock.cost.fitting import fit_steps, spells_along
 from penstock.cost.profile import Profile
 from penstock.cost.replay import Replay, as_taken
+from penstock.cost.weather import Spell
 from penstock.sim.simulation import Fleet, simulate
 from penstock.sizing import Sizing
 from penstock.workload.arrivals import AtOnce, Gamma, Poisson
@@ -212,12 +213,17 @@ def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
 def predict_each(
     profile: Profile, config: EngineConfig, workloads: list[Workload], pieces: list[Piece]
 ) -> tuple[tuple[Run, ...], float]:
-    """Each workload on a machine as fast as it likely was then; and the share of steps that were extrapolated."""
+    """Each workload on a machine as fast and as even as it was around then; and the share of steps that were extrapolated."""
     predicted = []
     for workload, piece in zip(workloads, pieces, strict=True):
-        fitted = profile.fitted.slower(pace_along(profile.fitted, piece.steps))
+        fitted = replace(profile.fitted, spells=spells_along(profile.fitted, piece.steps))
         predicted.append(predict(fleet_of(replace(profile, fitted=fitted), config), workload))
     return tuple(run for run, _ in predicted), max(fraction for _, fraction in predicted)
+
+
+def pace(spells: Sequence[Spell]) -> float:
+    """How many times as long as usual all that was computed took."""
+    return sum(spell.seconds for spell in spells) / sum(spell.seconds / spell.factor for spell in spells)
 
 
 def misses(data: dict[str, Any]) -> list[str]:
@@ -318,9 +324,9 @@ def main() -> None:
     data = {name: one.as_data() for name, one in compared.items()}
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "profile": json.loads(profile.to_json()),
+        "profile": json.loads(replace(profile, fitted=replace(profile.fitted, spells=())).to_json()),
         "paces": {
-            name: [round(pace_along(profile.fitted, piece.steps), 3) for piece in pieces]
+            name: [round(pace(spells_along(profile.fitted, piece.steps)), 3) for piece in pieces]
             for name, pieces in found.pieces.items()
         },
         "seed": bench.seed,

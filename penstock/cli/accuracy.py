@@ -16,6 +16,8 @@ from penstock.sim.simulation import Fleet, simulate
 from penstock.workload.workload import Workload
 
 NUM_DRAWS = 200
+NUM_MOMENTS = 8
+"""At which a workload is predicted to begin: some have good luck with the machine, some bad."""
 LIKELY = 0.9
 """Share of chance that a range of errors spans."""
 RATES = {"output_tokens_per_s": "output tokens/s"}
@@ -40,6 +42,17 @@ class Run(NamedTuple):
             [time for one in timelines if (time := one.e2e_s) is not None],
             sum(one.num_tokens for one in timelines),
             duration_s,
+        )
+
+    @classmethod
+    def joined(cls, runs: Sequence["Run"]) -> "Run":
+        """All of them, one after the other."""
+        return cls(
+            [time for run in runs for time in run.ttft],
+            [time for run in runs for time in run.tpot],
+            [time for run in runs for time in run.e2e],
+            sum(run.num_tokens for run in runs),
+            sum(run.duration_s for run in runs),
         )
 
 
@@ -161,8 +174,8 @@ def predict(fleet: Fleet, workload: Workload) -> tuple[Run, float]:
     if not isinstance(cost, Measured):
         return _simulated(fleet, workload), 0.0
     num_asked, num_outside = cost.num_asked, cost.num_outside
-    run = _simulated(fleet, workload)
-    return run, (cost.num_outside - num_outside) / max(cost.num_asked - num_asked, 1)
+    runs = [_simulated(replace(fleet, seed=seed), workload) for seed in range(NUM_MOMENTS if cost.spells else 1)]
+    return Run.joined(runs), (cost.num_outside - num_outside) / max(cost.num_asked - num_asked, 1)
 
 
 def _simulated(fleet: Fleet, workload: Workload) -> Run:

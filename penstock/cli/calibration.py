@@ -23,8 +23,10 @@ from penstock.engine.engine import Engine
 SHORT_PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 160, 192)
 LONG_PROMPTS = (256, 320, 384, 512, 768, 1024, 1536, 2048)
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-CONTEXTS = ((24, 64), (240, 32), (900, 8), (1800, 4))
-"""(context, most sequences at it): longer ones are tried with fewer, since filling them takes longer than what is measured."""
+CONTEXTS = ((24, 64, False), (240, 32, False), (900, 8, False), (900, 16, True), (1800, 4, False))
+"""(context, most sequences at it, whether most of it is the same): longer ones are tried with fewer, since filling them takes
+longer than what is measured."""
+SHARED_FRACTION = 0.9
 STEPS_EACH = 5
 """Steps at each number of sequences of a shrinking batch."""
 CACHED_REST = (8, 48, 160, 300)
@@ -40,6 +42,9 @@ NUM_SERVED = 8
 MAX_ANSWER = 100
 NUM_RATES = 10
 """Rates at which so many requests come: a crowd, a few, mostly one at a time."""
+NUM_CROWDED = 16
+CROWD_GAPS_S = (0.005, 0.02)
+"""Mean time between short prompts that come to many who generate already."""
 FIRST_ID = 1 << 40
 """Of our requests, out of the way of others."""
 QUIET = 0.1
@@ -116,7 +121,7 @@ class Calibration:
     rests_s: tuple[float, float] = (0.01, 0.6)
     """Shortest and longest rest, and mean time between arrivals."""
     _num_requests: int = 0
-    _contexts: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    _contexts: dict[tuple[int, bool], list[tuple[int, ...]]] = field(default_factory=dict)
     """Prompts that fill a batch's contexts."""
 
     def run(self, seconds: float) -> list[StepTime]:
@@ -178,16 +183,20 @@ class Calibration:
             length = min(1536, room - max(CACHED_REST))
             yield from Stage("cached prompts", list(self._cached(length, 1)), None).parts(3)
             yield Stage("cached after rest", list(self._cached(length, RESTED_ANSWER)), None, rests=True)
-        for context, most in CONTEXTS:
+        for context, most, shares in CONTEXTS:
             most = min(most, limits.max_sequences)
             num_steps = STEPS_EACH * len([size for size in BATCHES if size <= most])
             num_tokens = context + context // 3 + num_steps + 1
             fits = num_tokens <= limits.max_context and most * num_tokens <= limits.num_blocks * limits.block_size
             if fits:
-                yield Stage(f"batches at {context}", self._shrinking(context, most), 0.0)
+                name = f"{'like ' if shares else ''}batches at {context}"
+                yield Stage(name, self._shrinking(context, most, shares=shares), 0.0)
         for count in TOGETHER:
             requests = [self._at_random(min(MAX_TOGETHER, longest), RESTED_ANSWER) for _ in range(count)]
             yield Stage("together", requests, 0.0)
+        for gap_s in CROWD_GAPS_S:
+            requests = [self._at_random(min(MAX_TOGETHER, longest)) for _ in range(NUM_CROWDED)]
+            yield Stage("crowd", requests, gap_s)
         for _ in range(NUM_RATES):
             requests = [self._at_random(min(400, longest)) for _ in range(NUM_SERVED)]
             yield Stage("as served", requests, self._rest_s())
@@ -200,11 +209,16 @@ class Calibration:
             for own in CACHED_REST:
                 yield self._request(own, num_answer, beginning[: length // share])
 
-    def _shrinking(self, context: int, most: int) -> list[Request]:
+    def _shrinking(self, context: int, most: int, *, shares: bool) -> list[Request]:
         """Sequences that end one after the other, so that every batch size has its steps."""
         sizes = [size for size in BATCHES if size <= most]
-        spreads = [self.random.randint(-context // 3, context // 3) for _ in range(most)]
-        prompts = self._contexts.setdefault(context, [self._tokens(context + spread) for spread in spreads])
+        if (context, shares) not in self._contexts:
+            beginning = self._tokens(round(SHARED_FRACTION * context)) if shares else ()
+            lengths = [context + self.random.randint(-context // 3, context // 3) for _ in range(most)]
+            self._contexts[context, shares] = [
+                beginning + self._tokens(max(length - len(beginning), 1)) for length in lengths
+            ]
+        prompts = self._contexts[context, shares]
         requests = []
         for rank, prompt in enumerate(prompts):
             num_levels = sum(1 for size in sizes if size > rank)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from penstock.core.request import SamplingParams
 
 make = tuple.__new__
-"""`make(Batch, (step, chunks, copies))` is `Batch(step, chunks, copies)` in half the time, or less where a step has just swept
-the processor's caches: no code of the class is run. All fields are told, in their order."""
+"""`make(Chunk, (row, start, ...))` is `Chunk(row, start, ...)` in half the time, or less where a step has just swept the
+processor's caches: no code of the class is run. All fields are told, in their order."""
 
 
 class Arrival(NamedTuple):
@@ -62,6 +62,9 @@ class Batch(NamedTuple):
     chunks: tuple[Chunk, ...]
     copies: tuple[tuple[int, int], ...] = ()
     """(from, to) block ids whose contents are duplicated: a fork's last, partly filled block."""
+    num_shared: int = 0
+    """Positions in blocks of a sequence that another one holds too, each counted once less than it is held. Nothing is computed
+    otherwise for it, but what was just read is read faster."""
 
     @property
     def num_tokens(self) -> int:

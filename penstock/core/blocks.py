@@ -78,6 +78,8 @@ class BlockPool:
         self._pin_ends: list[tuple[float, int, int]] = []
         self._num_pin_ends = 0
         self.num_evictions = 0
+        self.num_shared = 0
+        """References beyond the first to each block: what a step in which everybody takes part reads again."""
 
     # Queries
 
@@ -148,6 +150,8 @@ class BlockPool:
                 counts[block] += 1
         if counts != self._references:
             raise RuntimeError("reference counts differ from the sequences that hold blocks")
+        if self.num_shared != sum(counts) - sum(1 for count in counts if count):
+            raise RuntimeError("the count of shared blocks differs from the references")
         idle_pinned = {block for block in self._pins if not counts[block]}
         free = [*self._free, *self._fresh]
         groups = [set(free), set(self._cached), idle_pinned, {b for b, count in enumerate(counts) if count}]
@@ -272,6 +276,7 @@ class BlockPool:
             references[block] -= 1
             if not references[block]:
                 idle.append(block)
+        self.num_shared -= len(sequence.blocks) - len(idle)
         self._rest(idle)
         sequence.blocks.clear()
         sequence.num_published = 0
@@ -320,7 +325,9 @@ class BlockPool:
             hashes.append(parent)
 
     def _hold(self, block: int) -> None:
-        if not self._references[block]:
+        if self._references[block]:
+            self.num_shared += 1
+        else:
             self._cached.pop(block, None)
         self._references[block] += 1
 

@@ -26,6 +26,8 @@ class Features(NamedTuple):
     """Positions that the chunk with the longest context reads."""
     long_pairs: int
     """Query-key pairs of the longer chunks."""
+    shared_kv: int
+    """Positions of all chunks that another one reads too, each counted once less than it is read."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,7 +50,7 @@ class StepTime(NamedTuple):
     features: Features
 
 
-STEPS_VERSION = 2
+STEPS_VERSION = 3
 COLUMNS = (*StepTime._fields[:-1], *Features._fields)
 """Of a step log of this version, in order."""
 
@@ -57,11 +59,12 @@ def features_of(batch: Batch) -> Features:
     """Add up a batch, by columns: this runs for every chunk of every logged or simulated step."""
     chunks = batch.chunks
     if not chunks:
-        return Features(0, 0, 0, 0, 0, 0, 0, 0)
+        return Features(0, 0, 0, 0, 0, 0, 0, 0, 0)
     _, starts, lengths, _, _, samples, _, num_drafts = zip(*chunks)
     num_chunks, num_drawn = len(chunks), sum(samples) + sum(num_drafts)
     if max(lengths) == 1:
-        return Features(num_chunks, num_chunks, 0, num_drawn, sum(starts) + num_chunks, 0, max(starts) + 1, 0)
+        single_kv, max_kv = sum(starts) + num_chunks, max(starts) + 1
+        return Features(num_chunks, num_chunks, 0, num_drawn, single_kv, 0, max_kv, 0, batch.num_shared)
     num_singles = single_kv = num_long_tokens = long_kv = max_kv = long_pairs = 0
     for start, length in zip(starts, lengths):
         end = start + length
@@ -74,4 +77,6 @@ def features_of(batch: Batch) -> Features:
             long_kv += end
             # Queries at start .. end - 1 see start + 1 .. end keys.
             long_pairs += length * end - length * (length - 1) // 2
-    return Features(num_chunks, num_singles, num_long_tokens, num_drawn, single_kv, long_kv, max_kv, long_pairs)
+    return Features(
+        num_chunks, num_singles, num_long_tokens, num_drawn, single_kv, long_kv, max_kv, long_pairs, batch.num_shared
+    )

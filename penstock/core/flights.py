@@ -50,6 +50,6 @@ class Flights:
         for chunk, sequence in zip(batch.chunks, sequences, strict=True):
             self._last += 1
             self._flights[self._last] = ([sequence], last_stay)
-            parts.append(make(Batch, (self._last, (chunk,), copies)))
+            parts.append(make(Batch, (self._last, (chunk,), copies, batch.num_shared)))
             copies = ()
         return tuple(parts)

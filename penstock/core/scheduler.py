@@ -174,7 +174,8 @@ class Scheduler:
         if not plan.chunks:
             return None
         step = self.flights.launch(plan.sequences, self.roster.num_stays)
-        return make(Batch, (step, tuple(plan.chunks), tuple(plan.copies)))
+        num_shared = self.pool.num_shared * self.limits.block_size
+        return make(Batch, (step, tuple(plan.chunks), tuple(plan.copies), num_shared))
 
     def commit(self, batch: Batch, output: StepOutput, now: float, ahead: tuple[int, ...] = ()) -> tuple[Delta, ...]:
         """Take in a step's results: advance its sequences, publish full blocks, tell what is new.
@@ -186,7 +187,7 @@ class Scheduler:
         tokens, drafts, logprobs, prompt_logprobs, failed = output
         failures = dict(failed) if failed else {}
         has_tokens_only = not (ahead or failed or drafts or logprobs or prompt_logprobs)
-        step, chunks, _ = batch
+        step, chunks, _, _ = batch
         sequences, last_stay = self.flights.land(step)
         order, block_size = self._order, self.limits.block_size
         counts_service, has_newcomers = order.counts_service, self.roster.num_stays > last_stay

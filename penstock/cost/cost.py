@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from penstock.core.batch import Batch, Chunk
 from penstock.cost.warmth import Cooling
+from penstock.cost.weather import Spell
 
 
 class Cost(Protocol):
@@ -31,12 +32,16 @@ class Summing(Protocol):
 
 
 @runtime_checkable
-class Warming(Protocol):
-    """A cost of a device that is slower while its caches are cold."""
+class Moody(Protocol):
+    """A cost of a device that takes longer while its caches are cold, and at some moments."""
 
     @property
     def cooling(self) -> Cooling | None:
         """How they lose what steps read; None if that costs nothing."""
+
+    @property
+    def spells(self) -> Sequence[Spell]:
+        """How much longer it takes from moment to moment; none if it is always the same."""
 
     def cold_s(self, batch: Batch, num_steps: int) -> list[float]:
         """Seconds that each of a run of steps takes beyond `run_s` if they have lost everything."""

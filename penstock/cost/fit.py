@@ -62,11 +62,6 @@ def column(ramp: Ramp, values: Numbers) -> Numbers:
     return stretch
 
 
-def slower(ramps: Sequence[Ramp], factor: float) -> tuple[Ramp, ...]:
-    """The same ramps, so many times as steep."""
-    return tuple(ramp._replace(seconds=factor * ramp.seconds) for ramp in ramps)
-
-
 def fit(matrix: Numbers, seconds: Numbers, weights: Numbers) -> Numbers:
     """Coefficients, none below 0, with the least relative error; what lies far off counts less and less.
 

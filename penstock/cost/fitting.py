@@ -6,14 +6,16 @@ fitted is `fit`'s; here is which of them there are, and which cooling of the cac
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.core.features import Features, StepTime
-from penstock.cost.fit import Errors, Mask, Numbers, Ramp, column, errors_of, fit, held_out, ramps_of, slower
+from penstock.cost.fit import Errors, Mask, Numbers, Ramp, column, errors_of, fit, held_out, ramps_of
 from penstock.cost.measured import VALUES, Fitted
 from penstock.cost.warmth import Cooling, Warmth
+from penstock.cost.weather import Spell, spells_of
 from penstock.errors import ConfigError
 
 MIN_STEPS = 50
@@ -27,16 +29,19 @@ DEVICE_KNEES: Mapping[str, Sequence[float]] = {
     "drawn": DRAWN_KNEES,
     "long_chunks": (),
     "single_kv": (),
+    "own_kv": (),
     "long_kv": (),
     "max_kv": (),
     "long_pairs": (),
 }
 COLD_RAMPS = tuple(
     Ramp(feature, 0.0, width)
-    for feature, width in (("steps", 1.0), ("rows", 256.0), ("single_kv", math.inf), ("long_kv", math.inf))
+    for feature, width in (("steps", 1.0), ("rows", 256.0), ("own_kv", math.inf), ("long_kv", math.inf))
 )
 """Weights, activations, keys and values. A long step is warm before it is over."""
-COOLINGS = tuple(Cooling(seconds, lost) for seconds in (0.01, 0.02, 0.04, 0.08, 0.16) for lost in (0.5, 0.7, 0.85))
+COOLINGS = tuple(
+    Cooling(seconds, lost) for seconds in (0.01, 0.02, 0.04, 0.08, 0.16) for lost in (0.5, 0.7, 0.85, 0.92)
+)
 """Those that are tried."""
 COLD_FRACTION = 0.5
 """What must be lost for a step to be called cold."""
@@ -49,9 +54,6 @@ MAX_SLOWED = 2.5
 not."""
 MAX_SUMMED = 3.0
 """Times as long as usual, beyond which a step has no part in the sums that must agree."""
-TRUST_S = 2.0
-"""Seconds of steps of whose pace half is held to be chance. The pace of 40 workloads rose by 0.65 of that of the calibration
-beside them, which was 4 seconds of steps in the mean."""
 HOST_KNEES: Mapping[str, Sequence[float]] = {"steps": (), "chunks": (), "long_tokens": (), "long_kv": ()}
 
 
@@ -81,29 +83,29 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
         host = fitted.ramps
         errors["host"] = fitted.held_out()(np.ones(len(cells.seconds), dtype=bool))
     most = Features(*(max(values) for values in zip(*(step.features for step in usable))))
-    return Fitted(device.ramps, host, overlaps, most, len(usable), errors, device.cold, cooling)
+    found = Fitted(device.ramps, host, overlaps, most, len(usable), errors, device.cold, cooling)
+    return replace(found, spells=spells_along(found, usable))
 
 
-def pace_along(fitted: Fitted, steps: Sequence[StepTime]) -> float:
-    """By which factor the machine was likely slower while it computed these steps than when it was fitted: the fewer they are,
-    the more of what they say is chance."""
+def spells_along(fitted: Fitted, steps: Sequence[StepTime]) -> tuple[Spell, ...]:
+    """How even the machine was while it computed these steps, and how fast beside when it was fitted."""
     usable = [step for step in steps if step.device_s > 0.0]
-    if not usable:
-        return 1.0
-    features = np.array([step.features for step in usable], dtype=float)
-    warm = _predict(fitted.device, (), features, np.zeros(len(usable)))
-    cold = _predict((), fitted.cold, features, np.ones(len(usable))) if fitted.cold else np.zeros(len(usable))
-    warmth = Warmth(fitted.cooling or Cooling(math.inf, 0.0))
+    return spells_of([step.device_s for step in usable], _usual(fitted, usable).tolist())
+
+
+def _usual(fitted: Fitted, steps: Sequence[StepTime]) -> Numbers:
+    """What such steps in a row take on the device as a rule."""
+    features = np.array([step.features for step in steps], dtype=float)
+    warm = _predict(fitted.device, (), features, np.zeros(len(steps)))
+    cold = _predict((), fitted.cold, features, np.ones(len(steps))) if fitted.cold else np.zeros(len(steps))
+    warmth = Warmth(fitted.cooling)
     now, each = 0.0, []
-    for step, warm_s, cold_s in zip(usable, warm, cold):
+    for step, warm_s, cold_s in zip(steps, warm, cold):
         now += step.rest_s
         each += warmth.foretell(now, [warm_s], [cold_s])
         warmth.take(1)
         now += each[-1]
-    seconds, usual = _seconds(usable), np.array(each)
-    counts = seconds < MAX_SUMMED * usual
-    usual_s = float(usual[counts].sum())
-    return float((seconds[counts].sum() / usual_s) ** (usual_s / (usual_s + TRUST_S))) if usual_s else 1.0
+    return np.array(each)
 
 
 def _fit_device(steps: Sequence[StepTime]) -> tuple["_Fit", Cooling | None]:
@@ -192,7 +194,9 @@ class _Fit:
         self._factor = 1.0
 
     def slow_down(self, factor: float) -> None:
-        self.ramps, self.cold = slower(self.ramps, factor), slower(self.cold, factor)
+        self.ramps, self.cold = (
+            tuple(ramp._replace(seconds=factor * ramp.seconds) for ramp in ramps) for ramps in (self.ramps, self.cold)
+        )
         self._factor *= factor
 
     def predict(self, features: Numbers, lost: Numbers) -> Numbers:

@@ -3,7 +3,8 @@
     device   rows of the matrix products, with knees     every token is a row, and few rows cost as much as one
              rows that draw, with knees                  the output product
              chunks of several tokens                    each is a call of its own
-             positions read, pairs scored                attention; the longest context apart, since it is waited for
+             positions read, pairs scored                attention; the longest context apart, since it is waited for, and
+                                                         what no other sequence reads, since it comes from further away
     cold     steps, positions read                       what the caches have lost by then (`warmth`) is read from memory
     host     chunks, prompt tokens, positions            schedule, commit, and what the caller does between steps
 
@@ -13,13 +14,14 @@ counts how often it was asked for more.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from penstock.core.batch import Batch
 from penstock.core.features import Features, features_of
-from penstock.cost.fit import Errors, Ramp, slower
+from penstock.cost.fit import Errors, Ramp
 from penstock.cost.warmth import Cooling
+from penstock.cost.weather import Spell
 
 VALUES: Mapping[str, Callable[[Features], int]] = {
     "steps": lambda one: 1,
@@ -29,6 +31,7 @@ VALUES: Mapping[str, Callable[[Features], int]] = {
     "long_chunks": lambda one: one.num_chunks - one.num_singles,
     "long_tokens": lambda one: one.num_long_tokens,
     "single_kv": lambda one: one.single_kv,
+    "own_kv": lambda one: one.single_kv - one.shared_kv,
     "long_kv": lambda one: one.long_kv,
     "max_kv": lambda one: one.max_kv,
     "long_pairs": lambda one: one.long_pairs,
@@ -36,6 +39,7 @@ VALUES: Mapping[str, Callable[[Features], int]] = {
 """What a ramp may run over."""
 GROWTH: Mapping[str, Callable[[Features], int]] = {
     "single_kv": lambda one: one.num_singles,
+    "own_kv": lambda one: one.num_singles,
     "long_kv": lambda one: one.num_chunks - one.num_singles,
     "max_kv": lambda one: 1,
     "long_pairs": lambda one: one.num_long_tokens,
@@ -59,10 +63,8 @@ class Fitted:
     """What a step takes longer if the caches have lost everything."""
     cooling: Cooling | None = None
     """How they lose it."""
-
-    def slower(self, factor: float) -> "Fitted":
-        """The same with a device that takes so many times as long."""
-        return replace(self, device=slower(self.device, factor), cold=slower(self.cold, factor))
+    spells: tuple[Spell, ...] = ()
+    """How even the machine was meanwhile."""
 
 
 class Measured:
@@ -81,6 +83,7 @@ class Measured:
         self._host = _Line(fitted.host)
         self._cold = _Line(fitted.cold)
         self.cooling = fitted.cooling
+        self.spells = fitted.spells
 
     def step_s(self, batch: Batch) -> float:
         return self.run_s(batch, 1)[0]
@@ -139,7 +142,7 @@ class _Line:
         seconds = [self._still_s(*features[:4])] * num_steps
         for value_of, growth_of, low, width, slope in self._moving:
             value, growth = value_of(features) - low, growth_of(features)
-            if not low and width == math.inf:
+            if value >= 0.0 and width == math.inf:
                 seconds = [so_far + slope * (value + growth * number) for number, so_far in enumerate(seconds)]
             else:
                 seconds = [
@@ -149,7 +152,7 @@ class _Line:
         return seconds
 
     def _add_still(self, num_chunks: int, num_singles: int, num_long_tokens: int, num_drawn: int) -> float:
-        features = Features(num_chunks, num_singles, num_long_tokens, num_drawn, 0, 0, 0, 0)
+        features = Features(num_chunks, num_singles, num_long_tokens, num_drawn, 0, 0, 0, 0, 0)
         total = 0.0
         for value_of, low, width, slope in self._still:
             total += slope * min(max(value_of(features) - low, 0.0), width)

@@ -13,9 +13,10 @@ from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime
 from penstock.cost.fit import Errors, Ramp
 from penstock.cost.measured import VALUES, Fitted
 from penstock.cost.warmth import Cooling
+from penstock.cost.weather import Spell
 from penstock.errors import ConfigError
 
-VERSION = 2
+VERSION = 3
 MAX_PROFILE_BYTES = 1 << 24
 
 
@@ -45,6 +46,7 @@ class Profile:
             "host": [_written(ramp) for ramp in self.fitted.host],
             "cold": [_written(ramp) for ramp in self.fitted.cold],
             "most": self.fitted.most._asdict(),
+            "spells": [[spell.seconds, spell.factor] for spell in self.fitted.spells],
         }
         return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
@@ -68,6 +70,7 @@ def read_profile(text: str, name: str) -> Profile:
                 most=Features(**{key: int(value) for key, value in fitted["most"].items()}),
                 num_steps=int(fitted["num_steps"]),
                 errors={kind: Errors(**each) for kind, each in fitted["errors"].items()},
+                spells=tuple(_spell(row) for row in fitted["spells"]),
             ),
         )
         counts = (profile.vocab_size, profile.depth, profile.sizing["num_blocks"], profile.sizing["block_size"])
@@ -110,6 +113,13 @@ def _cooling(row: list[Any] | None) -> Cooling | None:
     if not (0.0 < cooling.seconds < math.inf and 0.0 <= cooling.lost_fraction <= 1.0):
         raise ValueError(f"{cooling} cannot be")
     return cooling
+
+
+def _spell(row: list[Any]) -> Spell:
+    spell = Spell(*map(float, row))
+    if not (0.0 < spell.seconds < math.inf and 0.0 < spell.factor < math.inf):
+        raise ValueError(f"{spell} cannot be")
+    return spell
 
 
 def _ramp(row: list[Any]) -> Ramp:

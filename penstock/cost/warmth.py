@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from penstock.cost.weather import Weather
+
 
 class Cooling(NamedTuple):
     seconds: float
@@ -33,23 +35,26 @@ class Cooling(NamedTuple):
 class Warmth:
     """Of one device, from step to step."""
 
-    def __init__(self, cooling: Cooling) -> None:
-        self._cooling = cooling
-        self._lost = 1.0
+    def __init__(self, cooling: Cooling | None, weather: Weather | None = None) -> None:
+        """Without a cooling nothing is ever lost; without weather all moments are alike."""
+        self._cooling = cooling or Cooling(math.inf, 0.0)
+        self._weather = weather
+        self._lost = 1.0 if cooling else 0.0
         """After the last step began to read."""
-        self._begin_s = -math.inf
+        self._begin_s = -math.inf if cooling else 0.0
         """When it began."""
         self._ahead: list[tuple[float, float]] = []
         """Likewise, of steps that were foretold."""
 
     def foretell(self, start_s: float, durations: Sequence[float], cold: Sequence[float]) -> list[float]:
         """Durations of steps in a row, given those with warm caches, and by how much each is longer with cold ones."""
-        cooling = self._cooling
+        cooling, weather = self._cooling, self._weather
         lost, begin_s = self._lost, self._begin_s
         self._ahead, longer = [], []
         for duration_s, cold_s in zip(durations, cold):
             lost = cooling.lost(lost, start_s - begin_s)
-            longer.append(duration_s + lost * cold_s)
+            usual_s = duration_s + lost * cold_s
+            longer.append(usual_s if weather is None else weather.lasting(start_s, usual_s))
             begin_s = start_s
             start_s += longer[-1]
             lost *= cooling.lost_fraction

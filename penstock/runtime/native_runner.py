@@ -68,7 +68,7 @@ class NativeRunner(ModelRunner):
         give_back()  # the model stands where steps read it, and the cache is not written yet
 
     def launch(self, batch: Batch) -> Ticket:
-        step, chunks, copies = batch
+        step, chunks, copies, _ = batch
         if step > self._last_step:
             self._last_step = step
             if chunks and not copies:

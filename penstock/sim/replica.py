@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 from penstock.core.batch import Batch, Delta, StepOutput, make
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
-from penstock.cost.cost import Cost, Warming
+from penstock.cost.cost import Cost, Moody
 from penstock.cost.warmth import Warmth
+from penstock.cost.weather import Weather
 from penstock.errors import CapacityError, RequestError
 from penstock.metrics.histogram import Histogram
 from penstock.router.policy import ReplicaView
@@ -47,7 +48,8 @@ class Flight(NamedTuple):
 
 
 class Replica:
-    """`depth` is the engine's: steps launched before the oldest is awaited. `joins` says that batches take in newcomers."""
+    """`depth` is the engine's: steps launched before the oldest is awaited. `joins` says that batches take in newcomers,
+    `seed` when the machine has its bad moments."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Replica:
         joins: bool = True,
         speculation: Speculation | None = None,
         tracer: Tracer | None = None,
+        seed: int = 0,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
@@ -77,9 +80,11 @@ class Replica:
         self.num_lost_transfers = 0
         """Prompts whose keys and values came and found no room."""
         self.cost = cost
-        self._warming = cost if isinstance(cost, Warming) else None
-        cooling = self._warming.cooling if self._warming is not None else None
-        self._warmth = Warmth(cooling) if cooling is not None else None
+        self._moody = cost if isinstance(cost, Moody) and (cost.cooling is not None or cost.spells) else None
+        self._warmth: Warmth | None = None
+        if self._moody is not None:
+            weather = Weather(self._moody.spells, f"{seed} weather {name}") if self._moody.spells else None
+            self._warmth = Warmth(self._moody.cooling, weather)
         self.speculation = speculation
         self._events = events
         self._ledger = ledger
@@ -184,9 +189,9 @@ class Replica:
     def _run_s(self, batch: Batch, start_s: float, num_steps: int) -> list[float]:
         """Seconds of each of a run of steps that begins then."""
         durations = self.cost.run_s(batch, num_steps)
-        if self._warmth is None or self._warming is None:
+        if self._warmth is None or self._moody is None:
             return durations
-        return self._warmth.foretell(start_s, durations, self._warming.cold_s(batch, num_steps))
+        return self._warmth.foretell(start_s, durations, self._moody.cold_s(batch, num_steps))
 
     def _complete(self, now: float) -> None:
         """The oldest step has ended."""

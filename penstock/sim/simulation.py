@@ -109,6 +109,8 @@ class Fleet:
     """Further replicas that compute prompts for the others."""
     max_pending: int | None = None
     """Requests a replica may have before the router sends it no more; with all full, it refuses."""
+    seed: int = 0
+    """By which it is drawn when a machine has its slow moments, if its cost knows of any."""
 
     def __post_init__(self) -> None:
         if self.scaling is not None and self.split is not None:
@@ -123,7 +125,17 @@ class Fleet:
         joins = self.config.scheduler.batching == "continuous"
         if self.foretells and self.depth == 1 and self.guessing is None:
             settles = self.config.scheduler.order == "fair"
-            return SwiftReplica(name, scheduler, self.cost, events, ledger, joins=joins, settles=settles, tracer=tracer)
+            return SwiftReplica(
+                name,
+                scheduler,
+                self.cost,
+                events,
+                ledger,
+                joins=joins,
+                settles=settles,
+                tracer=tracer,
+                seed=self.seed,
+            )
         speculation = Speculation(self.guessing, name) if self.guessing else None
         return Replica(
             name,
@@ -135,6 +147,7 @@ class Fleet:
             joins=joins,
             speculation=speculation,
             tracer=tracer,
+            seed=self.seed,
         )
 
 

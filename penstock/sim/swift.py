@@ -59,8 +59,9 @@ class SwiftReplica(Replica):
         joins: bool = True,
         settles: bool = False,
         tracer: Tracer | None = None,
+        seed: int = 0,
     ) -> None:
-        super().__init__(name, scheduler, cost, events, ledger, joins=joins, tracer=tracer)
+        super().__init__(name, scheduler, cost, events, ledger, joins=joins, tracer=tracer, seed=seed)
         self._settles = settles
         self._summing = cost if isinstance(cost, Summing) and cost.is_summing else None
         limits = scheduler.limits
@@ -176,7 +177,8 @@ class SwiftReplica(Replica):
                 make(Chunk, (row, run.batch.chunks[0].start + self._step - run.first_step, 1, (), (), True, None, 0))
                 for row, run in self._runs.items()
             ]
-            batch = Batch(0, (*singles, *prompts))
+            num_shared = self.scheduler.pool.num_shared * self.scheduler.limits.block_size
+            batch = Batch(0, (*singles, *prompts), (), num_shared)
             return self._run_s(batch, self._start_s, num_steps)
         if prompts:
             return [summing.sum_s(len(self._runs), self._num_positions, prompts)]

@@ -65,7 +65,7 @@ def test_a_small_engine_is_measured_within_its_limits():
     assert max(one.num_tokens for one in features) <= 128
 
 
-STEP = StepTime(0.0, 0.01, 0.0, True, 0.0, Features(1, 1, 0, 1, 5, 0, 5, 0))
+STEP = StepTime(0.0, 0.01, 0.0, True, 0.0, Features(1, 1, 0, 1, 5, 0, 5, 0, 0))
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ CHUNKS = st.builds(
 )
 
 
-@given(st.lists(CHUNKS, min_size=1, max_size=12))
-def test_features_are_sums_over_tokens(chunks):
+@given(st.lists(CHUNKS, min_size=1, max_size=12), st.integers(0, 9000))
+def test_features_are_sums_over_tokens(chunks, num_shared):
     singles = [chunk for chunk in chunks if chunk.length == 1]
     longer = [chunk for chunk in chunks if chunk.length > 1]
     pairs = sum(1 + position for chunk in longer for position in range(chunk.start, chunk.end))
-    found = features_of(Batch(1, tuple(chunks)))
+    found = features_of(Batch(1, tuple(chunks), (), num_shared))
     assert found == Features(
         num_chunks=len(chunks),
         num_singles=len(singles),
@@ -32,9 +32,10 @@ def test_features_are_sums_over_tokens(chunks):
         long_kv=sum(chunk.end for chunk in longer),
         max_kv=max(chunk.end for chunk in chunks),
         long_pairs=pairs,
+        shared_kv=num_shared,
     )
     assert found.num_tokens == Batch(1, tuple(chunks)).num_tokens
 
 
 def test_a_batch_of_nothing_is_nothing():
-    assert features_of(Batch(1, ())) == Features(0, 0, 0, 0, 0, 0, 0, 0)
+    assert features_of(Batch(1, ())) == Features(0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -191,3 +191,18 @@ def test_a_failed_token_of_an_answer_leaves_the_prompt_to_those_who_share_it():
     scheduler.commit(batch, output_of(batch)._replace(failures=((0, "planted"),)), 0.0)
     assert inside(scheduler) == {2}
     scheduler.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_tells_what_is_read_more_than_once(seed):
+    scheduler = Scheduler(ROOMY, ORDERS["first-come"]())
+    for request in family(Random(seed), 12):
+        scheduler.add(request, 0.0)
+    told = []
+    while scheduler.has_work:
+        batch = scheduler.schedule(0.0)
+        held = [block for sequence in scheduler.roster.running for block in sequence.blocks]
+        assert batch.num_shared == ROOMY.block_size * (len(held) - len(set(held)))
+        told.append(batch.num_shared)
+        scheduler.commit(batch, output_of(batch), 0.0)
+    assert max(told) > 0

@@ -1,7 +1,9 @@
 """Laws of the measured cost: a run is its steps, a fitted cost tells what it was fitted to, and knows where it does not."""
 
+import math
 from dataclasses import replace
 from random import Random
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +12,16 @@ from hypothesis import strategies as st
 from penstock.core.batch import Batch, Chunk
 from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
-from penstock.cost.fitting import fit_steps, pace_along
-from penstock.cost.measured import Measured
+from penstock.cost.fit import Ramp
+from penstock.cost.fitting import fit_steps, spells_along
+from penstock.cost.measured import Fitted, Measured
 from penstock.cost.warmth import Cooling, Warmth
+from penstock.cost.weather import Spell
 from penstock.errors import ConfigError
 from penstock.sim.simulation import simulate
-from penstock.workload.arrivals import Constant
+from penstock.workload.arrivals import AtOnce, Constant
+from penstock.workload.lengths import Fixed
+from penstock.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, make_fleet, make_workload
 from tests.sim.test_replica import assert_foretelling_changes_nothing
 
@@ -41,7 +47,7 @@ COOLING = Cooling(0.02, 0.7)
 
 def cold_s(batch):
     """What a batch takes longer with cold caches."""
-    return 0.003 + 1e-6 * features_of(batch).single_kv
+    return 0.003 + 1e-6 * features_of(batch).single_kv  # nothing is shared
 
 
 def steps_of(seed, count, noise=0.02, host_s=2e-4):
@@ -109,28 +115,64 @@ def test_what_is_told_of_many_steps_adds_up_to_what_they_took():
         device_s = COST.step_s(batches[-1]) * (1.8 if random.random() < 0.2 else 1.0)
         steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batches[-1])))
     cost = Measured(replace(fit_steps(steps, overlaps=False), host=()))
-    told_s, warmth = 0.0, Warmth(cost.cooling or Cooling(1.0, 0.0))
+    told_s, warmth = 0.0, Warmth(cost.cooling)
     for batch in batches:
         told_s += warmth.foretell(told_s, cost.run_s(batch, 1), cost.cold_s(batch, 1))[0]
         warmth.take(1)
     assert told_s == pytest.approx(sum(step.device_s for step in steps), rel=0.02)
 
 
-def test_a_pace_is_that_of_the_steps_and_of_few_steps_mostly_chance():
+def test_steps_that_took_longer_are_slow_spells_by_as_much():
     steps = steps_of(3, 1500)
     slow = [step._replace(device_s=1.3 * step.device_s) for step in steps]
-    assert pace_along(FITTED, steps) == pytest.approx(1.0, abs=0.02)
-    assert pace_along(FITTED, slow) == pytest.approx(1.3, abs=0.05)
-    assert 1.0 < pace_along(FITTED, slow[:5]) < 1.1
-    assert pace_along(FITTED, []) == 1.0
+    usual, slower = (median(spell.factor for spell in spells_along(FITTED, each)) for each in (steps, slow))
+    assert usual == pytest.approx(1.0, abs=0.05)
+    assert slower == pytest.approx(1.3, abs=0.08)
 
 
-def test_a_slower_device_leaves_the_host_as_it_is():
-    batch = batch_of(Random(3))
-    host_s = Measured(replace(FITTED, device=())).step_s(batch)
-    usual, slow = (Measured(each) for each in (FITTED, FITTED.slower(1.5)))
-    assert slow.step_s(batch) - host_s == pytest.approx(1.5 * (usual.step_s(batch) - host_s))
-    assert slow.cold_s(batch, 2) == pytest.approx([1.5 * seconds for seconds in usual.cold_s(batch, 2)])
+def test_what_several_sequences_read_is_told_as_much_cheaper_as_it_was():
+    random, steps = Random(11), []
+
+    def seconds(batch):
+        features = features_of(batch)
+        return 0.004 + 1e-7 * features.single_kv + 4e-7 * max(features.single_kv - features.shared_kv, 0)
+
+    def like(num_sequences, num_shared, num_own):
+        chunks = tuple(Chunk(row, num_shared + num_own, 1, (), (), True, None) for row in range(num_sequences))
+        return Batch(1, chunks, (), num_shared * (num_sequences - 1))
+
+    for number in range(800):
+        batch = like(random.randrange(1, 17), random.choice((0, 0, 400, 1600)), random.randrange(1, 500))
+        device_s = seconds(batch) * random.gauss(1.0, 0.01)
+        steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batch)))
+    cost = Measured(replace(fit_steps(steps, overlaps=False), host=()))
+    alike, apart = like(8, 1000, 100), like(8, 0, 1100)
+    assert cost.step_s(alike) == pytest.approx(seconds(alike), rel=0.05)
+    assert cost.step_s(apart) == pytest.approx(seconds(apart), rel=0.05)
+
+
+def test_the_simulator_knows_who_shares():
+    """Requests that begin alike generate faster together than others of the same lengths."""
+    ramps = (Ramp("rows", 0.0, 1.0, 0.004), Ramp("own_kv", 0.0, math.inf, 1e-6))
+    fitted = Fitted(ramps, (), False, FITTED.most, 100, {})
+    alike, apart = (
+        make_workload(4, arrivals=AtOnce(), num_requests=16, prompts=Fixed(20), prefix=prefix)
+        for prefix in (SharedPrefix(512), SharedPrefix(512, num_prefixes=100_000))
+    )
+    tpot = [simulate(make_fleet(cost=Measured(fitted)), each).summary.tpot.p50 for each in (alike, apart)]
+    assert tpot[0] < 0.7 * tpot[1]
+
+
+def test_a_machine_with_slow_moments_has_longer_worst_waits_and_the_same_work():
+    workload = make_workload(4, num_requests=400, rate=5.0)
+    usual = replace(FITTED, spells=(), cooling=None)
+    even, moody = (
+        simulate(make_fleet(cost=Measured(replace(usual, spells=spells))), workload).summary
+        for spells in ((), (Spell(0.9, 0.9), Spell(0.3, 1.5)))
+    )
+    assert moody.tpot.p95 > 1.1 * even.tpot.p95
+    assert moody.tpot.p50 < even.tpot.p50, "most of the time it is faster than on average"
+    assert moody.tpot.mean == pytest.approx(even.tpot.mean, rel=0.1)
 
 
 def test_a_step_takes_as_much_longer_with_cold_caches_as_was_measured():
@@ -155,9 +197,10 @@ def test_caches_that_make_no_difference_are_not_spoken_of():
 
 def test_the_simulator_is_slower_after_a_rest_and_warms_up():
     apart = make_workload(4, num_requests=12, arrivals=Constant(0.2))
-    cost = Measured(FITTED)
+    even = replace(FITTED, spells=())
+    cost = Measured(even)
     rested = simulate(make_fleet(cost=cost), apart)
-    warm = simulate(make_fleet(cost=Measured(replace(FITTED, cooling=None))), apart)
+    warm = simulate(make_fleet(cost=Measured(replace(even, cooling=None))), apart)
     for one, other, request in zip(rested.timelines, warm.timelines, apart.requests):
         batch = Batch(1, (Chunk(0, 0, len(request.prompt), request.prompt, (), True, None),))
         assert one.ttft_s == pytest.approx(other.ttft_s + cost.cold_s(batch, 1)[0], rel=1e-6)

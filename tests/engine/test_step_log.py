@@ -127,7 +127,7 @@ def test_without_a_log_the_loop_looks_at_the_clock_no_more_often():
     assert len(looks) == 2, "a turn and its commit"
 
 
-STEP = StepTime(1.5, 0.25, 0.0625, True, 0.5, Features(2, 1, 30, 2, 400, 31, 400, 465))
+STEP = StepTime(1.5, 0.25, 0.0625, True, 0.5, Features(2, 1, 30, 2, 400, 31, 400, 465, 16))
 
 
 def test_a_file_gives_back_what_was_written(tmp_path):

@@ -1,0 +1,66 @@
+"""How even a machine is: by how much longer steps take than they usually do, moment by moment, as a calibration found it.
+
+A processor that others share stands still for a while, or is slow for a fifth of a second; half of all steps are faster than
+the mean, and a few take three times as long. A simulation in which every step takes its mean has no such moments, so that its
+worst waits are shorter than real ones: nobody is there when a crowd comes in a bad moment. So what was found is played again,
+from a moment that is drawn by lot, over and over.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from random import Random
+from typing import NamedTuple
+
+MIN_SPELL_S = 0.01
+"""Shorter ones are joined: it is sums of steps that are waited for."""
+STRETCH = 64
+"""Spells in a row that are kept or left out together."""
+MAX_STRETCHES = 64
+
+
+class Spell(NamedTuple):
+    seconds: float
+    factor: float
+    """What takes a second as a rule takes so many."""
+
+
+class Weather:
+    """Spells, one after the other without end, for one device from one moment on."""
+
+    def __init__(self, spells: Sequence[Spell], seed: str) -> None:
+        self._ends = list(accumulate(spell.seconds for spell in spells))
+        self._factors = [spell.factor for spell in spells]
+        self._begin_s = Random(seed).uniform(0.0, self._ends[-1])
+
+    def lasting(self, start_s: float, usual_s: float) -> float:
+        """How long work takes that starts then and usually takes so long."""
+        ends, factors = self._ends, self._factors
+        at_s = (start_s + self._begin_s) % ends[-1]
+        place = bisect_right(ends, at_s) % len(ends)
+        lasted_s = 0.0
+        while (left_s := ends[place] - at_s) < usual_s * factors[place]:
+            lasted_s += left_s
+            usual_s -= left_s / factors[place]
+            at_s = ends[place]
+            place += 1
+            if place == len(ends):
+                place, at_s = 0, 0.0
+        return lasted_s + usual_s * factors[place]
+
+
+def spells_of(seconds: Iterable[float], usual: Iterable[float]) -> tuple[Spell, ...]:
+    """What steps took in a row, and what such steps usually take. Of many, stretches from all along are kept."""
+    spells: list[Spell] = []
+    taken_s = usual_s = 0.0
+    for step_s, usual_step_s in zip(seconds, usual, strict=True):
+        taken_s += step_s
+        usual_s += usual_step_s
+        if taken_s >= MIN_SPELL_S and usual_s > 0.0:
+            spells.append(Spell(round(taken_s, 5), round(taken_s / usual_s, 3)))
+            taken_s = usual_s = 0.0
+    num_stretches = -(-len(spells) // STRETCH)
+    if num_stretches <= MAX_STRETCHES:
+        return tuple(spells)
+    chosen = [number * num_stretches // MAX_STRETCHES for number in range(MAX_STRETCHES)]
+    return tuple(spell for one in chosen for spell in spells[one * STRETCH : (one + 1) * STRETCH])

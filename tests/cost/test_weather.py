@@ -1,0 +1,64 @@
+"""Laws of weather: work takes as long as it does piece by piece, what was measured is what is played, and luck is a seed's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cost.weather import MAX_STRETCHES, MIN_SPELL_S, STRETCH, Spell, Weather, spells_of
+
+SECONDS = st.floats(0.001, 5.0)
+SPELLS = st.lists(st.builds(Spell, st.floats(0.01, 1.0), st.floats(0.2, 8.0)), min_size=1, max_size=12)
+SEEDS = st.integers(0, 99).map(str)
+STEPS = st.lists(st.tuples(st.floats(1e-4, 0.05), st.floats(1e-4, 0.05)), min_size=1, max_size=200)
+
+
+@given(SPELLS, SEEDS, SECONDS, SECONDS, SECONDS)
+def test_work_takes_as_long_as_its_parts_in_a_row(spells, seed, start_s, first_s, second_s):
+    weather = Weather(spells, seed)
+    one_s = weather.lasting(start_s, first_s)
+    both_s = one_s + weather.lasting(start_s + one_s, second_s)
+    assert weather.lasting(start_s, first_s + second_s) == pytest.approx(both_s, rel=1e-6)
+
+
+@given(SPELLS, SEEDS, SECONDS)
+def test_a_round_of_all_spells_takes_their_seconds_from_any_moment_on(spells, seed, start_s):
+    usual_s = sum(spell.seconds / spell.factor for spell in spells)
+    assert Weather(spells, seed).lasting(start_s, usual_s) == pytest.approx(
+        sum(one.seconds for one in spells), rel=1e-6
+    )
+
+
+@given(SPELLS, SEEDS, SECONDS, SECONDS)
+def test_no_work_is_slower_than_in_the_worst_spell_or_faster_than_in_the_best(spells, seed, start_s, usual_s):
+    factors = [spell.factor for spell in spells]
+    lasted_s = Weather(spells, seed).lasting(start_s, usual_s)
+    assert min(factors) * usual_s * (1.0 - 1e-9) <= lasted_s <= max(factors) * usual_s * (1.0 + 1e-9)
+
+
+def test_the_same_seed_is_the_same_luck_and_another_another():
+    spells = [Spell(0.1, 1.0), Spell(0.1, 3.0)]
+    lasted = [[Weather(spells, seed).lasting(0.0, 0.05) for _ in range(2)] for seed in ("a", "b", "c")]
+    assert all(one == other for one, other in lasted)
+    assert len({one for one, _ in lasted}) > 1
+
+
+@given(STEPS)
+def test_what_steps_took_and_usually_take_is_kept(steps):
+    seconds, usual = zip(*steps)
+    spells = spells_of(seconds, usual)
+    assert all(spell.seconds >= MIN_SPELL_S - 1e-5 for spell in spells)
+    left_s = sum(seconds) - sum(spell.seconds for spell in spells)
+    assert -1e-5 * len(spells) - 1e-9 <= left_s < MIN_SPELL_S + 1e-5 * len(spells), "what fills no spell"
+    if left_s < 1e-4:
+        usual_s = sum(spell.seconds / spell.factor for spell in spells)
+        assert usual_s == pytest.approx(sum(usual), rel=0.1, abs=1e-3)
+
+
+def test_of_a_long_measurement_stretches_from_its_whole_length_are_kept():
+    num_steps = 5 * MAX_STRETCHES * STRETCH
+    spells = spells_of([0.02] * num_steps, [0.02 / (1.0 + number / num_steps) for number in range(num_steps)])
+    assert len(spells) == MAX_STRETCHES * STRETCH
+    factors = [spell.factor for spell in spells]
+    assert factors == sorted(factors), "in their order"
+    assert factors[0] == pytest.approx(1.0, abs=0.01)
+    assert factors[-1] == pytest.approx(2.0, abs=0.02)
