@@ -47,6 +47,54 @@ def _turned(
     return numbers.to(kind)
 
 
+@triton.jit
+def _attend_own(
+    source, table, keys, values, weight, cos, sin, eps, query, peak, total, mixed, scale, position, kv_head,
+    kind: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr,
+    NORMS: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """Lay the new key and value down at `position`, and take them in from registers: peak, total and mixed with them."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, PAD)[None, :]
+    ours = HEADS + kv_head + rows * 0
+    key = _turned(source + ours * DIM, columns, columns < DIM, weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS)
+    value = tl.load(source + (ours + KV_HEADS) * DIM + columns, mask=columns < DIM, other=0.0)
+    block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+    place = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM + columns + rows * 0
+    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=(rows == 0) & (columns < DIM))
+    tl.store(values + place, value.to(values.dtype.element_ty), mask=(rows == 0) & (columns < DIM))
+    key = key.to(keys.dtype.element_ty).to(kind)  # as the steps after this one will read them
+    value = value.to(values.dtype.element_ty).to(kind)
+    score = capped(tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale, CAP, LOG2_E)
+    higher = tl.maximum(peak, score)
+    weight_of_own = tl.exp2(score - higher)
+    fade = tl.exp2(peak - higher)
+    total = total * fade + weight_of_own
+    mixed = mixed * fade[:, None] + weight_of_own[:, None] * value.to(tl.float32)
+    return higher, total, mixed
+
+
+@triton.jit
+def _join(
+    target, partial, peaks, sums, sinks, first_head, kind: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    PAD: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """What all runs of a sequence's keys gave, head by head, past the first cache: other programs wrote it."""
+    columns = tl.arange(0, PAD)[None, :]
+    for number in range(GROUP):
+        base = (first_head + number) * SPLITS + tl.arange(0, SPLITS)
+        each = tl.load(peaks + base, cache_modifier=".cg")
+        highest = tl.max(each, axis=0)
+        share = tl.exp2(each - highest)
+        total = tl.sum(share * tl.load(sums + base, cache_modifier=".cg"), axis=0)
+        if SINKS:
+            total += tl.exp2(tl.load(sinks + number) * LOG2_E - highest)
+        parts = tl.load(partial + base[:, None] * DIM + columns, mask=columns < DIM, other=0.0, cache_modifier=".cg")
+        joined = tl.sum(parts * share[:, None], axis=0)[None, :] / total
+        tl.store(target + number * DIM, joined.to(kind), mask=columns < DIM)
+
+
 @entry
 @triton.jit(do_not_specialize=["table_width"])
 def _decode(
@@ -145,24 +193,10 @@ def _decode(
     if BYTES:
         mixed = tl.interleave(mixed_even, mixed_odd)
     if PLACES and split == 0:
-        ours = HEADS + kv_head + rows[:, None] * 0
-        key = _turned(
-            source + ours * DIM, columns, columns < DIM, k_weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS
-        )
-        value = tl.load(source + (ours + KV_HEADS) * DIM + columns, mask=columns < DIM, other=0.0)
-        block = tl.load(tables + table_start + end // BLOCK_SIZE).to(tl.int64)
-        place = ((block * BLOCK_SIZE + end % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM + columns + rows[:, None] * 0
-        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
-        tl.store(values + place, value.to(values.dtype.element_ty), mask=(rows == 0)[:, None] & (columns < DIM))
-        key = key.to(keys.dtype.element_ty).to(kind)  # as the steps after this one will read them
-        value = value.to(values.dtype.element_ty).to(kind)
-        score = capped(tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale, CAP, LOG2_E)
-        higher = tl.maximum(peak, score)
-        weight = tl.exp2(score - higher)
-        fade = tl.exp2(peak - higher)
-        total = total * fade + weight
-        mixed = mixed * fade[:, None] + weight[:, None] * value.to(tl.float32)
-        peak = higher
+        peak, total, mixed = _attend_own(
+            source, tables + table_start, keys, values, k_weight, cos, sin, eps, query, peak, total, mixed,
+            scale, end, kv_head, kind, HEADS, KV_HEADS, ROWS, DIM, PAD, HALF, BLOCK_SIZE, CAP, LOG2_E, NORMS, TURNS,
+        )  # fmt: skip
     target = out + (token * HEADS + kv_head * GROUP) * DIM + columns
     if SPLITS == 1:
         if SINKS:
@@ -177,20 +211,11 @@ def _decode(
         counter = counters + member * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(counter, 0)
-            splits = tl.arange(0, SPLITS)
-            for number in range(GROUP):
-                base_of_head = (member.to(tl.int64) * HEADS + kv_head * GROUP + number) * SPLITS + splits
-                each = tl.load(peaks + base_of_head, cache_modifier=".cg")
-                highest = tl.max(each, axis=0)
-                share = tl.exp2(each - highest)
-                sum_of_all = tl.sum(share * tl.load(sums + base_of_head, cache_modifier=".cg"), axis=0)
-                if SINKS:
-                    sum_of_all += tl.exp2(tl.load(sinks + kv_head * GROUP + number) * LOG2_E - highest)
-                parts = tl.load(
-                    partial + base_of_head[:, None] * DIM + columns, mask=columns < DIM, other=0.0, cache_modifier=".cg"
-                )
-                joined = tl.sum(parts * share[:, None], axis=0)[None, :] / sum_of_all
-                tl.store(target + number * DIM, joined.to(kind), mask=columns < DIM)
+            first_head = member.to(tl.int64) * HEADS + kv_head * GROUP
+            _join(
+                target, partial, peaks, sums, sinks + kv_head * GROUP, first_head,
+                kind, GROUP, DIM, PAD, SPLITS, SINKS, LOG2_E,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
