@@ -218,7 +218,7 @@ def predict_each(
     for workload, piece in zip(workloads, pieces, strict=True):
         fitted = replace(profile.fitted, spells=spells_along(profile.fitted, piece.steps))
         predicted.append(predict(fleet_of(replace(profile, fitted=fitted), config), workload))
-    return tuple(run for run, _ in predicted), max(fraction for _, fraction in predicted)
+    return tuple(Run.joined(moments) for moments, _ in predicted), max(fraction for _, fraction in predicted)
 
 
 def pace(spells: Sequence[Spell]) -> float:

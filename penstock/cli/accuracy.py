@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from penstock.cli.live import Disturbance, Served, serve_live
+from penstock.cli.show import cell
 from penstock.core.features import StepTime
 from penstock.cost.measured import Measured
 from penstock.cost.replay import Replay, as_taken
@@ -16,8 +17,6 @@ from penstock.sim.simulation import Fleet, simulate
 from penstock.workload.workload import Workload
 
 NUM_DRAWS = 200
-NUM_MOMENTS = 8
-"""At which a workload is predicted to begin: some have good luck with the machine, some bad."""
 LIKELY = 0.9
 """Share of chance that a range of errors spans."""
 RATES = {"output_tokens_per_s": "output tokens/s"}
@@ -76,6 +75,8 @@ class Comparison:
     measured: tuple[Measurement, ...]
     outside_fraction: float
     """Of the predicted steps, those beyond what the cost was fitted on."""
+    moments: tuple[Run, ...] = ()
+    """What was predicted, apart by the moment at which a machine with slow moments is asked."""
 
     @property
     def figures(self) -> dict[str, tuple[float, float]]:
@@ -111,6 +112,9 @@ class Comparison:
                 "measured": round(other, 6),
                 "error": round(_off(one, other), 4),
             }
+            if len(self.moments) > 1:
+                foretold_each = [figures_of([moment])[name] for moment in self.moments]
+                figures[name]["predicted_range"] = [round(min(foretold_each), 6), round(max(foretold_each), 6)]
             if len(each) > 1:
                 figures[name]["error_range"] = [round(end, 4) for end in ranges[name]]
                 figures[name]["predicted_each"] = [round(every[name], 6) for every in foretold]
@@ -157,6 +161,14 @@ def figure_rows(data: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:
     ]
 
 
+def moment_rows(data: Mapping[str, Any]) -> list[tuple[str, float, str, float, str]]:
+    """Likewise, with what was predicted for the luckiest and the unluckiest moment."""
+    told = [one for one in data.items() if isinstance(one[1], Mapping)]
+    ranges = [" to ".join(cell(_scale(name) * end) for end in one.get("predicted_range", ())) for name, one in told]
+    rows = zip(figure_rows(data), ranges)
+    return [(label, predicted, between, measured, error) for (label, predicted, measured, error), between in rows]
+
+
 def _label(name: str) -> str:
     if name not in RATES:
         kind, share, _ = name.split("_")
@@ -168,14 +180,15 @@ def _scale(name: str) -> float:
     return 1.0 if name in RATES else 1e3
 
 
-def predict(fleet: Fleet, workload: Workload) -> tuple[Run, float]:
-    """What the simulator says, and the share of steps for which the cost was asked beyond what it was fitted on."""
+def predict(fleet: Fleet, workload: Workload) -> tuple[tuple[Run, ...], float]:
+    """What the simulator says, for as many moments as make a difference; and the share of steps for which the cost was asked
+    beyond what it was fitted on."""
     cost = fleet.cost
     if not isinstance(cost, Measured):
-        return _simulated(fleet, workload), 0.0
+        return (_simulated(fleet, workload),), 0.0
     num_asked, num_outside = cost.num_asked, cost.num_outside
-    runs = [_simulated(replace(fleet, seed=seed), workload) for seed in range(NUM_MOMENTS if cost.spells else 1)]
-    return Run.joined(runs), (cost.num_outside - num_outside) / max(cost.num_asked - num_asked, 1)
+    runs = tuple(_simulated(one, workload) for one in fleet.moments)
+    return runs, (cost.num_outside - num_outside) / max(cost.num_asked - num_asked, 1)
 
 
 def _simulated(fleet: Fleet, workload: Workload) -> Run:
@@ -206,8 +219,8 @@ def measure(
 
 def compare(fleet: Fleet, engine: Engine, workload: Workload) -> Comparison:
     """Simulate a workload, then serve it."""
-    predicted, outside_fraction = predict(fleet, workload)
-    return Comparison((predicted,), (measure(fleet, engine, workload),), outside_fraction)
+    moments, outside_fraction = predict(fleet, workload)
+    return Comparison((Run.joined(moments),), (measure(fleet, engine, workload),), outside_fraction, moments)
 
 
 def replay(fleet: Fleet, workload: Workload, served: Served, steps: Sequence[StepTime]) -> Run:

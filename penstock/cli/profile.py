@@ -155,7 +155,7 @@ def back_test(profile: "Profile", config: Config, engine: "Engine") -> "Comparis
 
 
 def _print(profile: "Profile", path: Path) -> None:
-    from penstock.cli.accuracy import figure_rows
+    from penstock.cli.accuracy import moment_rows
     from penstock.cli.show import print_table, printable
 
     fitted, measuring, sizing = profile.fitted, profile.measuring, profile.sizing
@@ -176,8 +176,7 @@ def _print(profile: "Profile", path: Path) -> None:
     print_table(("error on steps not fitted", "cells", "median", "p95", "bias"), rows)
     if profile.back_test:
         print()
-        print_table(
-            ("proof on a workload not fitted", "predicted", "measured", "error"), figure_rows(profile.back_test)
-        )
+        headings = ("proof on a workload not fitted", "predicted", "by the moment", "measured", "error")
+        print_table(headings, moment_rows(profile.back_test))
     print()
     print(f"penstock simulate --profile {path}")

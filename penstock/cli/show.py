@@ -32,12 +32,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
         is_numeric = any(isinstance(row[index], int | float) for row in rows)
         table.add_column(Text(column), justify="right" if is_numeric else "left")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(cell(value)) for value in row))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     Console(width=None if is_terminal else UNBOUNDED_WIDTH, highlight=False).print(table)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):

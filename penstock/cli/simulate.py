@@ -112,7 +112,7 @@ class Load:
     deadline_s: float | None = None
     """Seconds after its arrival at which an answer is no longer wanted"""
     seed: int = 0
-    """The same seed gives the same load"""
+    """The same seed gives the same load, and the same luck with a measured machine's slow moments"""
 
     def workload(self, vocab_size: int) -> Workload:
         if self.trace is not None and self.turns != 1:
@@ -322,6 +322,7 @@ def _ways(config: Config) -> dict[str, Any]:
         "max_pending": machines.max_pending,
         "guessing": techniques.guessing(seed),
         "scaling": techniques.scaling(machines.replicas),
+        "seed": seed,
     }
 
 

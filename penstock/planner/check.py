@@ -1,6 +1,7 @@
 """What was predicted beside what was measured on the same load, and whether they are near enough."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
@@ -14,9 +15,18 @@ class Row:
     """`is_judged` says that the tolerance applies."""
 
     name: str
-    predicted: float
+    moments: tuple[float, ...]
+    """What is predicted, for each moment at which the machine may be asked."""
     measured: float
     is_judged: bool
+
+    @property
+    def predicted(self) -> float:
+        return sum(self.moments) / len(self.moments)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return min(self.moments), max(self.moments)
 
     @property
     def error(self) -> float | None:
@@ -27,7 +37,11 @@ class Row:
 
     @property
     def distance(self) -> float:
-        return math.inf if self.error is None else abs(self.error)
+        """From what is predicted for one moment or another; as a share of what was measured."""
+        if self.error is None:
+            return math.inf
+        low, high = self.range
+        return abs(min(max(self.measured, low), high) / self.measured - 1.0) if self.measured else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +64,13 @@ class Check:
         return max((row for row in self.rows if row.is_judged), key=lambda row: row.distance)
 
 
-def check(predicted: dict[str, float], measured: dict[str, float], tolerance: float) -> Check:
+def check(moments: Sequence[Mapping[str, float]], measured: Mapping[str, float], tolerance: float) -> Check:
     """Times and rates are judged; whatever else was predicted is shown beside."""
     rows = []
-    for name, value in predicted.items():
+    for name in moments[0]:
         if name in measured:
             is_judged = name == "output_tokens_per_s" or name.rpartition("_")[0] in TIMES
-            rows.append(Row(name, value, measured[name], is_judged))
+            rows.append(Row(name, tuple(moment[name] for moment in moments), measured[name], is_judged))
     if not any(row.is_judged for row in rows):
         raise ConfigError("there is nothing to compare: no request was answered")
     return Check(tuple(rows), tolerance)

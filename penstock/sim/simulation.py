@@ -3,11 +3,11 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.config import EngineConfig
 from penstock.core.request import Request
-from penstock.cost.cost import Cost
+from penstock.cost.cost import Cost, Moody
 from penstock.errors import ConfigError, EngineError
 from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
@@ -24,6 +24,8 @@ from penstock.sim.swift import SwiftReplica
 from penstock.sim.tracing import Tracer
 from penstock.sizing import Sizing, make_scheduler
 from penstock.workload.workload import FollowUp, Workload
+
+NUM_MOMENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,12 @@ class Fleet:
             raise ConfigError("keys and values are handed over through the prefix cache; leave prefix caching on")
         if self.max_pending is not None and self.max_pending < 1:
             raise ConfigError(f"a replica may have {self.max_pending} requests pending; choose 1 or more")
+
+    @property
+    def moments(self) -> tuple["Fleet", ...]:
+        """The same fleet, asked at so many moments as it takes to see some good and some bad ones; once if all are alike."""
+        is_moody = isinstance(self.cost, Moody) and self.cost.spells
+        return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_moody else (self,)
 
     def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: Tracer | None = None) -> Replica:
         scheduler = make_scheduler(self.config, self.sizing)

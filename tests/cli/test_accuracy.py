@@ -1,17 +1,21 @@
 """Predicted beside measured: figures are over the requests of all runs, and a replay gives back what was served."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
-from penstock.cli.accuracy import Comparison, Measurement, Run, figures_of, measure
+from penstock.cli.accuracy import Comparison, Measurement, Run, figures_of, measure, predict
+from penstock.cost.measured import Measured
 from penstock.cost.replay import Replay
+from penstock.cost.weather import Spell
 from penstock.engine.engine import Engine
 from penstock.engine.scripted import ScriptedRunner
 from penstock.sizing import make_scheduler
 from penstock.workload.arrivals import Constant
 from penstock.workload.lengths import Fixed, Uniform
 from penstock.workload.workload import Recipe
+from tests.cost.test_measured import FITTED
 from tests.sim.fleets import make_fleet
 
 WORKLOAD = Recipe(Constant(100.0), Uniform(4, 40), Fixed(6), 30, vocab_size=50).make(5)
@@ -46,6 +50,20 @@ def test_the_range_of_an_error_is_what_other_runs_of_the_same_kind_might_have_gi
     assert 0.1 < high < 0.31
     assert apart.ranges()["tpot_p50_s"] == (0.0, 0.0)
     assert apart.as_data()["ttft_p50_s"]["error_range"] == [round(low, 4), round(high, 4)]
+
+
+def test_a_machine_with_slow_moments_is_told_with_its_luckiest_and_unluckiest():
+    cost = Measured(replace(FITTED, spells=(Spell(2.0, 0.5), Spell(2.0, 2.0))))
+    moments, _ = predict(make_fleet(cost=cost), WORKLOAD)
+    assert len(moments) > 1
+    assert {len(moment.e2e) for moment in moments} == {30}
+    predicted = Run.joined(moments)
+    assert len(predicted.e2e) == 30 * len(moments)
+    data = Comparison((predicted,), (Measurement(moments[0], 0.0, None),), 0.0, moments).as_data()
+    low, high = data["tpot_p50_s"]["predicted_range"]
+    assert 1.5 * low < high
+    assert low <= data["tpot_p50_s"]["predicted"] <= high
+    assert len(predict(make_fleet(cost=Measured(replace(FITTED, spells=()))), WORKLOAD)[0]) == 1
 
 
 def test_with_the_steps_own_times_everything_is_as_it_was_served_though_the_clock_stood_still():
