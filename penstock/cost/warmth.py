@@ -33,7 +33,7 @@ class Cooling(NamedTuple):
 
 
 class Warmth:
-    """Of one device, from step to step."""
+    """Of one device, from step to step: how long each takes, given what the caches have lost and the moment it falls into."""
 
     def __init__(self, cooling: Cooling | None, weather: Weather | None = None) -> None:
         """Without a cooling nothing is ever lost; without weather all moments are alike."""
