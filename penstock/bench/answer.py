@@ -82,6 +82,11 @@ class Answer:
         return self.end_s is not None and not self.error
 
     @property
+    def is_lost(self) -> bool:
+        """It failed without a whole response: the connection broke, was never made, or time ran out."""
+        return bool(self.error) and not self.status
+
+    @property
     def num_tokens(self) -> int:
         counted = self.usage.completion_tokens if self.usage is not None else None
         return len(self.piece_times) if counted is None else counted

@@ -8,6 +8,7 @@ HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sgl
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total")
 REQUESTS = ("vllm:request_success_total", "sglang:num_requests_total")
 PREEMPTIONS = ("vllm:num_preemptions_total",)
+METRICS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class Counters:
         )
 
 
-async def read_counters(client: Client) -> Counters:
+async def read_counters(client: Client, timeout_s: float = METRICS_S) -> Counters:
     """All None where the server shows no metrics."""
     try:
-        status, body = await client.fetch("GET", "/metrics")
+        status, body = await client.fetch("GET", "/metrics", timeout_s=timeout_s)
     except TransportError:
         return Counters()
     return parse_counters(body.decode("utf-8", "replace")) if status == 200 else Counters()

@@ -12,6 +12,7 @@ from penstock.bench.counters import Counters
 from penstock.bench.health import Health
 from penstock.bench.load import Measured
 from penstock.bench.plan import Plan
+from penstock.bench.silence import Silence
 from penstock.bench.target import Target
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Slo, Summary, quantile, summarize
@@ -80,6 +81,8 @@ class Figures:
     """Ended once its targets were out of reach."""
     is_interrupted: bool
     """Ended by whoever asked for it."""
+    silence: Silence | None
+    """A long time in which nothing came from the server."""
     has_usage: bool
 
     @property
@@ -117,6 +120,7 @@ def figures_of(
         is_saturated=measured.is_saturated,
         is_hopeless=measured.is_hopeless,
         is_interrupted=measured.is_interrupted,
+        silence=measured.silence,
         has_usage=any(answer.usage is not None for answer in successes),
     )
 

@@ -39,7 +39,30 @@ def flags_of(figures: Figures, *, is_closed: bool = False) -> list[Flag]:
     return sorted(found, key=lambda flag: ("invalid", "warning", "note").index(flag.level))
 
 
+def _gone(figures: Figures) -> str:
+    silence = figures.silence
+    if silence is None or not silence.is_gone:
+        return ""
+    why = f", mostly: {next(iter(figures.failures))}" if figures.failures else ""
+    return (
+        f"the server was gone: nothing came from it after {silence.from_s:,.1f} s of the run, and "
+        f"{silence.num_open:,} requests came to nothing{why}"
+    )
+
+
+def _silent(figures: Figures) -> str:
+    silence = figures.silence
+    if silence is None or silence.is_gone:
+        return ""
+    return (
+        f"the server sent nothing for {silence.duration_s:,.1f} s, from {silence.from_s:,.1f} s of the run on, in the middle "
+        f"of {silence.num_open:,} answers: it hung, or was held up"
+    )
+
+
 def _client_bound(figures: Figures) -> str:
+    if not figures.summary.num_successes:
+        return ""
     fault = figures.health.fault(figures.summary.ttft.p50, figures.send_late_p99_s)
     return (
         f"client-bound: this client did not keep up ({fault}); use fewer streams, a faster or a second client"
@@ -61,7 +84,8 @@ def _mostly_failed(figures: Figures) -> str:
 def _failures(figures: Figures) -> str:
     if not SHOUTED_FAILURES <= figures.failed_fraction < MOST_FAILURES and figures.summary.num_successes:
         return ""
-    return f"{_told_failures(figures)}; latencies are of the others" if figures.num_failed else ""
+    others = "; latencies are of the others" if figures.summary.num_successes else ""
+    return f"{_told_failures(figures)}{others}" if figures.num_failed else ""
 
 
 def _told_failures(figures: Figures) -> str:
@@ -164,10 +188,12 @@ def _few(figures: Figures) -> str:
 
 
 CHECKS: tuple[tuple[str, Level, Callable[[Figures], str]], ...] = (
-    ("client-bound", "invalid", _client_bound),
+    ("server-gone", "invalid", _gone),
     ("no-success", "invalid", _nothing),
+    ("client-bound", "invalid", _client_bound),
     ("mostly-failed", "invalid", _mostly_failed),
     ("interrupted", "warning", _interrupted),
+    ("silent", "warning", _silent),
     ("failures", "warning", _failures),
     ("over-saturated", "warning", _saturated),
     ("warm-cache", "warning", _warm),

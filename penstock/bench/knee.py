@@ -19,10 +19,14 @@ class Trial:
 
     rate: float
     is_met: bool
-    is_trusted: bool = True
-    """False: the client, not the server, was at its end."""
+    fault: str = ""
+    """Why it says nothing of this rate: `client-bound`, or what became of the server."""
     is_alone: bool = False
     """Requests came one at a time, each after the answer before it: `rate` is what came of that, and bounds nothing."""
+
+    @property
+    def is_trusted(self) -> bool:
+        return not self.fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Knee:
 
     @property
     def is_bounded_by_client(self) -> bool:
-        return any(not (trial.is_trusted or trial.is_alone) for trial in self.trials)
+        return any(trial.fault == "client-bound" and not trial.is_alone for trial in self.trials)
 
 
 async def find_knee(

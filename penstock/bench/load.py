@@ -15,6 +15,7 @@ from penstock.bench.backlog import Backlog
 from penstock.bench.health import Health, HealthMonitor
 from penstock.bench.http import Client, TransportError
 from penstock.bench.plan import Ask, Plan, Turn
+from penstock.bench.silence import LEAST_LOST, Silence, last_sign_s, silence_of
 from penstock.bench.target import Target
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -61,7 +62,9 @@ class Shape:
     """Of the gaps between arrivals."""
     timeout_s: float = 600.0
     stops: bool = True
-    """A run whose backlog grows without end is stopped."""
+    """A run whose backlog grows without end is stopped, and one whose server is gone."""
+    patience_s: float = 10.0
+    """How long a server may be silent, while all that is asked of it fails, before it is called gone."""
     grace_s: float = 30.0
     """How long answers under way are awaited once a run has been stopped."""
     limit: Limit | None = None
@@ -82,6 +85,7 @@ class Measured:
     """Stopped at its limit."""
     is_interrupted: bool = False
     """Stopped by whoever asked for it."""
+    silence: Silence | None = None
 
 
 @dataclass(slots=True)
@@ -98,6 +102,8 @@ class _Run:
     open: dict[int, Answer] = field(default_factory=dict)
     num_missed: int = 0
     """Of answers that have ended."""
+    num_lost: int = 0
+    """In a row, up to the last that ended."""
     is_saturated: bool = False
     is_hopeless: bool = False
 
@@ -147,10 +153,18 @@ class _Run:
         finally:
             self.progress.num_ended += 1
             self.progress.num_failed += bool(answer.error)
+            self.num_lost = self.num_lost + 1 if answer.is_lost else 0
             del self.open[answer.number]
             limit = self.shape.limit
             self.num_missed += limit is not None and not limit.slo.is_met(answer.timeline())
         return answer
+
+    @property
+    def is_in_vain(self) -> bool:
+        """The server is gone. Each user has had a failure; at given times, a few requests."""
+        if self.num_lost < max(LEAST_LOST, self.shape.users or 0):
+            return False
+        return self.now_s - last_sign_s(self.answers) >= self.shape.patience_s
 
     def is_beyond(self, limit: Limit) -> bool:
         num_late = sum(_is_late(answer, limit.slo, self.now_s) for answer in self.open.values())
@@ -185,6 +199,7 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
         finally:
+            stop_s = run.now_s
             await _abandon({sender, *run.tasks})
             gc.unfreeze()
     end_s = max((answer.end_s for answer in run.answers if answer.end_s is not None), default=0.0)
@@ -196,6 +211,7 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
         is_saturated=run.is_saturated,
         is_hopeless=run.is_hopeless,
         is_interrupted=is_interrupted,
+        silence=silence_of(run.answers, stop_s),
     )
 
 
@@ -208,7 +224,9 @@ async def _supervise(run: _Run, sender: "asyncio.Task[None]", backlog: Backlog, 
         if shape.users is None and not run.is_saturated:
             run.is_saturated = backlog.is_growing or backlog.is_left_over(run.now_s)
         run.is_hopeless = shape.limit is not None and run.is_beyond(shape.limit)
-        if run.is_hopeless or (run.is_saturated and shape.stops):
+        if shape.stops and run.is_in_vain:
+            return  # nothing that is under way will be answered
+        if run.is_hopeless or (shape.stops and run.is_saturated):
             sender.cancel()
             await _drain(run, backlog, watch)
             return

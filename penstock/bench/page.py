@@ -83,7 +83,7 @@ def _section(report: Mapping[str, Any]) -> str:
     if report["knee"] is not None:
         shown += f"<p><b>{escape(knee_words(report))}</b></p>"
         trials = [trial for trial in report["knee"]["trials"] if not trial["is_alone"]]
-        met = {trial["rate"]: "yes" if trial["is_met"] else "no" for trial in trials}
+        met = {trial["rate"]: trial.get("fault") or ("yes" if trial["is_met"] else "no") for trial in trials}
         rows.append(("targets met", *(met.get(run["rate"], "") for _, run in runs)))
     halves = [report["headlines"][name]["half_width"] for name in HEADLINES if report["headlines"]]
     has_intervals = any(half is not None for half in halves)

@@ -104,9 +104,14 @@ def report_of(
             for name in HEADLINES
             if repeated
         },
-        "knee": None if knee is None else asdict(knee) | {"is_bounded_by_client": knee.is_bounded_by_client},
+        "knee": None if knee is None else _knee_data(knee),
         "runs": [_run_data(run, with_rows=with_rows) for run in runs],
     }
+
+
+def _knee_data(knee: Knee) -> dict[str, Any]:
+    trials = [asdict(trial) | {"is_trusted": trial.is_trusted} for trial in knee.trials]
+    return asdict(knee) | {"trials": trials, "is_bounded_by_client": knee.is_bounded_by_client}
 
 
 def verdict_of(runs: Sequence[Run]) -> str:
@@ -136,6 +141,10 @@ def knee_words(report: Mapping[str, Any]) -> str:
     """What came of a search, in a sentence."""
     knee, slo = report["knee"], report["asked"]["target"]["slo"]
     rate, beyond = knee["rate"], knee["beyond"]
+    faults = {trial.get("fault", "") for trial in knee["trials"]} - {"", "client-bound"}
+    if faults:
+        least = f"at least {rate:.4g} requests/s meet {slo}" if rate is not None else "nothing is known of its knee"
+        return f"The search ended because the server did not answer ({', '.join(sorted(faults))}); {least}."
     if knee["is_partial"]:
         least = f"at least {rate:.4g}" if rate is not None else "not bounded from below"
         most = f", below {beyond:.4g}" if beyond is not None else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.bench.answer import Answer
-from penstock.bench.counters import read_counters
+from penstock.bench.counters import METRICS_S, read_counters
 from penstock.bench.figures import Figures, figures_of
 from penstock.bench.flags import Flag, flags_of
 from penstock.bench.http import Client
@@ -25,6 +25,8 @@ HOPELESS_FRACTION = 0.5
 LEAST_SHARE = 0.25
 """Of the rate that comes of one request at a time: at less, requests hardly meet each other."""
 TRIAL_GRACE_S = 10.0
+INTERRUPTED_S = 2.0
+"""For the server's counters, once somebody wants an end."""
 
 
 class PlanMaker(Protocol):
@@ -41,8 +43,13 @@ class Run:
     answers: tuple[Answer, ...]
 
     @property
+    def fault(self) -> str:
+        """Why its figures are not the server's: the name of a doubt, or nothing."""
+        return next((flag.name for flag in self.flags if flag.level == "invalid"), "")
+
+    @property
     def is_valid(self) -> bool:
-        return not any(flag.level == "invalid" for flag in self.flags)
+        return not self.fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,8 @@ class Session:
     async def _run(self, name: str, plan: Plan, shape: Shape, rate: float | None) -> Run:
         before = await read_counters(self.client)
         measured = await run_plan(self.client, self.target, plan, shape, self._watch(name))
-        server = (await read_counters(self.client)).since(before)
+        patience_s = INTERRUPTED_S if measured.is_interrupted else METRICS_S
+        server = (await read_counters(self.client, patience_s)).since(before)
         figures = figures_of(measured, plan, self.target, self.goal.slo, server, rate)
         flags = flags_of(figures, is_closed=self.shape.users is not None)
         return Run(figures, tuple(flags), measured.answers)
@@ -97,10 +105,11 @@ class Session:
         alone = await self._trial("one at a time", None, replace(self.shape, users=1, duration_s=trial_s))
         runs = [alone]
         own_rate = alone.figures.summary.requests_per_s
-        trial = Trial(own_rate, self.goal.is_met(alone), alone.is_valid, is_alone=True)
+        trial = Trial(own_rate, self.goal.is_met(alone), alone.fault, is_alone=True)
         if alone.figures.is_interrupted:
             return None, runs
-        if alone.figures.summary.good_fraction < HOPELESS_FRACTION or not alone.figures.summary.num_successes:
+        is_hopeless = alone.figures.summary.good_fraction < HOPELESS_FRACTION
+        if is_hopeless or trial.fault not in ("", "client-bound"):
             return Knee(None, None, (trial,)), runs
 
         async def attempt(rate: float) -> Trial | None:
@@ -108,7 +117,7 @@ class Session:
             if run.figures.is_interrupted:
                 return None
             runs.append(run)
-            return Trial(rate, self.goal.is_met(run), run.is_valid)
+            return Trial(rate, self.goal.is_met(run), run.fault)
 
         knee = await find_knee(attempt, start or own_rate, least=LEAST_SHARE * min(own_rate, start or own_rate))
         return replace(knee, trials=(trial, *knee.trials)), runs
@@ -119,7 +128,7 @@ class Session:
             plan = self.make_plan(words, rate)
             limit = None if rate is None else self.goal.limit(plan.num_requests)
             run = await self._run(words, plan, replace(shape, limit=limit), rate)
-            if run.is_valid or run.figures.is_interrupted:
+            if run.fault != "client-bound" or run.figures.is_interrupted:
                 break
         return run
 

@@ -49,7 +49,11 @@ def _print_run(run: Mapping[str, Any], title: str) -> None:
     if not any(summary[key]["count"] for key in LATENCIES.values()):
         _print_failures(run)
         return
-    rows = [(name, *(1e3 * summary[key][share] for share in SHARES)) for name, key in LATENCIES.items()]
+    rows = [
+        (name, *(1e3 * summary[key][share] for share in SHARES))
+        for name, key in LATENCIES.items()
+        if summary[key]["count"]  # answers of one token have neither TPOT nor ITL
+    ]
     print_table(("ms", *SHARES), rows, title)
     print()
     outcomes = {name: count for name, count in summary["outcomes"].items() if count}
@@ -93,7 +97,7 @@ def _print_knee(report: Mapping[str, Any]) -> None:
         rows.append(
             (
                 "one at a time" if trial["is_alone"] else f"{trial['rate']:.4g}",
-                met if trial["is_trusted"] else "client-bound",
+                trial["fault"] or met,
                 *(found[name] for name in ("good_percent", "good_requests_per_s", "output_tokens_per_s")),
                 *(found[name] for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")),
             )

@@ -22,6 +22,8 @@ class Stub:
     """Every so many-th stream ends in the middle."""
     stalls_at: int = 0
     """With this generation, and for a second, no more bytes are sent to anyone."""
+    dies_at: int = 0
+    """With this generation every connection breaks, and no other is taken."""
     capacity: int | None = None
     """Generations at once; the others queue."""
     short_by: int = 0
@@ -75,7 +77,7 @@ class Stub:
         try:
             while await self._one(reader, writer) and not self.closes:
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(task)
@@ -114,6 +116,11 @@ class Stub:
         if number == self.stalls_at:
             self._is_free.clear()
             asyncio.get_running_loop().call_later(1.0, self._is_free.set)
+        if number == self.dies_at:
+            self._server.close()
+            for task in self._open - {asyncio.current_task()}:
+                task.cancel()
+            return False
         if not self.takes_ignore_eos and "ignore_eos" in data:
             return await self._refuse(writer, 400, "unknown field ignore_eos")
         prompt = data["prompt"] if "prompt" in data else " ".join(one["content"] for one in data["messages"])

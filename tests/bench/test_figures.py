@@ -64,6 +64,15 @@ def test_failures_are_noted_or_shouted(num_failed, expected):
     assert found.num_failed == num_failed
 
 
+def test_where_nothing_succeeded_nothing_is_said_of_the_client_or_of_others():
+    health = replace(HEALTHY, cpu_fraction=1.0)
+    found = flags_of(
+        figures(measured([answer(number, error="status 500: no") for number in range(COUNT)], health=health))
+    )
+    assert [flag.name for flag in found] == ["no-success", "failures"]
+    assert "others" not in found[1].text
+
+
 @pytest.mark.parametrize(("hits", "is_warm"), [(0.0, False), (0.08, False), (0.2, True)])
 def test_a_cache_is_warm_beyond_what_the_workload_repeats(hits, is_warm):
     # The server's own two tokens a prompt are 4 % that anyone may find in a cache.

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 
 def search(limit: float, start: float, trusted_below: float = float("inf"), **options) -> Knee:
     async def attempt(rate: float) -> Trial:
-        return Trial(rate, rate <= limit, rate < trusted_below)
+        return Trial(rate, rate <= limit, "" if rate < trusted_below else "client-bound")
 
     return asyncio.run(find_knee(attempt, start, **options))
 

@@ -12,7 +12,7 @@ from penstock.bench.compare import compare, read_report
 from penstock.bench.knee import Knee, Trial
 from penstock.bench.page import page_of
 from penstock.bench.plot import HEIGHT, WIDTH, Line, plot
-from penstock.bench.report import HEADLINES, facts_of, figure, merged_flags
+from penstock.bench.report import HEADLINES, facts_of, figure, knee_words, merged_flags
 from penstock.errors import ConfigError
 from tests.bench.figures import COUNT, HEALTHY, answer, measured, report, run
 
@@ -31,6 +31,15 @@ def knee_report():
     runs = [run(rate=rate) for rate in (1.0, 2.0, 4.0)]
     trials = (Trial(1.0, True), Trial(2.0, True), Trial(4.0, False))
     return report(runs, knee=Knee(2.0, 4.0, trials))
+
+
+def test_a_search_that_its_server_ended_claims_no_more_than_was_seen():
+    trials = (Trial(1.0, True), Trial(2.0, False, "server-gone"))
+    found = knee_words(report([run(rate=rate) for rate in (1.0, 2.0)], knee=Knee(1.0, None, trials)))
+    assert "server-gone" in found
+    assert "at least 1 requests/s" in found
+    alone = knee_words(report([run(rate=None)], knee=Knee(None, None, (Trial(1.0, False, "no-success", True),))))
+    assert "nothing is known" in alone
 
 
 REPORTS = [report([run()]), report(at(0.1)), knee_report(), report([client_bound()])]

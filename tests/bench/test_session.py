@@ -286,6 +286,51 @@ def test_an_answer_that_never_ends_is_a_failure():
     assert run.figures.failures == {"no complete answer within 0.3 s": 4}
 
 
+DEAD = 30
+"""The generation with which a server dies: `find_target` has had a few of them."""
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "shape"), [(AtOnce(), USERS), (Constant(100.0), replace(OPEN, patience_s=0.3))], ids=["users", "open"]
+)
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_server_that_dies_is_told_as_that_and_awaited_only_so_long(arrivals, shape, turns):
+    run = run_bench(
+        Stub(token_s=0.01, dies_at=DEAD), replace(RECIPE, arrivals=arrivals, num_requests=1000), shape, turns=turns
+    )
+    assert run.fault == "server-gone"
+    assert not raised(run, "over-saturated")
+    figures = run.figures
+    assert 0 < figures.summary.num_successes < DEAD
+    num_ended = figures.num_failed + figures.summary.num_successes
+    assert num_ended + figures.num_abandoned == figures.num_requests
+    assert figures.silence.from_s < figures.silence.to_s
+    if shape.users is None:
+        assert figures.num_unsent > 500
+
+
+def test_a_server_that_stands_still_is_given_up_once_each_user_has_waited_in_vain():
+    async def scenario() -> Run:
+        async with Stub() as stub:
+            shape = replace(USERS, timeout_s=0.2, patience_s=0.2)
+            return await bench(
+                stub, replace(RECIPE, num_requests=400), shape, before=lambda: setattr(stub, "first_s", 60.0)
+            )
+
+    run = asyncio.run(scenario())
+    assert run.fault == "server-gone"
+    assert run.figures.num_unsent > 300
+
+
+@pytest.mark.parametrize("dies_at", [6, 40], ids=["one at a time", "at a rate"])
+def test_a_search_whose_server_dies_blames_neither_its_targets_nor_the_client(dies_at):
+    knee, runs = search(Stub(first_s=0.02, dies_at=dies_at), Slo(ttft_s=5.0), trial_s=0.5)
+    assert knee.trials[-1].fault == "server-gone"
+    assert knee.beyond is None
+    assert not knee.is_bounded_by_client
+    assert len(runs) == len(knee.trials)
+
+
 def search(stub: Stub, slo: Slo, *, trial_s: float, start: float | None = None) -> tuple[Knee | None, list[Run]]:
     async def scenario():
         async with stub:
