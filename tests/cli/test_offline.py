@@ -287,3 +287,38 @@ def test_a_command_loads_what_its_config_names(path: str) -> None:
     with loading.open_llm(config) as llm:
         assert (llm.sizing.max_context, llm.sizing.num_blocks) == (64, 8)
         assert llm.config == config
+
+
+# ---- bench latency, bench throughput
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["latency", "--prompt", "0"],
+        ["latency", "--answer", "-1"],
+        ["latency", "--batch", "0"],
+        ["throughput", "--num-requests", "0"],
+        ["throughput", "--shared-prefix", "-3"],
+    ],
+)
+def test_a_load_that_cannot_be_is_told_by_its_flag_before_a_model_is_loaded(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"penstock.cli.bench_{words[0]}.open_llm", lambda config: pytest.fail("a model was loaded"))
+    assert main(["bench", *words]) == 2
+    assert f"{words[1]} is {words[2]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["1", "3"])
+def test_an_answer_of_one_token_has_no_time_between_tokens(
+    answer: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LLM, "close", lambda self: None)
+    monkeypatch.setattr("penstock.cli.bench_latency.open_llm", lambda config: llm)
+    words = ["bench", "latency", "--prompt", "4", "--repeats", "2", "--json", "--answer", answer]
+    assert main(words) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert any("TPOT" in name for name in figures) == (answer != "1")
+    assert any("ITL" in name for name in figures) == (answer != "1")
+    assert all(value > 0.0 for values in figures.values() for value in values)

@@ -12,6 +12,10 @@ from penstock.cli.main import main
 from penstock.cli.plan_model import describe
 from penstock.cli.plan_report import print_plan
 from penstock.cli.plan_verify import candidate_of, config_of, predict, read_plan
+from penstock.errors import ConfigError
+from penstock.formats.hub import default_cache
+from penstock.formats.source import parse_source
+from penstock.formats.store import Entry, commit, record_files, temporary_directory
 from penstock.planner.money import HOURS_PER_MONTH
 from penstock.sizing import Sizing
 from tests.cli.test_simulate import SHAPE
@@ -182,6 +186,24 @@ def test_a_directory_and_a_config_are_models(tmp_path):
     assert by_folder == by_file
     assert by_folder.spec.num_layers == 2
     assert by_folder.source == str(tmp_path)
+
+
+def test_a_model_that_was_fetched_is_planned_by_the_name_it_is_served_by(tmp_path, monkeypatch):
+    """As the error for one that was not tells: `penstock pull`, and then the same words again."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("default", "hf:org/name"):
+        with pytest.raises(ConfigError, match=f"penstock pull {name}"):
+            describe(name)
+        cache = default_cache()
+        root = cache / "snapshots" / "name"
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "config.json").write_text(json.dumps(SHAPE))
+        files = record_files(root, ["config.json"], lambda stage, done, total: None)
+        with temporary_directory(cache) as scratch:
+            (scratch / "staged").mkdir()
+            commit(cache, scratch / "staged", Entry(str(parse_source(name)), root, "", files))
+        assert describe(name).spec == describe(str(root)).spec
+        assert describe(name).source == name
 
 
 @pytest.mark.parametrize(
