@@ -185,7 +185,8 @@ def _print_constraint(constraint: Data | None) -> None:
     if constraint["remedy"] and constraint["gain"] is not None:
         gain = constraint["gain"]
         effect = f"gives {100 * gain:+.0f} % requests/s" if abs(gain) >= 0.02 else "changes nothing"
-        words += f" {constraint['remedy']} {effect}."
+        worse = "does not help: it " if gain <= -0.02 else ""
+        words += f" {constraint['remedy']} {worse}{effect}."
     print(printable(words))
 
 

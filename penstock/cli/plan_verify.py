@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.planner.candidate import Candidate
 
 MAX_PLAN_BYTES = 64 << 20
+PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
 OUTSIDE_STATUS = 1
 NOT_MEASURED = "measure this machine with penstock profile and plan with --profile"
 UNDER_LOAD = (
@@ -249,17 +250,19 @@ def print_verdict(told: Mapping[str, Any], worst: str) -> None:
     for row in told["rows"]:
         name, is_time = row["figure"], row["figure"].rpartition("_")[0] in ("ttft", "tpot", "e2e")
         scale = 1e3 if is_time else 100.0 if name == "good_fraction" else 1.0
-        label = name.replace("_", " ").upper().replace(" P", " p") + ", ms" if is_time else name.replace("_", " ")
+        label = name.replace("_", " ").upper().replace(" P", " p") + ", ms" if is_time else PLAIN_LABELS[name]
         error = "none measured" if row["error"] is None else f"{100 * row['error']:+.1f} %"
         low, high = row["predicted_range"]
         between = f"{cell(scale * low)} to {cell(scale * high)}" if low < high else ""
         rows.append((label, scale * row["predicted"], between, scale * row["measured"], error))
-    print_table((f"at {told['rate']:.3g} requests/s", "predicted", "by the moment", "measured", "error"), rows)
+    is_moody = any(row[2] for row in rows)
+    columns = (f"at {told['rate']:.3g} requests/s", "predicted", "by the moment", "measured", "error")
+    shown = [number for number in range(len(columns)) if is_moody or number != 2]
+    print_table([columns[number] for number in shown], [[row[number] for number in shown] for row in rows])
     if told["verdict"] != "valid":
         print(f"\nNot judged: the benchmark itself says {told['verdict']}")
     elif told["is_within"]:
         near = f"within {100 * told['tolerance']:g} % of what is predicted"
-        is_moody = any(row[2] for row in rows)
         print(f"\nProved: every time and the throughput lie {near}{' for one moment or another' if is_moody else ''}")
     else:
         print(f"\nNot proved: {worst.replace('_', ' ')} is off by more than {100 * told['tolerance']:g} %; ", end="")

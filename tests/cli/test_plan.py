@@ -10,7 +10,7 @@ from penstock.cli import config_file, serve, simulate
 from penstock.cli.args import build, parse
 from penstock.cli.main import main
 from penstock.cli.plan_model import describe
-from penstock.cli.plan_report import print_plan
+from penstock.cli.plan_report import _print_constraint, print_plan
 from penstock.cli.plan_verify import candidate_of, config_of, predict, read_plan
 from penstock.errors import ConfigError
 from penstock.formats.hub import default_cache
@@ -178,6 +178,15 @@ def test_what_fits_nowhere_is_told_with_the_ledger(capsys):
     assert status == 1
     assert "Nothing fits" in printed.out
     assert "no memory is left for the KV cache" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [(0.25, "--x 1 gives +25 %"), (-0.06, "--x 1 does not help: it gives -6 %"), (0.0, "changes nothing")],
+)
+def test_a_remedy_that_makes_it_worse_is_not_offered_as_one(capsys, gain, words):
+    _print_constraint({"words": "The time of a step", "remedy": "--x 1", "gain": gain})
+    assert words in capsys.readouterr().out
 
 
 def test_a_directory_and_a_config_are_models(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from penstock.cli.main import main
+from penstock.cli.plan_verify import print_verdict
 from tests.server.serving import serving
 
 LOAD = (
@@ -68,3 +69,18 @@ def test_a_plan_that_was_tampered_with_is_refused(capsys, plan, tmp_path):
     path.write_text(json.dumps(data))
     assert main(["plan", "verify", "--plan", str(path)]) == 2
     assert "make the plan anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01])
+def test_a_range_over_moments_is_shown_only_where_there_is_one(capsys, spread):
+    names = ("tpot_p50", "output_tokens_per_s", "good_fraction")
+    rows = [
+        {"figure": name, "predicted": 0.5, "predicted_range": (0.5, 0.5 + spread), "measured": 0.5, "error": 0.0}
+        for name in names
+    ]
+    told = {"rate": 1.0, "verdict": "valid", "tolerance": 0.1, "is_within": True, "is_profiled": True, "rows": rows}
+    print_verdict(told, "tpot_p50")
+    printed = capsys.readouterr().out
+    assert ("by the moment" in printed) == (spread > 0.0)
+    assert "good, % of requests" in printed
+    assert "Proved" in printed
