@@ -25,17 +25,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, NamedTuple
 
 from penstock.assembly import LoadedModel, load, make_engine, size
 from penstock.cli.accuracy import NUM_DRAWS, Comparison, Measurement, Run, figure_rows, likely, measure, predict
-from penstock.cli.calibration import Calibration, Recorder
+from penstock.cli.calibration import Calibration, Pieces, Recorder
 from penstock.cli.live import Disturbance, serve_live
-from penstock.cli.profiles import Measuring as LoggedEngine
-from penstock.cli.profiles import fleet_of
+from penstock.cli.profiles import Measuring, fleet_of
 from penstock.cli.show import print_table
 from penstock.config import EngineConfig, configure
 from penstock.core.features import Features, StepTime
@@ -51,10 +49,6 @@ from penstock.workload.lengths import LogNormal, Uniform
 from penstock.workload.workload import Recipe, SharedPrefix, Workload
 
 MAX_DISTURBED = 0.1
-CALIBRATION_S = 2.0
-"""Before each workload."""
-SERVED_S = 1.0
-"""After which a workload stands still for a part of a calibration."""
 TARGETS = {"p50": 0.10, "p95": 0.20, "output_tokens_per_s": 0.05}
 BATCHINGS = ("static", "continuous")
 
@@ -162,44 +156,9 @@ class Found:
             self._path.write_text(json.dumps(data))
 
 
-class Measuring:
-    """Calibration in small parts, between which others use the machine."""
-
-    def __init__(self, bench: Bench, number: int) -> None:
-        self._recorder = Recorder()
-        self.engine = make_engine(bench.config, bench.loaded, bench.sizing, bench.machine.hearing(self._recorder.hear))
-        calibration = Calibration(self.engine, self._recorder, bench.vocab_size, Random(bench.seed + number))
-        calibration.warm_up()
-        self._parts = (part for _ in count() for part in calibration.round())
-        self._spent_s = self._end_s = 0.0
-
-    def before(self) -> None:
-        """Some parts before a workload is served."""
-        self._spent_s, self._disturbance = 0.0, Disturbance()
-        while self._spent_s < CALIBRATION_S:
-            self._go_on()
-
-    def between(self) -> None:
-        """One part while it has nothing to do, if the last is some time ago."""
-        if time.monotonic() - self._end_s > SERVED_S:
-            self._go_on()
-
-    def piece(self) -> Piece:
-        """All parts since it was to be served."""
-        piece = Piece(round(self._spent_s, 1), self._disturbance.fraction, self._recorder.quiet())
-        self._recorder.samples.clear()
-        return piece
-
-    def _go_on(self) -> None:
-        begin_s = time.monotonic()
-        next(self._parts)
-        self._end_s = time.monotonic()
-        self._spent_s += self._end_s - begin_s
-
-
 def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
     name = bench.loaded.files.name if bench.loaded.files else bench.config.model.model
-    facts = LoggedEngine(name, bench.config, bench.sizing, bench.vocab_size, depth).facts()
+    facts = Measuring(name, bench.config, bench.sizing, bench.vocab_size, depth).facts()
     pieces = [piece for each in found.pieces.values() for piece in each]
     steps = [step for piece in pieces for step in piece.steps]
     measuring = {
@@ -296,20 +255,26 @@ def main() -> None:
     each = {name: (config, recipe) for name, recipe in recipes(bench.vocab_size).items()}
     uneven = Recipe(AtOnce(), Uniform(8, 64), LogNormal(24, 1.2, 2, 250), 32, vocab_size=bench.vocab_size)
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
-    measuring = Measuring(bench, len(found.pieces))
+    recorder = Recorder()
+    calibrated = make_engine(config, loaded, bench.sizing, bench.machine.hearing(recorder.hear))
+    calibration = Calibration(calibrated, recorder, bench.vocab_size, Random(bench.seed + len(found.pieces)))
+    calibration.warm_up()
+    pieces = Pieces(calibration)
     for turn in range(args.turns):
         for name, (engine_config, recipe) in Random(bench.seed + len(found.pieces)).sample(
             list(each.items()), len(each)
         ):
             served = found.served.setdefault(name, [])
-            measuring.before()
-            served.append(bench.serve(engine_config, recipe.make(bench.seed + len(served)), measuring.between))
-            found.pieces.setdefault(name, []).append(measuring.piece())
+            disturbance = Disturbance()
+            pieces.begin()
+            served.append(bench.serve(engine_config, recipe.make(bench.seed + len(served)), pieces.between))
+            piece = Piece(round(pieces.seconds, 1), disturbance.fraction, recorder.quiet())
+            found.pieces.setdefault(name, []).append(piece)
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
     if args.measures_only:
         return
-    profile = profile_of(bench, found, measuring.engine.depth)
+    profile = profile_of(bench, found, calibrated.depth)
     show_fit(profile)
     compared = {}
     for name, (engine_config, recipe) in each.items():
@@ -326,8 +291,8 @@ def main() -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "profile": json.loads(replace(profile, fitted=replace(profile.fitted, spells=())).to_json()),
         "paces": {
-            name: [round(pace(spells_along(profile.fitted, piece.steps)), 3) for piece in pieces]
-            for name, pieces in found.pieces.items()
+            name: [round(pace(spells_along(profile.fitted, piece.steps)), 3) for piece in each]
+            for name, each in found.pieces.items()
         },
         "seed": bench.seed,
         "workloads": {name: one for name, one in data.items() if name not in BATCHINGS},

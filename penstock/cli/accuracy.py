@@ -217,12 +217,6 @@ def measure(
     return Measurement(Run.of(served.timelines.ended, served.duration_s), fraction, replayed, own)
 
 
-def compare(fleet: Fleet, engine: Engine, workload: Workload) -> Comparison:
-    """Simulate a workload, then serve it."""
-    moments, outside_fraction = predict(fleet, workload)
-    return Comparison((Run.joined(moments),), (measure(fleet, engine, workload),), outside_fraction, moments)
-
-
 def replay(fleet: Fleet, workload: Workload, served: Served, steps: Sequence[StepTime]) -> Run:
     """What the simulator says of a workload that was served, given how long each step took.
 

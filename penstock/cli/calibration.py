@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from random import Random
 from typing import NamedTuple
 
@@ -47,6 +48,8 @@ CROWD_GAPS_S = (0.005, 0.02)
 """Mean time between short prompts that come to many who generate already."""
 FIRST_ID = 1 << 40
 """Of our requests, out of the way of others."""
+BEFORE_S, EVERY_S = 2.0, 1.0
+"""Of a piece: before a workload is served, and meanwhile."""
 QUIET = 0.1
 """Of the machine: what others may use, counted in hundredths of a second, before a part was disturbed."""
 
@@ -80,21 +83,24 @@ class Recorder:
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
-        self._steps: list[StepTime] = []
+        self._steps: list[StepTime] | None = None
+        """Of the part under way; steps between parts are somebody else's."""
 
     @property
     def steps(self) -> list[StepTime]:
         return [step for sample in self.samples for step in sample.steps]
 
     def hear(self, step: StepTime) -> None:
-        self._steps.append(step)
+        if self._steps is not None:
+            self._steps.append(step)
 
     @contextmanager
     def part(self, stage: str) -> Iterator[None]:
-        self._steps = []
+        steps = self._steps = []
         disturbance = Disturbance()
         yield
-        self.samples.append(Sample(stage, self._steps, disturbance.fraction or 0.0))
+        self._steps = None
+        self.samples.append(Sample(stage, steps, disturbance.fraction or 0.0))
 
     def quiet(self) -> list[StepTime]:
         """The steps of parts that others let alone; of a stage that never was, those of the quieter half of its parts."""
@@ -140,7 +146,6 @@ class Calibration:
 
     def warm_up(self) -> None:
         self._serve(Stage("warm up", [self._request(16, 4) for _ in range(4)], 0.0))
-        self.recorder.samples.clear()
 
     def round(self) -> Iterator[str]:
         """Visit every stage once, in parts; names that of each part that is done."""
@@ -243,3 +248,32 @@ class Calibration:
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self.random.choices(range(self.vocab_size), k=count))
+
+
+class Pieces:
+    """Calibration in pieces beside a workload that is being served: how fast the machine was meanwhile."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._recorder = calibration.recorder
+        self._parts = (part for each in repeat(calibration) for part in each.round())
+        self._end_s = 0.0
+        self.seconds = 0.0
+        """Spent on the piece under way."""
+
+    def begin(self) -> None:
+        """A new piece: some parts before a workload is served."""
+        self._recorder.samples.clear()
+        self.seconds = 0.0
+        while self.seconds < BEFORE_S:
+            self._go_on()
+
+    def between(self) -> None:
+        """One more part when there is nothing to serve, if the last is some time ago."""
+        if time.monotonic() - self._end_s > EVERY_S:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        begin_s = time.monotonic()
+        next(self._parts)
+        self._end_s = time.monotonic()
+        self.seconds += self._end_s - begin_s

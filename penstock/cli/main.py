@@ -44,12 +44,12 @@ COMMANDS: Mapping[str, Command] = {
     "show": Command("penstock.cli.show_model", "Tell what a model is made of and what it takes"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "bench": Command("penstock.cli.bench", "Load any OpenAI-compatible server and tell how it did"),
-    "profile": Command(
-        "penstock.cli.profile", "Measure how long steps take on this machine, for simulator and planner"
-    ),
     "bench compare": Command("penstock.cli.bench_compare", "Compare two reports of bench"),
     "bench throughput": Command("penstock.cli.bench_throughput", "Tell how many tokens a second the engine makes"),
     "bench latency": Command("penstock.cli.bench_latency", "Tell how long a batch takes, over and over"),
+    "profile": Command(
+        "penstock.cli.profile", "Measure how long steps take on this machine, for simulator and planner"
+    ),
     "plan": Command("penstock.cli.plan", "Tell what to buy for a model and a load, and how to launch it"),
     "plan verify": Command("penstock.cli.plan_verify", "Prove a plan on a live server: predicted beside measured"),
     "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),

@@ -16,8 +16,8 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.cli.accuracy import Comparison
+    from penstock.cli.calibration import Calibration
     from penstock.cost.profile import Profile
-    from penstock.engine.engine import Engine
 
 MAX_LOG_BYTES = 1 << 30
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
@@ -36,7 +36,7 @@ class Config:
     """Measure how long steps take here, and fit a cost that `simulate --profile` and the planner can use.
 
     Drives the engine through batches of every size and shape for about a minute, says how far off the fit is on steps it
-    has not seen, and proves it on a workload that is simulated and then served.
+    has not seen, and proves it on a workload that is served and simulated.
     """
 
     steps: Path | None = None
@@ -132,26 +132,36 @@ def _measured(config: Config) -> "Profile":
         fitted=fit_steps(kept, overlaps=engine.depth > 1),
         measuring=measuring,
     )
-    return replace(profile, back_test=back_test(profile, config, engine).as_data())
+    return replace(profile, back_test=back_test(profile, config, calibration).as_data())
 
 
-def back_test(profile: "Profile", config: Config, engine: "Engine") -> "Comparison":
-    """Some seconds of chats that come at random, simulated and served."""
-    from penstock.cli.accuracy import compare
+def back_test(profile: "Profile", config: Config, calibration: "Calibration") -> "Comparison":
+    """Some seconds of chats that come at random, served and simulated: by a machine as fast and as even as it was meanwhile."""
+    from penstock.cli.accuracy import Comparison, Run, measure, predict
+    from penstock.cli.calibration import Pieces
     from penstock.cli.profiles import fleet_of
+    from penstock.cost.fitting import spells_along
     from penstock.sim.simulation import simulate
     from penstock.workload.arrivals import AtOnce, Poisson
     from penstock.workload.lengths import Uniform
     from penstock.workload.workload import Recipe
 
-    limits = engine.scheduler.limits
+    limits = calibration.engine.scheduler.limits
     longest = min(limits.max_context // 2, 300)
     fleet = fleet_of(profile, config.engine)
     recipe = Recipe(AtOnce(), Uniform(8, longest), Uniform(4, 64), NUM_BACK_TEST, vocab_size=profile.vocab_size)
     most = simulate(fleet, recipe.make(config.seed)).summary.requests_per_s
     count = min(max(round(BACK_TEST_LOAD * most * BACK_TEST_SHARE * config.seconds), 5), 400)
     recipe = replace(recipe, arrivals=Poisson(BACK_TEST_LOAD * most), num_requests=count)
-    return compare(fleet, engine, recipe.make(config.seed + 1))
+    workload = recipe.make(config.seed + 1)
+    pieces = Pieces(calibration)
+    pieces.begin()
+    measured = measure(fleet, calibration.engine, workload, between=pieces.between)
+    spells = spells_along(profile.fitted, calibration.recorder.quiet())
+    moments, outside_fraction = predict(
+        fleet_of(replace(profile, fitted=replace(profile.fitted, spells=spells)), config.engine), workload
+    )
+    return Comparison((Run.joined(moments),), (measured,), outside_fraction, moments)
 
 
 def _print(profile: "Profile", path: Path) -> None:

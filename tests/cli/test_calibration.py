@@ -77,3 +77,15 @@ def test_steps_that_others_disturbed_are_left_out_but_not_all(shares, kept):
     recorder.samples += [Sample("one", [STEP._replace(start_s=number)], share) for number, share in enumerate(shares)]
     recorder.samples.append(Sample("the only one of its kind", [STEP._replace(start_s=99)], 1.0))
     assert [step.start_s for step in recorder.quiet()] == [*kept, 99]
+
+
+def test_steps_between_parts_are_not_the_calibrations():
+    recorder = Recorder()
+    recorder.hear(STEP)
+    with recorder.part("one"):
+        recorder.hear(STEP._replace(start_s=1))
+    recorder.hear(STEP._replace(start_s=2))
+    with recorder.part("other"):
+        recorder.hear(STEP._replace(start_s=3))
+    recorder.hear(STEP._replace(start_s=4))
+    assert [step.start_s for step in recorder.steps] == [1, 3]
