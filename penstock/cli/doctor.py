@@ -3,10 +3,12 @@
 Looks and lays out; the judgements are `penstock.doctor`'s.
 """
 
+import errno
 import http.client
 import json
 import math
 import os
+import socket
 import sys
 import time
 import urllib.error
@@ -22,10 +24,14 @@ from penstock.doctor.finding import Finding, Verdict
 from penstock.doctor.page import Page, parse_page
 from penstock.doctor.rule import Diagnosis, diagnose
 from penstock.doctor.rules import RULES
-from penstock.doctor.signs import NO_ANSWER, Look, Signs, signs_of
+from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
 from penstock.errors import ConfigError
 
 TIMEOUT_S = 5.0
+HASTY_S = 0.25
+"""For each further question to a server that has left one unanswered."""
+LEAST_STATUS = 100.0
+NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
 MAX_BYTES = 16 << 20
 FAULT_STATUS = 1
 WRONG_FIRST = (Verdict.FAULT, Verdict.WARNING, Verdict.OK)
@@ -126,9 +132,13 @@ class Patient:
         statuses: dict[str, float] = {}
         seconds: dict[str, float] = {}
         page: Page = {}
+        timeout_s = TIMEOUT_S
         for path in ("/version", "/health", "/readyz", "/metrics"):
             start_s = time.monotonic()
-            statuses[path], body = self._get(path)
+            statuses[path], body = self._get(path, timeout_s)
+            if statuses[path] < LEAST_STATUS:
+                timeout_s = HASTY_S
+                continue
             seconds[path] = time.monotonic() - start_s
             if statuses[path] == 200 and path == "/metrics":
                 page = parse_page(body)
@@ -136,18 +146,30 @@ class Patient:
                 self.version = _version_in(body)
         return Look(statuses, seconds, page)
 
-    def _get(self, path: str) -> tuple[float, str]:
+    def _get(self, path: str, timeout_s: float) -> tuple[float, str]:
         try:
             request = urllib.request.Request(self._url + path, headers=self._headers)
-            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+            with self._opener.open(request, timeout=timeout_s) as response:
                 return response.status, response.read(MAX_BYTES).decode("utf-8", "replace")
         except urllib.error.HTTPError as error:
             error.close()
             return error.code, ""
-        except (OSError, http.client.HTTPException):
-            return NO_ANSWER, ""
+        except (OSError, http.client.HTTPException) as error:
+            return why_unanswered(error), ""
         except ValueError as error:
             raise ConfigError(f"the address is {self._url}; {error}") from error
+
+
+def why_unanswered(error: Exception) -> float:
+    """No status came. What fails before the question is sent comes wrapped; silence after it does not."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ConnectionRefusedError):
+        return REFUSED
+    is_connected = reason is error or "handshake" in str(reason)
+    if isinstance(reason, TimeoutError):
+        return SILENT if is_connected else UNREACHABLE
+    is_no_way = isinstance(reason, socket.gaierror) or getattr(reason, "errno", None) in NO_WAY
+    return UNREACHABLE if is_no_way else UNINTELLIGIBLE
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

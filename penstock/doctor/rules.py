@@ -3,9 +3,9 @@
 Remedies name flags of `penstock serve`, or of `penstock doctor` itself.
 """
 
+from penstock.doctor.access import ACCESS
 from penstock.doctor.finding import Layer, Verdict
 from penstock.doctor.rule import Rule
-from penstock.doctor.signs import NO_ANSWER
 
 FEW = 3.0
 """Fewer cases than this in a window are chance."""
@@ -22,39 +22,7 @@ def _ms(seconds: float) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        id="unreachable",
-        layer=Layer.L5,
-        verdict=Verdict.FAULT,
-        weight=100,
-        symptom="nobody answers at this address",
-        reads=("metrics_status",),
-        condition=lambda signs: signs.metrics_status == NO_ANSWER,
-        evidence=lambda signs: "/metrics could not be read: refused, or no answer in time",
-        remedy="start it with penstock serve, give its address, and see that --host and --port let you in",
-    ),
-    Rule(
-        id="locked",
-        layer=Layer.L5,
-        verdict=Verdict.FAULT,
-        weight=98,
-        symptom="the server does not let the doctor in",
-        reads=("metrics_status",),
-        condition=lambda signs: signs.metrics_status in (401.0, 403.0),
-        evidence=lambda signs: f"/metrics answers {signs.metrics_status:.0f}",
-        remedy="give the server's key with --api-key; after 403 serve with --allowed-host for the name it is called by",
-    ),
-    Rule(
-        id="no-metrics",
-        layer=Layer.L5,
-        verdict=Verdict.FAULT,
-        weight=96,
-        symptom="the address answers but tells no metrics",
-        reads=("metrics_status",),
-        condition=lambda signs: signs.metrics_status >= 300.0 and signs.metrics_status not in (401.0, 403.0),
-        evidence=lambda signs: f"/metrics answers {signs.metrics_status:.0f}",
-        remedy="give the address of the server itself, not a proxy in front of it, and no path after the port",
-    ),
+    *ACCESS,
     Rule(
         id="engine-down",
         layer=Layer.L3,

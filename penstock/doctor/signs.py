@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from penstock.doctor.page import Change, Page
 
-NO_ANSWER = 0.0
-"""In place of an HTTP status."""
+REFUSED, SILENT, UNREACHABLE, UNINTELLIGIBLE = 0.0, 1.0, 2.0, 3.0
+"""In place of an HTTP status, where none came."""
 OWN_ROUTES = ("/livez", "/readyz", "/health", "/metrics", "/version")
 """What watchers ask, a doctor among them: no part of the load."""
 VECTOR_ROUTES = ("/v1/embeddings", "/v1/rerank")
@@ -15,7 +15,7 @@ VECTOR_ROUTES = ("/v1/embeddings", "/v1/rerank")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a server said at one moment: statuses and seconds by path, and its page of metrics."""
+    """What a server said at one moment: statuses by path, seconds by path that was answered, and its page of metrics."""
 
     statuses: Mapping[str, float]
     seconds: Mapping[str, float]
@@ -28,7 +28,7 @@ class Signs:
 
     window_s: float
     metrics_status: float = math.nan
-    """Statuses of HTTP, 0 when nobody answered."""
+    """Statuses of HTTP, or why none came."""
     health_status: float = math.nan
     ready_status: float = math.nan
     health_s: float = math.nan
@@ -104,12 +104,13 @@ def signs_of(before: Look, after: Look, window_s: float) -> Signs:
     if ready_status == 404:
         missing["ready_status"] = ("/readyz",)
         ready_status = math.nan
+    health = [look.seconds["/health"] for look in (before, after) if "/health" in look.seconds]
     return Signs(
         window_s=window_s,
-        metrics_status=after.statuses.get("/metrics", NO_ANSWER),
-        health_status=after.statuses.get("/health", NO_ANSWER),
+        metrics_status=after.statuses.get("/metrics", REFUSED),
+        health_status=after.statuses.get("/health", REFUSED),
         ready_status=ready_status,
-        health_s=min(look.seconds.get("/health", math.nan) for look in (before, after)),
+        health_s=min(health) if len(health) == 2 else math.nan,
         missing=missing,
         **values,
     )

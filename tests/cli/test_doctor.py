@@ -1,24 +1,30 @@
 """Laws of `penstock doctor`: it judges the machine without a server, and a server by its metrics alone."""
 
+import errno
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import BadStatusLine
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
-from penstock.cli import environment
+from penstock.cli import doctor, environment
 from penstock.cli.doctor import Config
 from penstock.cli.environment import Group, look_around, read_meminfo, torch_cuda
 from penstock.cli.main import main
 from penstock.doctor.checks import CHECKS
 from penstock.doctor.rules import RULES
+from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE
 from penstock.errors import ConfigError
 from tests.server.serving import ROOT, serving
 
@@ -206,7 +212,41 @@ def test_the_key_goes_nowhere_else(capsys) -> None:
 
 def test_nobody_there_is_a_finding_told_at_once(capsys) -> None:
     assert main(["doctor", "http://127.0.0.1:9", "--window-s", "3600"]) == 1
-    assert "L5 gateway: nobody answers" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "L5 gateway: nobody listens" in printed
+    assert "penstock serve" in printed
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_told_apart_and_soon(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(doctor, "TIMEOUT_S", 0.6)
+    monkeypatch.setattr(doctor, "HASTY_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        before_s = time.monotonic()
+        assert main(["doctor", f"http://127.0.0.1:{listener.getsockname()[1]}", "--window-s", "3600"]) == 1
+        assert time.monotonic() - before_s < 3 * 0.6, "one wait in full for four questions"
+    printed = capsys.readouterr().out
+    assert "takes connections and says nothing" in printed
+    assert "penstock serve" not in printed
+    assert " ms" not in printed, "a time of our own is no latency of the server's"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (URLError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")), REFUSED),
+        (TimeoutError("timed out"), SILENT),
+        (URLError(TimeoutError("_ssl.c:989: The handshake operation timed out")), SILENT),
+        (URLError(TimeoutError("timed out")), UNREACHABLE),
+        (URLError(socket.gaierror(socket.EAI_NONAME, "Name or service not known")), UNREACHABLE),
+        (URLError(OSError(errno.ENETUNREACH, "Network is unreachable")), UNREACHABLE),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), UNINTELLIGIBLE),
+        (BadStatusLine("220 smtp ready"), UNINTELLIGIBLE),
+        (URLError(ssl.SSLError(1, "wrong version number")), UNINTELLIGIBLE),
+    ],
+    ids=str,
+)
+def test_why_no_answer_came_is_told_apart(error: Exception, status: float) -> None:
+    assert doctor.why_unanswered(error) == status
 
 
 @pytest.mark.parametrize(

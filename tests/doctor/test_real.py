@@ -201,7 +201,7 @@ def test_a_key_that_is_missing_is_told_to_the_doctor_and_of_the_clients() -> Non
         assert "bad-requests" in visit.told()
         assert "no-metrics" in told(_signs_at(server.url + "/nothing", KEY))
         _hold_up(server, visit)
-        assert "unreachable" in told(_signs_at("http://127.0.0.1:9"))
+        assert "refused" in told(_signs_at("http://127.0.0.1:9"))
 
 
 def _signs_at(url: str, key: str = "") -> Signs:

@@ -12,7 +12,7 @@ from penstock.cli.flags import MISSING, flags_of
 from penstock.doctor.finding import Verdict
 from penstock.doctor.rule import diagnose
 from penstock.doctor.rules import RULES
-from penstock.doctor.signs import MEASURES, Signs
+from penstock.doctor.signs import MEASURES, REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
 
 HEALTHY = Signs(
     window_s=10.0,
@@ -60,7 +60,10 @@ HEALTHY = Signs(
 )
 
 CASES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
-    "unreachable": ({"metrics_status": 200}, {"metrics_status": 0}),
+    "unreachable": ({"metrics_status": SILENT}, {"metrics_status": UNREACHABLE}),
+    "refused": ({"metrics_status": UNREACHABLE}, {"metrics_status": REFUSED}),
+    "silent": ({"metrics_status": REFUSED}, {"metrics_status": SILENT}),
+    "unintelligible": ({"metrics_status": SILENT}, {"metrics_status": UNINTELLIGIBLE}),
     "locked": ({"metrics_status": 400}, {"metrics_status": 401}),
     "no-metrics": ({"metrics_status": 299}, {"metrics_status": 302}),
     "engine-down": ({"health_status": 499}, {"health_status": 503}),
@@ -174,6 +177,19 @@ def test_a_rule_is_silent_where_a_sign_is_unknown(rule: Any) -> None:
         assert rule.id not in spoken(unknown)
         unexamined = {one.id: names for one, names in diagnose(unknown, RULES).unexamined}
         assert "some_metric" in unexamined[rule.id]
+
+
+@pytest.mark.parametrize("status", [REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE])
+def test_a_server_that_gives_no_answer_is_told_that_and_nothing_else(status: float) -> None:
+    look = Look(dict.fromkeys(("/version", "/health", "/readyz", "/metrics"), status), {}, {})
+    assert len(spoken(signs_of(look, look, 1.0))) == 1
+
+
+def test_how_late_a_server_is_comes_from_two_answers_or_is_not_known() -> None:
+    answered, silent = Look({}, {"/health": 0.5}, {}), Look({}, {}, {})
+    assert signs_of(answered, replace(answered, seconds={"/health": 0.4}), 1.0).health_s == 0.4
+    for looks in ((answered, silent), (silent, answered), (silent, silent)):
+        assert math.isnan(signs_of(*looks, 1.0).health_s)
 
 
 def test_the_heaviest_finding_comes_first() -> None:
