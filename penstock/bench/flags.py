@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.bench.figures import Figures
+from penstock.bench.target import MODELS
 
 Level = Literal["invalid", "warning", "note"]
 
@@ -44,9 +45,10 @@ def _gone(figures: Figures) -> str:
     if silence is None or not silence.is_gone:
         return ""
     why = f", mostly: {next(iter(figures.failures))}" if figures.failures else ""
+    deaf = f"; it left {MODELS} unanswered, too" if silence.is_deaf else ""
     return (
         f"the server was gone: nothing came from it after {silence.from_s:,.1f} s of the run, and "
-        f"{silence.num_open:,} requests came to nothing{why}"
+        f"{silence.num_open:,} requests came to nothing{why}{deaf}"
     )
 
 

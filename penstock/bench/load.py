@@ -15,12 +15,14 @@ from penstock.bench.backlog import Backlog
 from penstock.bench.health import Health, HealthMonitor
 from penstock.bench.http import Client, TransportError
 from penstock.bench.plan import Ask, Plan, Turn
-from penstock.bench.silence import LEAST_LOST, Silence, last_sign_s, silence_of
-from penstock.bench.target import Target
+from penstock.bench.silence import GONE_S, LEAST_LOST, Silence, last_sign_s, silence_of
+from penstock.bench.target import MODELS, Target
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 
 SAMPLE_S = 0.2
+LEAST_UNANSWERED = 2
+"""Plain questions that a silent server leaves unanswered before it is called gone."""
 MAX_PLAN_BYTES = 2**30
 
 Watch = Callable[["Progress"], None]
@@ -65,6 +67,8 @@ class Shape:
     """A run whose backlog grows without end is stopped, and one whose server is gone."""
     patience_s: float = 10.0
     """How long a server may be silent, while all that is asked of it fails, before it is called gone."""
+    hush_s: float = GONE_S
+    """How long it may be silent, while requests are under way, before it is asked whether it is there."""
     grace_s: float = 30.0
     """How long answers under way are awaited once a run has been stopped."""
     limit: Limit | None = None
@@ -87,6 +91,11 @@ class Measured:
     """Stopped by whoever asked for it."""
     silence: Silence | None = None
 
+    @property
+    def is_in_vain(self) -> bool:
+        """The server was gone at its end."""
+        return self.silence is not None and self.silence.is_gone
+
 
 @dataclass(slots=True)
 class _Run:
@@ -104,6 +113,8 @@ class _Run:
     """Of answers that have ended."""
     num_lost: int = 0
     """In a row, up to the last that ended."""
+    is_deaf: bool = False
+    """Silent, the server left plain questions unanswered, too: it is gone."""
     is_saturated: bool = False
     is_hopeless: bool = False
 
@@ -191,6 +202,7 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
     with HealthMonitor() as monitor:
         run = _Run(client, target, shape, client.clock(), progress)
         sender = asyncio.create_task(_send_users(run, plan, bodies) if shape.users else _send_open(run, plan, bodies))
+        listener = asyncio.create_task(_listen(run))
         is_interrupted = False
         try:
             await _supervise(run, sender, backlog, watch)
@@ -200,7 +212,7 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
                 task.uncancel()
         finally:
             stop_s = run.now_s
-            await _abandon({sender, *run.tasks})
+            await _abandon({sender, listener, *run.tasks})
             gc.unfreeze()
     end_s = max((answer.end_s for answer in run.answers if answer.end_s is not None), default=0.0)
     return Measured(
@@ -211,7 +223,7 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
         is_saturated=run.is_saturated,
         is_hopeless=run.is_hopeless,
         is_interrupted=is_interrupted,
-        silence=silence_of(run.answers, stop_s),
+        silence=silence_of(run.answers, stop_s, is_deaf=run.is_deaf),
     )
 
 
@@ -224,13 +236,34 @@ async def _supervise(run: _Run, sender: "asyncio.Task[None]", backlog: Backlog, 
         if shape.users is None and not run.is_saturated:
             run.is_saturated = backlog.is_growing or backlog.is_left_over(run.now_s)
         run.is_hopeless = shape.limit is not None and run.is_beyond(shape.limit)
-        if shape.stops and run.is_in_vain:
+        if shape.stops and (run.is_deaf or run.is_in_vain):
             return  # nothing that is under way will be answered
         if run.is_hopeless or (shape.stops and run.is_saturated):
             sender.cancel()
             await _drain(run, backlog, watch)
             return
     sender.result()
+
+
+async def _listen(run: _Run) -> None:
+    """Find out whether a server that is silent for long is gone, by plain questions: one that is merely slow, at a long
+    prompt for example, answers those.
+    """
+    hush_s, heard_s, num_unanswered = run.shape.hush_s, 0.0, 0
+    while run.shape.stops and not run.is_deaf:
+        asked_s = min((answer.scheduled_s for answer in run.open.values()), default=run.now_s)
+        left_s = max(asked_s, heard_s, last_sign_s(run.answers)) + hush_s - run.now_s
+        if left_s > 0.0:
+            num_unanswered = 0
+            await asyncio.sleep(left_s)
+        elif num_unanswered == LEAST_UNANSWERED:
+            run.is_deaf = True
+        else:
+            try:
+                await run.client.fetch("GET", MODELS, timeout_s=hush_s / 2)
+                heard_s = run.now_s
+            except TransportError:
+                num_unanswered += 1
 
 
 def _prepared(target: Target, plan: Plan) -> list[list[Any]]:

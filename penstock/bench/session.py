@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.bench.answer import Answer
-from penstock.bench.counters import METRICS_S, read_counters
+from penstock.bench.counters import METRICS_S, Counters, read_counters
 from penstock.bench.figures import Figures, figures_of
 from penstock.bench.flags import Flag, flags_of
 from penstock.bench.http import Client
@@ -17,6 +17,7 @@ from penstock.bench.knee import Knee, Trial, find_knee
 from penstock.bench.load import Limit, Progress, Shape, run_plan
 from penstock.bench.plan import Plan
 from penstock.bench.target import Target
+from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 
 WARM_UP_USERS = 4
@@ -46,6 +47,11 @@ class Run:
     def fault(self) -> str:
         """Why its figures are not the server's: the name of a doubt, or nothing."""
         return next((flag.name for flag in self.flags if flag.level == "invalid"), "")
+
+    @property
+    def is_in_vain(self) -> bool:
+        """The server was gone at its end: another run would find nobody."""
+        return self.fault == "server-gone"
 
     @property
     def is_valid(self) -> bool:
@@ -85,6 +91,10 @@ class Session:
         measured = await run_plan(self.client, self.target, plan, shape, self._watch("warming up"))
         if measured.is_interrupted:
             raise asyncio.CancelledError
+        if measured.is_in_vain:
+            raise ConfigError(
+                f"{self.client.address.url} stopped answering while it was warmed up; ask penstock doctor what became of it"
+            )
 
     async def measure(self, name: str, rate: float | None = None) -> Run:
         return await self._run(name, self.make_plan(name, rate), self.shape, rate)
@@ -93,8 +103,8 @@ class Session:
         before = await read_counters(self.client)
         measured = await run_plan(self.client, self.target, plan, shape, self._watch(name))
         patience_s = INTERRUPTED_S if measured.is_interrupted else METRICS_S
-        server = (await read_counters(self.client, patience_s)).since(before)
-        figures = figures_of(measured, plan, self.target, self.goal.slo, server, rate)
+        after = Counters() if measured.is_in_vain else await read_counters(self.client, patience_s)
+        figures = figures_of(measured, plan, self.target, self.goal.slo, after.since(before), rate)
         flags = flags_of(figures, is_closed=self.shape.users is not None)
         return Run(figures, tuple(flags), measured.answers)
 

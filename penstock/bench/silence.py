@@ -25,6 +25,8 @@ class Silence:
     """Requests under way, or sent in vain, meanwhile."""
     is_gone: bool = False
     """Nothing came after it."""
+    is_deaf: bool = False
+    """Nor were plain questions answered."""
 
     @property
     def duration_s(self) -> float:
@@ -35,7 +37,7 @@ def last_sign_s(answers: Sequence[Answer]) -> float:
     return max((time_s for answer in answers for time_s in _signs(answer, only_last=True)), default=0.0)
 
 
-def silence_of(answers: Sequence[Answer], end_s: float) -> Silence | None:
+def silence_of(answers: Sequence[Answer], end_s: float, *, is_deaf: bool = False) -> Silence | None:
     """The one at the end, if the server was gone; else the longest in which answers stood still in their middle."""
     from_s = last_sign_s(answers)
     waiting = [answer for answer in answers if answer.is_lost or answer.end_s is None]
@@ -43,8 +45,8 @@ def silence_of(answers: Sequence[Answer], end_s: float) -> Silence | None:
     # What was sent before may have met a server that breaks answers; what never was, met nobody.
     num_lost = sum(answer.is_lost and (answer.sent_s is None or answer.sent_s >= from_s) for answer in in_vain)
     allowed_s = LEAST_S if any(answer.is_lost for answer in in_vain) else GONE_S
-    if num_lost >= LEAST_LOST or (len(in_vain) >= LEAST_LOST and end_s - from_s >= allowed_s):
-        return Silence(from_s, end_s, len(in_vain), is_gone=True)
+    if is_deaf or num_lost >= LEAST_LOST or (len(in_vain) >= LEAST_LOST and end_s - from_s >= allowed_s):
+        return Silence(from_s, end_s, len(in_vain), is_gone=True, is_deaf=is_deaf)
     signs = sorted(time_s for answer in answers for time_s in _signs(answer))
     found = [
         Silence(before_s, after_s, num_open)

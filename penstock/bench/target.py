@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 
 Route = Literal["chat", "completions"]
 PATHS: Mapping[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+MODELS = "/v1/models"
 COPIES = 8
 PROBE_TOKENS = (24, 88)
 PROBE_ANSWER = 4
@@ -122,7 +123,7 @@ async def find_target(client: Client, model: str, route: Route, nonce: str) -> T
 
 
 async def _first_model(client: Client) -> str:
-    status, body = await client.fetch("GET", "/v1/models")
+    status, body = await client.fetch("GET", MODELS)
     if status in (401, 403):
         raise ConfigError(f"{client.address.url} answers {status}; give --api-key")
     if status == 503:
@@ -130,7 +131,7 @@ async def _first_model(client: Client) -> str:
     try:
         return str(msgspec.json.decode(body)["data"][0]["id"])
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
-        raise ConfigError(f"{client.address.url}/v1/models names no model (status {status}); give --model") from None
+        raise ConfigError(f"{client.address.url}{MODELS} names no model (status {status}); give --model") from None
 
 
 async def _word_costs(client: Client, model: str) -> tuple[dict[str, float], tuple[int, ...]]:

@@ -262,7 +262,7 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
         knee, runs = await session.find_knee(load.rate, trial_s(config))
     else:
         runs = []
-        while len(runs) < load.repeats and not any(run.figures.is_interrupted for run in runs):
+        while len(runs) < load.repeats and not any(run.figures.is_interrupted or run.is_in_vain for run in runs):
             runs.append(await session.measure(f"run {len(runs) + 1}", load.rate))
     return report_of(
         runs,

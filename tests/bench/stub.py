@@ -21,7 +21,8 @@ class Stub:
     breaks_every: int = 0
     """Every so many-th stream ends in the middle."""
     stalls_at: int = 0
-    """With this generation, and for a second, no more bytes are sent to anyone."""
+    """With this generation, and for a while, no more bytes are sent to anyone."""
+    stalls_s: float = 1.0
     dies_at: int = 0
     """With this generation every connection breaks, and no other is taken."""
     capacity: int | None = None
@@ -115,7 +116,7 @@ class Stub:
         number = len(self.bodies)
         if number == self.stalls_at:
             self._is_free.clear()
-            asyncio.get_running_loop().call_later(1.0, self._is_free.set)
+            asyncio.get_running_loop().call_later(self.stalls_s, self._is_free.set)
         if number == self.dies_at:
             self._server.close()
             for task in self._open - {asyncio.current_task()}:

@@ -322,6 +322,56 @@ def test_a_server_that_stands_still_is_given_up_once_each_user_has_waited_in_vai
     assert run.figures.num_unsent > 300
 
 
+@pytest.mark.parametrize(("users", "turns"), [(1, 1), (4, 1), (4, 3)])
+def test_a_server_that_hangs_for_good_is_given_up_long_before_its_requests_run_out_of_time(users, turns):
+    run = run_bench(
+        Stub(stalls_at=20, stalls_s=60.0),
+        replace(RECIPE, num_requests=400),
+        replace(USERS, users=users, timeout_s=10.0, hush_s=0.4),
+        turns=turns,
+    )
+    assert run.fault == "server-gone"
+    assert run.is_in_vain
+    figures = run.figures
+    assert (figures.num_failed, figures.num_abandoned) == (0, users)
+    assert "unanswered" in run.flags[0].text
+
+
+@pytest.mark.parametrize(
+    "stub",
+    [Stub(first_s=2.2), Stub(stalls_at=12, stalls_s=1.2)],
+    ids=["slow at its prompts", "held up for less than it is awaited"],
+)
+def test_a_server_that_is_merely_slow_is_awaited(stub):
+    first_s, stub.first_s = stub.first_s, 0.0
+
+    async def scenario() -> Run:
+        async with stub:
+            return await bench(
+                stub,
+                replace(RECIPE, num_requests=4 if first_s else 40),
+                replace(USERS, hush_s=1.0),
+                before=lambda: setattr(stub, "first_s", first_s),
+            )
+
+    run = asyncio.run(scenario())
+    assert run.figures.summary.num_successes == run.figures.num_requests == (4 if first_s else 40)
+    assert not raised(run, "server-gone")
+
+
+def test_a_server_that_hangs_while_it_is_warmed_up_is_told_at_once():
+    async def scenario() -> None:
+        async with Stub(stalls_at=12, stalls_s=60.0) as stub:
+            client = Client(address_of(stub.url))
+            target = await find_target(client, "", "chat", "n")
+            session = Session(client, target, replace(USERS, hush_s=0.4), Goal(Slo()), lambda name, rate: plan)
+            await session.warm_up(plan)
+
+    plan = plan_of_recipe(replace(RECIPE, num_requests=20), 1, name="warm up ")
+    with pytest.raises(ConfigError, match="stopped answering while it was warmed up"):
+        asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("dies_at", [6, 40], ids=["one at a time", "at a rate"])
 def test_a_search_whose_server_dies_blames_neither_its_targets_nor_the_client(dies_at):
     knee, runs = search(Stub(first_s=0.02, dies_at=dies_at), Slo(ttft_s=5.0), trial_s=0.5)
