@@ -90,7 +90,7 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
 def spells_along(fitted: Fitted, steps: Sequence[StepTime]) -> tuple[Spell, ...]:
     """How even the machine was while it computed these steps, and how fast beside when it was fitted."""
     usable = [step for step in steps if step.device_s > 0.0]
-    return spells_of([step.device_s for step in usable], _usual(fitted, usable).tolist())
+    return spells_of([step.device_s for step in usable], _usual(fitted, usable).tolist()) if usable else ()
 
 
 def _usual(fitted: Fitted, steps: Sequence[StepTime]) -> Numbers:

@@ -117,7 +117,7 @@ def _cooling(row: list[Any] | None) -> Cooling | None:
 
 def _spell(row: list[Any]) -> Spell:
     spell = Spell(*map(float, row))
-    if not (0.0 < spell.seconds < math.inf and 0.0 < spell.factor < math.inf):
+    if not (0.001 <= spell.seconds <= 1e6 and 1e-4 <= spell.factor <= 1e4):
         raise ValueError(f"{spell} cannot be")
     return spell
 

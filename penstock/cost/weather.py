@@ -2,8 +2,8 @@
 
 A processor that others share stands still for a while, or is slow for a fifth of a second; half of all steps are faster than
 the mean, and a few take three times as long. A simulation in which every step takes its mean has no such moments, so that its
-worst waits are shorter than real ones: nobody is there when a crowd comes in a bad moment. So what was found is played again,
-from a moment that is drawn by lot, over and over.
+worst waits are shorter than real ones, in which a crowd comes at a bad moment. So what was found is played again, over and over,
+from a moment that is drawn by lot.
 """
 
 from bisect import bisect_right
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 MIN_SPELL_S = 0.01
 """Shorter ones are joined: it is sums of steps that are waited for."""
+MAX_PAUSE_S = 1.0
+"""What a step may take longer than usual: beyond it no neighbour was busy, somebody shut the lid."""
 STRETCH = 64
 """Spells in a row that are kept or left out together."""
 MAX_STRETCHES = 64
@@ -54,7 +56,7 @@ def spells_of(seconds: Iterable[float], usual: Iterable[float]) -> tuple[Spell, 
     spells: list[Spell] = []
     taken_s = usual_s = 0.0
     for step_s, usual_step_s in zip(seconds, usual, strict=True):
-        taken_s += step_s
+        taken_s += min(step_s, usual_step_s + MAX_PAUSE_S)
         usual_s += usual_step_s
         if taken_s >= MIN_SPELL_S and usual_s > 0.0:
             spells.append(Spell(round(taken_s, 5), round(taken_s / usual_s, 3)))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.weather import MAX_STRETCHES, MIN_SPELL_S, STRETCH, Spell, Weather, spells_of
+from penstock.cost.weather import MAX_PAUSE_S, MAX_STRETCHES, MIN_SPELL_S, STRETCH, Spell, Weather, spells_of
 
 SECONDS = st.floats(0.001, 5.0)
 SPELLS = st.lists(st.builds(Spell, st.floats(0.01, 1.0), st.floats(0.2, 8.0)), min_size=1, max_size=12)
@@ -52,6 +52,12 @@ def test_what_steps_took_and_usually_take_is_kept(steps):
     if left_s < 1e-4:
         usual_s = sum(spell.seconds / spell.factor for spell in spells)
         assert usual_s == pytest.approx(sum(usual), rel=0.1, abs=1e-3)
+
+
+def test_a_machine_that_was_suspended_meanwhile_is_no_weather():
+    (spell,) = spells_of([30_000.0], [0.1])
+    assert spell.seconds == 0.1 + MAX_PAUSE_S
+    assert spell.factor == pytest.approx(11.0)
 
 
 def test_of_a_long_measurement_stretches_from_its_whole_length_are_kept():
