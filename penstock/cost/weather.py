@@ -1,9 +1,9 @@
 """How even a machine is: by how much longer steps take than they usually do, moment by moment, as a calibration found it.
 
 A processor that others share stands still for a while, or is slow for a fifth of a second; half of all steps are faster than
-the mean, and a few take three times as long. A simulation in which every step takes its mean has no such moments, so that its
-worst waits are shorter than real ones, in which a crowd comes at a bad moment. So what was found is played again, over and over,
-from a moment that is drawn by lot.
+the mean, and a few take three times as long. A simulation in which every step takes its mean has no such moments, so its worst
+waits are shorter than real ones, in which a crowd comes at a bad moment. So what was found is played again, over and over, from
+a moment that is drawn by lot.
 """
 
 from bisect import bisect_right

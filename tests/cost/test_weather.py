@@ -44,14 +44,11 @@ def test_the_same_seed_is_the_same_luck_and_another_another():
 
 @given(STEPS)
 def test_what_steps_took_and_usually_take_is_kept(steps):
-    seconds, usual = zip(*steps)
+    seconds, usual = zip(*steps, (MIN_SPELL_S, 0.005))  # the last one fills a spell
     spells = spells_of(seconds, usual)
     assert all(spell.seconds >= MIN_SPELL_S - 1e-5 for spell in spells)
-    left_s = sum(seconds) - sum(spell.seconds for spell in spells)
-    assert -1e-5 * len(spells) - 1e-9 <= left_s < MIN_SPELL_S + 1e-5 * len(spells), "what fills no spell"
-    if left_s < 1e-4:
-        usual_s = sum(spell.seconds / spell.factor for spell in spells)
-        assert usual_s == pytest.approx(sum(usual), rel=0.1, abs=1e-3)
+    assert sum(spell.seconds for spell in spells) == pytest.approx(sum(seconds), abs=1e-5 * len(spells))
+    assert sum(spell.seconds / spell.factor for spell in spells) == pytest.approx(sum(usual), rel=0.02)
 
 
 def test_a_machine_that_was_suspended_meanwhile_is_no_weather():
