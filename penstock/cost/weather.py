@@ -16,6 +16,7 @@ MIN_SPELL_S = 0.01
 """Shorter ones are joined: it is sums of steps that are waited for."""
 MAX_PAUSE_S = 1.0
 """What a step may take longer than usual: beyond it no neighbour was busy, somebody shut the lid."""
+MIN_FACTOR, MAX_FACTOR = 1e-3, 1e3
 STRETCH = 64
 """Spells in a row that are kept or left out together."""
 MAX_STRETCHES = 64
@@ -59,7 +60,8 @@ def spells_of(seconds: Iterable[float], usual: Iterable[float]) -> tuple[Spell, 
         taken_s += min(step_s, usual_step_s + MAX_PAUSE_S)
         usual_s += usual_step_s
         if taken_s >= MIN_SPELL_S and usual_s > 0.0:
-            spells.append(Spell(round(taken_s, 5), round(taken_s / usual_s, 3)))
+            factor = min(max(taken_s / usual_s, MIN_FACTOR), MAX_FACTOR)
+            spells.append(Spell(round(taken_s, 5), round(factor, 3)))
             taken_s = usual_s = 0.0
     num_stretches = -(-len(spells) // STRETCH)
     if num_stretches <= MAX_STRETCHES:
