@@ -13,7 +13,7 @@ from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime
 from penstock.cost.fit import Errors, Ramp
 from penstock.cost.measured import VALUES, Fitted
 from penstock.cost.warmth import Cooling
-from penstock.cost.weather import MAX_FACTOR, MIN_FACTOR, Spell
+from penstock.cost.weather import MAX_FACTOR, MIN_FACTOR, MIN_SPELL_S, Spell
 from penstock.errors import ConfigError
 
 VERSION = 3
@@ -117,7 +117,7 @@ def _cooling(row: list[Any] | None) -> Cooling | None:
 
 def _spell(row: list[Any]) -> Spell:
     spell = Spell(*map(float, row))
-    if not (0.0 < spell.seconds < math.inf and MIN_FACTOR <= spell.factor <= MAX_FACTOR):
+    if not (MIN_SPELL_S <= spell.seconds < math.inf and MIN_FACTOR <= spell.factor <= MAX_FACTOR):
         raise ValueError(f"{spell} cannot be")
     return spell
 

@@ -70,7 +70,9 @@ def test_ramps_that_cannot_be_are_refused(ramp):
         read_profile(json.dumps(broken), "file")
 
 
-@pytest.mark.parametrize("spell", [[0.0, 1.0], [-1.0, 1.0], [0.1, 0.0], [0.1, -2.0], [0.1, 1e9], [0.1], [0.1, "x"], 3])
+@pytest.mark.parametrize(
+    "spell", [[0.0, 1.0], [1e-9, 1.0], [-1.0, 1.0], [0.1, 0.0], [0.1, -2.0], [0.1, 1e9], [0.1], [0.1, "x"], 3]
+)
 def test_spells_that_cannot_be_are_refused(spell):
     broken = json.loads(PROFILE.to_json())
     broken["fitted"]["spells"] = [[0.1, 1.0], spell]
