@@ -65,7 +65,7 @@ class Config:
 def run(config: Config) -> int:
     check_writable(config.out)
     profile = _measured(config) if config.steps is None else _from_log(config.steps)
-    path = config.out or default_path(profile)
+    path = config.out or default_path(profile, "" if config.steps is None else "-from-log")
     write_file(path, profile.to_json())
     if config.json:
         print(profile.to_json(), end="")
@@ -74,11 +74,11 @@ def run(config: Config) -> int:
     return 0
 
 
-def default_path(profile: "Profile") -> Path:
-    """One file a model, machine and version of what computes."""
+def default_path(profile: "Profile", suffix: str) -> Path:
+    """One file a model, machine and version of what computes; a live server's steps, few or alike, replace no measurement."""
     key = json.dumps([profile.machine, profile.versions, profile.config], sort_keys=True, default=str)
     name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in profile.model)
-    return cache_folder() / "profiles" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+    return cache_folder() / "profiles" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}{suffix}.json"
 
 
 def _from_log(path: Path) -> "Profile":

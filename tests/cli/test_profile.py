@@ -6,9 +6,11 @@ import pytest
 
 from penstock.cli.machines import make_engine
 from penstock.cli.main import main
+from penstock.cli.profile import default_path
 from penstock.cli.this_machine import NAME, cache_folder, find_hardware
 from penstock.config import configure
 from penstock.core.request import Request, SamplingParams
+from penstock.cost.profile import read_profile
 from tests.offline import write_chat_model
 
 FIGURES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "e2e_p50_s", "e2e_p95_s", "output_tokens_per_s")
@@ -80,8 +82,9 @@ def test_what_is_no_profile_is_refused(text, tmp_path, capsys):
     assert main(["simulate", "--profile", str(tmp_path / "none")]) == 2
 
 
-def test_a_step_log_of_a_machine_becomes_a_profile(tmp_path, capsys):
-    log, path = tmp_path / "steps", tmp_path / "profile.json"
+def test_a_step_log_of_a_machine_becomes_a_profile_and_replaces_no_measurement(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    log = tmp_path / "steps"
     config = configure(model="scripted:", num_blocks=512)
     engine = make_engine(config, lambda phase: None, log).engine
     for number in range(40):
@@ -91,8 +94,11 @@ def test_a_step_log_of_a_machine_becomes_a_profile(tmp_path, capsys):
             engine.step()
     while engine.has_work:
         engine.step()
-    assert main(["profile", "--steps", str(log), "--out", str(path)]) == 0
+    assert main(["profile", "--steps", str(log)]) == 0
     assert "scripted:" in capsys.readouterr().out
+    (path,) = (cache_folder() / "profiles").iterdir()
+    fitted = read_profile(path.read_text(), str(path))
+    assert path == default_path(fitted, "-from-log") != default_path(fitted, "")
     words = ["--num-requests", "20", "--prompts", "5-40", "--answers", "5-20"]
     assert main(["simulate", "--profile", str(path), *words]) == 0
 
