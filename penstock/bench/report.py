@@ -146,9 +146,10 @@ def knee_words(report: Mapping[str, Any]) -> str:
         least = f"at least {rate:.4g} requests/s meet {slo}" if rate is not None else "nothing is known of its knee"
         return f"The search ended because the server did not answer ({', '.join(sorted(faults))}); {least}."
     if knee["is_partial"]:
-        least = f"at least {rate:.4g}" if rate is not None else "not bounded from below"
-        most = f", below {beyond:.4g}" if beyond is not None else ""
-        return f"Partial: the search was interrupted; the knee is {least}{most} requests/s."
+        bounds = [f"at least {rate:.4g}"] if rate is not None else []
+        bounds += [f"below {beyond:.4g}"] if beyond is not None else []
+        found = f"the knee is {', '.join(bounds)} requests/s" if bounds else "nothing is known of the knee"
+        return f"Partial: the search was interrupted; {found}."
     if knee["is_bounded_by_client"]:
         found = " before the server was" if rate is None else f"; at least {rate:.4g} requests/s meet {slo}"
         return f"This client was at its end{found}."

@@ -211,7 +211,10 @@ def run(config: Config) -> int:
     check_writable(None if str(config.json) == "-" else config.json, config.html)
     _allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, LiveProgress() as progress:
-        report = runner.run(_bench(config, progress))
+        try:
+            report = runner.run(_bench(config, progress))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
     return _tell(config, report)
 
 
@@ -226,12 +229,16 @@ def _allow_connections() -> None:
 
 
 async def _bench(config: Config, progress: "LiveProgress") -> dict[str, Any]:
+    """SIGTERM ends it as Ctrl-C does: what was measured so far is told."""
     import asyncio
+    import signal
 
     from penstock.bench.http import Client, address_of
 
     key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
     client = Client(address_of(config.url), key, verify=config.verify_tls)
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         return await _measure(config, client, progress)
     finally:

@@ -42,6 +42,19 @@ def test_a_search_that_its_server_ended_claims_no_more_than_was_seen():
     assert "nothing is known" in alone
 
 
+@pytest.mark.parametrize(
+    ("rate", "beyond", "words"),
+    [
+        (None, None, "nothing is known of the knee."),
+        (2.0, None, "the knee is at least 2 requests/s."),
+        (None, 4.0, "the knee is below 4 requests/s."),
+        (2.0, 4.0, "the knee is at least 2, below 4 requests/s."),
+    ],
+)
+def test_a_search_that_was_interrupted_tells_what_bounds_it_has(rate, beyond, words):
+    assert knee_words(report([run()], knee=Knee(rate, beyond, (), is_partial=True))).endswith(f"interrupted; {words}")
+
+
 REPORTS = [report([run()]), report(at(0.1)), knee_report(), report([client_bound()])]
 
 

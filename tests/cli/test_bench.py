@@ -110,7 +110,8 @@ def test_two_reports_are_compared_and_different_loads_refused(server, tmp_path, 
     assert {"is_sound", "faults", "rows"} == set(json.loads(capsys.readouterr().out))
 
 
-def test_an_interrupted_benchmark_tells_what_it_has_and_that_it_is_partial(server, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_benchmark_tells_what_it_has_and_that_it_is_partial(number, server, tmp_path):
     path = tmp_path / "partial.json"
     words = ["--rate", "20", "--num-requests", "2000", "--prompts", "20", "--answers", "3", "--warm-up", "0"]
     command = [sys.executable, "-m", "penstock", "bench", server.url, "--api-key", KEY, "--json", str(path), *words]
@@ -118,7 +119,7 @@ def test_an_interrupted_benchmark_tells_what_it_has_and_that_it_is_partial(serve
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while server.metric(ENDED, 'finished_reason="length"') < before + 20.0 and process.poll() is None:
             pass
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         printed, _ = process.communicate()
     assert process.returncode == 130
     assert "partial: interrupted after" in printed
