@@ -186,6 +186,8 @@ def _several_a_piece(figures: Figures) -> str:
 
 def _few(figures: Figures) -> str:
     count = figures.summary.num_successes
+    if count == 1:
+        return "all latencies are of a single request"
     return f"p99 of {count} requests is little more than the slowest of them" if 0 < count < 100 else ""
 
 

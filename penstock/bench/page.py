@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from penstock.bench.plot import NUM_COLOURS, Line, plot
-from penstock.bench.report import HEADLINES, facts_of, figure, knee_words
+from penstock.bench.report import HEADLINES, facts_of, figure, headline, knee_words
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #5b6370; --back: #fff; --line: #dde1e8; --bad: #b3261e;
@@ -88,8 +88,9 @@ def _section(report: Mapping[str, Any]) -> str:
     halves = [report["headlines"][name]["half_width"] for name in HEADLINES if report["headlines"]]
     has_intervals = any(half is not None for half in halves)
     for name, (words, _) in HEADLINES.items():
-        row: list[object] = [words, *(run["headlines"][name] for _, run in runs)]
-        if has_intervals:
+        cells = [headline(run, name) for _, run in runs]
+        row: list[object] = [words, *("" if cell is None else cell for cell in cells)]
+        if has_intervals and None not in cells:
             found = report["headlines"][name]
             row.append(f"{figure(found['mean'])} ± {figure(found['half_width'])}")
         rows.append(row)
@@ -167,7 +168,7 @@ def _sweeps(reports: Sequence[Mapping[str, Any]]) -> list[str]:
         runs = sorted((run for run in report["runs"] if run["rate"] is not None), key=lambda run: run["rate"])
         if report["knee"] is not None:
             for key, gathered in lines.items():
-                points = [(run["rate"], run["headlines"][key]) for run in runs]
+                points = [(run["rate"], value) for run in runs if (value := headline(run, key)) is not None]
                 gathered.append(Line(points, number, has_dots=True))
     goodput = plot("Goodput by rate", lines["good_requests_per_s"], "requests/s asked", "within targets, /s")
     late = plot("TTFT p99 by rate", lines["ttft_p99_ms"], "requests/s asked", "ms")

@@ -29,7 +29,8 @@ def plot(title: str, lines: Sequence[Line], x_name: str, y_name: str, *, is_loga
     ys = [y for line in kept for _, y in line.points]
     if not xs:
         return ""
-    x_axis = _Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT, is_logarithmic)
+    margin = (abs(xs[0]) or 1.0) * 0.01 if min(xs) == max(xs) else 0.0  # a single value stands in the middle
+    x_axis = _Axis(min(xs) - margin, max(xs) + margin, LEFT, WIDTH - RIGHT, is_logarithmic)
     y_axis = _Axis(min(0.0, *ys), max(ys), HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',

@@ -42,6 +42,12 @@ HEADLINES = {
 """The figures that runs are repeated and compared for: their names, and which way is better."""
 
 
+def headline(run: Mapping[str, Any], name: str) -> float | None:
+    """Of a run in a report; None for a latency that none of its requests had."""
+    latency = run["summary"].get(name.partition("_")[0])
+    return None if latency is not None and not latency["count"] else run["headlines"][name]
+
+
 def headlines_of(figures: Figures) -> dict[str, float]:
     summary = figures.summary
     milliseconds = {

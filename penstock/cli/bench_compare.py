@@ -54,6 +54,7 @@ def run(config: Config) -> int:
     ]
     if config.html is not None:
         shown = [tuple("" if cell is None else cell for cell in row) for row in rows] if is_shown else []
+        shown = [(*row[:3], str(row[3]).replace("+-", "±"), *row[4:]) for row in shown]
         extra = flag_list(faults) + (table(columns, shown) if shown else "<p>Not compared.</p>")
         write_file(config.html, page_of([first, second], ["first", "second"], extra))
     if config.json:

@@ -113,7 +113,8 @@ def load_words(config: Config, trace: Trace | None) -> str:
 def _pace(config: Config) -> str:
     load = config.load
     if load.rate is None:
-        return f"of {counted(config.num_users or 0, 'user')} who ask again once answered"
+        ask = "asks" if config.num_users == 1 else "ask"
+        return f"of {counted(config.num_users or 0, 'user')} who {ask} again once answered"
     if load.ramp_to is not None:
         return f"at a rate that goes from {load.rate:g}/s to {load.ramp_to:g}/s"
     spread = f", spread {load.burstiness or 2.0:g}" if load.arrivals == "gamma" else ""

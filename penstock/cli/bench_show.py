@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.bench.report import HEADLINES, facts_of, figure, knee_words
+from penstock.bench.report import HEADLINES, facts_of, figure, headline, knee_words
 from penstock.cli.show import print_table, printable
 
 MARKS = {"invalid": "!!", "warning": "!", "note": "-"}
@@ -11,6 +11,17 @@ LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E": "e2e"}
 OUTCOMES = {"length": "complete", "stop": "complete, of fewer tokens"}
 """Of requests that were answered; the others are told by their names."""
 SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
+
+TRIED = {
+    "good_percent": "good %",
+    "good_requests_per_s": "goodput/s",
+    "output_tokens_per_s": "tokens/s",
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_p99_ms": "p99",
+    "tpot_p50_ms": "TPOT p50",
+    "tpot_p99_ms": "p99",
+}
+"""Of each rate that a search has tried."""
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -81,6 +92,8 @@ def _print_failures(run: Mapping[str, Any]) -> None:
 def _print_repeats(report: Mapping[str, Any]) -> None:
     rows = []
     for name, (words, _) in HEADLINES.items():
+        if any(headline(run, name) is None for run in report["runs"]):
+            continue
         found = report["headlines"][name]
         half = "" if found["half_width"] is None else f"+- {figure(found['half_width'])}"
         rows.append((words, found["mean"], half, min(found["values"]), max(found["values"])))
@@ -92,17 +105,14 @@ def _print_knee(report: Mapping[str, Any]) -> None:
     knee = report["knee"]
     rows = []
     for trial, run in sorted(zip(knee["trials"], report["runs"], strict=True), key=lambda pair: pair[0]["rate"]):
-        found = run["headlines"]
         met = "yes" if trial["is_met"] else "over-saturated" if run["is_saturated"] else "no"
         rows.append(
             (
                 "one at a time" if trial["is_alone"] else f"{trial['rate']:.4g}",
                 trial["fault"] or met,
-                *(found[name] for name in ("good_percent", "good_requests_per_s", "output_tokens_per_s")),
-                *(found[name] for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")),
+                *(headline(run, name) for name in TRIED),
             )
         )
-    columns = ("rate", "targets met", "good %", "goodput/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99")
-    print_table(columns, rows)
+    print_table(("rate", "targets met", *TRIED.values()), rows)
     print()
     print(knee_words(report))

@@ -73,6 +73,12 @@ def test_where_nothing_succeeded_nothing_is_said_of_the_client_or_of_others():
     assert "others" not in found[1].text
 
 
+@pytest.mark.parametrize(("number", "words"), [(1, "a single request"), (2, "p99 of 2 requests"), (100, None)])
+def test_few_requests_have_no_percentiles(number, words):
+    texts = [flag.text for flag in flags_of(figures(measured([answer(each) for each in range(number)])))]
+    assert any(words in text for text in texts) if words else not texts
+
+
 @pytest.mark.parametrize(("hits", "is_warm"), [(0.0, False), (0.08, False), (0.2, True)])
 def test_a_cache_is_warm_beyond_what_the_workload_repeats(hits, is_warm):
     # The server's own two tokens a prompt are 4 % that anyone may find in a cache.

@@ -11,7 +11,7 @@ import pytest
 from penstock.bench.compare import compare, read_report
 from penstock.bench.knee import Knee, Trial
 from penstock.bench.page import page_of
-from penstock.bench.plot import HEIGHT, WIDTH, Line, plot
+from penstock.bench.plot import HEIGHT, LEFT, RIGHT, WIDTH, Line, plot
 from penstock.bench.report import HEADLINES, facts_of, figure, knee_words, merged_flags
 from penstock.errors import ConfigError
 from tests.bench.figures import COUNT, HEALTHY, answer, measured, report, run
@@ -127,6 +127,13 @@ def test_a_page_fetches_nothing_and_its_plots_are_inside(one):
     assert "nan" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL).lower().replace("nano", "")
 
 
+def test_a_latency_that_nothing_had_is_no_zero():
+    nothing = report([run(measured([answer(number, error="status 500: no") for number in range(5)]))])
+    single = report([run(measured([answer(number, tokens=1) for number in range(5)]))])
+    for one, name, is_known in ((nothing, "TTFT p50", False), (single, "TPOT p50", False), (single, "TTFT p50", True)):
+        assert (f"<td>{name}, ms</td><td></td>" in page_of([one])) != is_known
+
+
 def test_a_page_shows_names_as_names():
     text = page_of([report([run()], model="<script>alert(1)</script>")])
     assert "<script>" not in text
@@ -144,6 +151,12 @@ def test_plots_draw_what_can_be_drawn():
             x, y = map(float, pair.split(","))
             assert 0 <= x <= WIDTH
             assert 0 <= y <= HEIGHT
+
+
+def test_a_single_value_stands_in_the_middle_of_its_plot():
+    drawn = plot("one request", [Line([(50.0, 0.0), (50.0, 1.0)])], "ms", "share", is_logarithmic=True)
+    (places,) = re.findall(r'points="([^"]*)"', drawn)
+    assert {float(pair.split(",")[0]) for pair in places.split()} == {(LEFT + WIDTH - RIGHT) / 2}
 
 
 def test_a_difference_is_called_only_where_chance_is_excluded():

@@ -106,6 +106,8 @@ def test_two_reports_are_compared_and_different_loads_refused(server, tmp_path, 
     assert main(["bench", "compare", paths[0], paths[1], "--force", "--html", str(page)]) == 0
     assert "TTFT p50" in capsys.readouterr().out
     assert "first and second" in page.read_text()
+    assert "±" in page.read_text()
+    assert "+-" not in page.read_text()
     assert main(["bench", "compare", paths[0], paths[1], "--json"]) in (0, 1)
     assert {"is_sound", "faults", "rows"} == set(json.loads(capsys.readouterr().out))
 
@@ -177,6 +179,7 @@ def test_what_excludes_itself_is_refused(make):
     ("config", "words"),
     [
         (Config(), "100 requests of 8 users who ask again once answered; prompts of sharegpt-prompts tokens"),
+        (Config(load=Load(concurrency=1)), "100 requests of 1 user who asks again once answered; "),
         (Config(load=Load(rate=4.0, num_requests=1)), "1 request at 4/s (poisson); "),
         (Config(load=Load(rate=4.0, arrivals="gamma")), "100 requests at 4/s (gamma, spread 2); "),
         (
