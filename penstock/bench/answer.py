@@ -69,6 +69,8 @@ class Answer:
     finish_reason: str | None = None
     usage: Usage | None = None
     num_reasoning_pieces: int = 0
+    ask: int = 0
+    """Number of its conversation in the plan, and of its turn in that."""
     turn: int = 0
     text: str = ""
     """Only what a later turn needs: kept where `keeps_text`."""
@@ -80,6 +82,10 @@ class Answer:
     @property
     def is_success(self) -> bool:
         return self.end_s is not None and not self.error
+
+    @property
+    def is_refused(self) -> bool:
+        return self.status >= 400
 
     @property
     def is_lost(self) -> bool:

@@ -110,7 +110,7 @@ def figures_of(
         failures=dict(failures.most_common(MOST_FAULTS)),
         summary=summarize([answer.timeline() for answer in ended], measured.duration_s, slo, _gaps(successes)),
         lengths=_lengths(successes),
-        cache=_cache(successes, plan, target, server),
+        cache=_cache(measured.answers, plan, target, server),
         pieces_per_answer=num_pieces / len(successes) if successes else 0.0,
         tokens_per_piece=num_tokens / num_pieces if num_pieces else 0.0,
         num_reasoning_pieces=sum(answer.num_reasoning_pieces for answer in successes),
@@ -148,10 +148,13 @@ def _lengths(answers: Sequence[Answer]) -> Lengths:
     )
 
 
-def _cache(answers: Sequence[Answer], plan: Plan, target: Target, server: Counters) -> Cache:
-    num_planned = plan.num_prompt_tokens()
-    repeated = plan.num_repeated() + target.vocabulary.overhead * plan.num_requests
-    share = min(repeated / num_planned, 1.0) if num_planned else 0.0
+def _cache(sent: Sequence[Answer], plan: Plan, target: Target, server: Counters) -> Cache:
+    """What was refused met no cache: neither the hits nor what could be hit are of it."""
+    taken = plan.part(Counter(answer.ask for answer in sent if not answer.is_refused))
+    num_taken = taken.num_prompt_tokens()
+    repeated = taken.num_repeated() + target.vocabulary.overhead * taken.num_requests
+    share = min(repeated / num_taken, 1.0) if num_taken else 0.0
+    answers = [answer for answer in sent if answer.is_success]
     if server.cache_hits is not None and server.cache_queries:
         return Cache(server.cache_hits / server.cache_queries, share, "the server's metrics")
     told = [answer.num_cached for answer in answers if answer.num_cached is not None]

@@ -122,8 +122,8 @@ class _Run:
     def now_s(self) -> float:
         return self.client.clock() - self.start_s
 
-    async def converse(self, ask: Ask, bodies: Sequence[Any], due_s: float) -> None:
-        """All turns of one conversation. A turn that fails ends it."""
+    async def converse(self, place: int, ask: Ask, bodies: Sequence[Any], due_s: float) -> None:
+        """All turns of one conversation, by its place in the plan. A turn that fails ends it."""
         history: list[dict[str, str]] = []
         for number, (turn, prepared) in enumerate(zip(ask.turns, bodies, strict=True)):
             is_last = number == len(ask.turns) - 1
@@ -133,7 +133,7 @@ class _Run:
                 body = self.target.body(prepared, turn.num_answer, history)
             else:
                 body = prepared if is_last else self.target.body(prepared, turn.num_answer)
-            answer = await self.send(turn, body, due_s, number, keeps_text=not is_last)
+            answer = await self.send(turn, body, due_s, (place, number), keeps_text=not is_last)
             if not answer.is_success or self._is_late():
                 return
             history += [{"role": "user", "content": prepared}, {"role": "assistant", "content": answer.text}]
@@ -141,8 +141,9 @@ class _Run:
     def _is_late(self) -> bool:
         return self.shape.duration_s is not None and self.now_s >= self.shape.duration_s
 
-    async def send(self, turn: Turn, body: bytes, due_s: float, number: int, *, keeps_text: bool) -> Answer:
-        answer = Answer(len(self.answers), due_s, turn.num_prompt, turn.num_answer, turn=number, keeps_text=keeps_text)
+    async def send(self, turn: Turn, body: bytes, due_s: float, place: tuple[int, int], *, keeps_text: bool) -> Answer:
+        answer = Answer(len(self.answers), due_s, turn.num_prompt, turn.num_answer, keeps_text=keeps_text)
+        answer.ask, answer.turn = place
         self.answers.append(answer)
         self.open[answer.number] = answer
         self.progress.num_sent += 1
@@ -281,25 +282,25 @@ def _prepared(target: Target, plan: Plan) -> list[list[Any]]:
 
 
 async def _send_open(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
-    for ask, prepared in zip(plan.asks, bodies, strict=True):
+    for place, (ask, prepared) in enumerate(zip(plan.asks, bodies, strict=True)):
         if run.shape.duration_s is not None and ask.arrival_s >= run.shape.duration_s:
             return
         # Late or not, others get their turn: a client that has fallen behind must still be seen to.
         await asyncio.sleep(max(ask.arrival_s - run.now_s, 0.0))
-        _spawn(run, run.converse(ask, prepared, ask.arrival_s))
+        _spawn(run, run.converse(place, ask, prepared, ask.arrival_s))
 
 
 async def _send_users(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
-    remaining = iter(zip(plan.asks, bodies, strict=True))
+    remaining = enumerate(zip(plan.asks, bodies, strict=True))
     for _ in range(min(run.shape.users or 1, len(plan.asks))):
         _spawn(run, _user(run, remaining))
 
 
-async def _user(run: _Run, remaining: Iterator[tuple[Ask, list[Any]]]) -> None:
-    for ask, prepared in remaining:
+async def _user(run: _Run, remaining: Iterator[tuple[int, tuple[Ask, list[Any]]]]) -> None:
+    for place, (ask, prepared) in remaining:
         if run._is_late():
             return
-        await run.converse(ask, prepared, run.now_s)
+        await run.converse(place, ask, prepared, run.now_s)
 
 
 def _spawn(run: _Run, work: Any) -> None:

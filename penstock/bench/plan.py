@@ -1,6 +1,7 @@
 """What will be sent: the arrivals and lengths of a workload or a trace, as conversations of named prompt segments."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from penstock.bench.prompts import Segment
 from penstock.workload.trace import BLOCK_TOKENS, Trace
@@ -35,6 +36,11 @@ class Plan:
     @property
     def num_requests(self) -> int:
         return sum(len(ask.turns) for ask in self.asks)
+
+    def part(self, num_turns: Mapping[int, int]) -> "Plan":
+        """The first so many turns of each conversation, by its place."""
+        asks = (replace(ask, turns=ask.turns[: num_turns.get(place, 0)]) for place, ask in enumerate(self.asks))
+        return Plan(tuple(ask for ask in asks if ask.turns))
 
     def num_prompt_tokens(self) -> int:
         """Histories included."""

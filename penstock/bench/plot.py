@@ -97,4 +97,4 @@ def _drawn(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -26,7 +26,7 @@ def answer(number: int, ttft_s: float = 0.1, gap_s: float = 0.02, tokens: int = 
     one = Answer(number, number * 0.1, 50, tokens, sent_s=number * 0.1, status=500 if error else 200, error=error)
     one.piece_times.extend(one.scheduled_s + ttft_s + gap_s * piece for piece in range(0 if error else tokens))
     one.end_s = one.scheduled_s + ttft_s + gap_s * tokens
-    one.finish_reason = "length"
+    one.finish_reason, one.ask = "length", number
     one.usage = Usage(prompt_tokens=50, completion_tokens=tokens)
     return one
 

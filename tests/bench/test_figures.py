@@ -6,11 +6,14 @@ import pytest
 
 from penstock.bench.answer import Answer, AnswerReader, Usage
 from penstock.bench.counters import Counters
-from penstock.bench.figures import FORMULAS, row_of
+from penstock.bench.figures import FORMULAS, figures_of, row_of
 from penstock.bench.flags import flags_of
 from penstock.bench.health import Health
+from penstock.bench.plan import Ask, Plan, Turn
+from penstock.bench.prompts import Segment
+from penstock.metrics.summary import Slo
 from penstock.metrics.timeline import Outcome
-from tests.bench.figures import COUNT, HEALTHY, answer, figures, measured
+from tests.bench.figures import COUNT, HEALTHY, TARGET, answer, figures, measured
 
 
 def names(found) -> set[str]:
@@ -85,6 +88,19 @@ def test_a_cache_is_warm_beyond_what_the_workload_repeats(hits, is_warm):
     found = figures(server=Counters(hits * 1000, 1000.0))
     assert found.cache.repeated_fraction == pytest.approx(0.04)
     assert ("warm-cache" in names(found)) == is_warm
+
+
+def test_what_a_server_refused_is_no_part_of_what_the_workload_repeats():
+    # Half of the asks share all they say and are answered; the long ones, refused, share nothing.
+    asks = [
+        (Segment("shared", 40), Segment(f"short {number}", 10)) if number % 2 else (Segment(f"long {number}", 5000),)
+        for number in range(COUNT)
+    ]
+    plan = Plan(tuple(Ask(0.1 * number, (Turn(segments, 5),)) for number, segments in enumerate(asks)))
+    answers = [answer(number, error="" if number % 2 else "status 400: too long") for number in range(COUNT)]
+    found = figures_of(measured(answers), plan, TARGET, Slo(ttft_s=0.5), Counters(780.0, 1000.0))
+    assert found.cache.repeated_fraction == pytest.approx(0.84, abs=0.01)
+    assert "warm-cache" not in names(found)
 
 
 def test_usage_tells_of_the_cache_where_metrics_do_not():
