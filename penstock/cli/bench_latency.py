@@ -13,8 +13,6 @@ from penstock.workload.arrivals import AtOnce
 from penstock.workload.lengths import Fixed
 from penstock.workload.workload import Recipe
 
-WARM_UP_RUNS = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -51,17 +49,18 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.cli.bench_offline import OfflineRun, print_intervals, run_offline
+    from penstock.cli.bench_offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
 
     load = config.load
-    runs: list[OfflineRun] = []
     with open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm:
         recipe = Recipe(AtOnce(), Fixed(load.prompt), Fixed(load.answer), load.batch, vocab_size=llm.spec.vocab_size)
-        for number in range(load.repeats + WARM_UP_RUNS):
-            workload = recipe.make_fresh(0, secrets.token_hex(8))
-            one = run_offline(llm, workload.requests, f"run {number} of {load.repeats}" if number else "warming up")
-            if number >= WARM_UP_RUNS:
-                runs.append(one)
+
+        def run_once(name: str) -> OfflineRun:
+            return run_offline(llm, recipe.make_fresh(0, secrets.token_hex(8)).requests, name)
+
+        run_once("warming up")
+        runs = repeat_offline(load.repeats, run_once)
+    status = INTERRUPTED_STATUS if len(runs) < load.repeats else 0
     figures = {
         "batch, ms": [1e3 * one.summary.duration_s for one in runs],
         "first token (TTFT p50), ms": [1e3 * one.summary.ttft.p50 for one in runs],
@@ -75,8 +74,8 @@ def run(config: Config) -> int:
     }
     if config.json:
         print_json({"batch": asdict(load), "model": config.model.model, "figures": figures})
-        return 0
+        return status
     what = f"{counted(load.batch, 'request')} of {counted(load.prompt, 'prompt token')} and {load.answer:,} to generate"
-    print(f"{what}, {counted(load.repeats, 'run')}\n")
+    print(f"{what}, {counted(len(runs), 'run')}\n")
     print_intervals(figures)
-    return 0
+    return status

@@ -3,11 +3,13 @@
 No server and no network: what is measured is the engine alone.
 """
 
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.amounts import counted
 from penstock.cli.progress import ProgressBar
 from penstock.cli.show import print_table
 from penstock.metrics.histogram import Histogram
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.completion import Update
     from penstock.core.request import Request
     from penstock.llm import LLM
+
+INTERRUPTED_STATUS = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,19 @@ def run_offline(llm: "LLM", requests: Sequence["Request"], name: str) -> Offline
         duration_s = time.perf_counter() - start_s
     prefill_s = max((timeline.first_token_s or 0.0 for timeline in timelines), default=0.0)
     return OfflineRun(summarize(timelines, duration_s, gaps=gaps), prefill_s)
+
+
+def repeat_offline(number: int, run_once: Callable[[str], OfflineRun]) -> list[OfflineRun]:
+    """So many runs, by name. Ctrl-C ends them early; those that are done are kept."""
+    runs: list[OfflineRun] = []
+    try:
+        while len(runs) < number:
+            runs.append(run_once(f"run {len(runs) + 1} of {number}"))
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        print(f"penstock: interrupted: the figures are of {len(runs)} of {counted(number, 'run')}", file=sys.stderr)
+    return runs
 
 
 def print_intervals(rows: Mapping[str, Sequence[float]]) -> None:

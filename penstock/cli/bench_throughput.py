@@ -71,18 +71,19 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.cli.bench_offline import print_intervals, run_offline
+    from penstock.cli.bench_offline import INTERRUPTED_STATUS, print_intervals, repeat_offline, run_offline
 
     load = config.load
-    runs: list[OfflineRun] = []
     with open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm:
         recipe = load.recipe(llm.spec.vocab_size)
         if load.warm_up:
             warm = Recipe(AtOnce(), lengths.Fixed(16), lengths.Fixed(4), 4, vocab_size=llm.spec.vocab_size)
             run_offline(llm, warm.make(secrets.randbits(32)).requests, "warming up")
-        for number in range(1, load.repeats + 1):
-            workload = recipe.make_fresh(load.seed, secrets.token_hex(8))
-            runs.append(run_offline(llm, workload.requests, f"run {number} of {load.repeats}"))
+        runs = repeat_offline(
+            load.repeats,
+            lambda name: run_offline(llm, recipe.make_fresh(load.seed, secrets.token_hex(8)).requests, name),
+        )
+    status = INTERRUPTED_STATUS if len(runs) < load.repeats else 0
     figures = {
         "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
         "prompt tokens/s": [one.prompt_tokens_per_s for one in runs],
@@ -93,12 +94,12 @@ def run(config: Config) -> int:
     }
     if config.json:
         print_json({"asked": _jsonable(asdict(config)), "figures": figures, "runs": [asdict(one) for one in runs]})
-        return 0
+        return status
     first = runs[0].summary
     print(f"{counted(load.num_requests, 'request')} at once, {first.num_prompt_tokens:,} prompt tokens,", end=" ")
     print(f"{first.num_output_tokens:,} generated\n")
     print_intervals(figures)
-    return 0
+    return status
 
 
 def _cached_percent(one: "OfflineRun") -> float:

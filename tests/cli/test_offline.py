@@ -322,3 +322,30 @@ def test_an_answer_of_one_token_has_no_time_between_tokens(
     assert any("TPOT" in name for name in figures) == (answer != "1")
     assert any("ITL" in name for name in figures) == (answer != "1")
     assert all(value > 0.0 for values in figures.values() for value in values)
+
+
+@pytest.mark.parametrize("command", ["latency", "throughput"])
+@pytest.mark.parametrize("num_done", [0, 1, 2])
+def test_an_interrupt_keeps_the_runs_that_are_done(
+    command: str, num_done: int, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate, calls = LLM.generate, []
+
+    def interrupted(self: LLM, *arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1 + num_done:  # the first warms up
+            raise KeyboardInterrupt
+        return generate(self, *arguments, **options)
+
+    monkeypatch.setattr(LLM, "generate", interrupted)
+    monkeypatch.setattr(LLM, "close", lambda self: None)
+    monkeypatch.setattr(f"penstock.cli.bench_{command}.open_llm", lambda config: llm)
+    sizes = ["--prompt", "4"] if command == "latency" else ["--prompts", "4", "--answers", "2", "--num-requests", "3"]
+    assert main(["bench", command, *sizes, "--repeats", "3", "--json"]) == 130
+    printed = capsys.readouterr()
+    assert "interrupted" in printed.err
+    if num_done:
+        assert f"{num_done} of 3 runs" in printed.err
+        assert {len(values) for values in json.loads(printed.out)["figures"].values()} == {num_done}
+    else:
+        assert printed.out == ""
