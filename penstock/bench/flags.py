@@ -48,7 +48,7 @@ def _gone(figures: Figures) -> str:
     deaf = f"; it left {MODELS} unanswered, too" if silence.is_deaf else ""
     return (
         f"the server was gone: nothing came from it after {silence.from_s:,.1f} s of the run, and "
-        f"{silence.num_open:,} requests came to nothing{why}{deaf}"
+        f"{_counted(silence.num_open, 'request')} came to nothing{why}{deaf}"
     )
 
 
@@ -58,8 +58,12 @@ def _silent(figures: Figures) -> str:
         return ""
     return (
         f"the server sent nothing for {silence.duration_s:,.1f} s, from {silence.from_s:,.1f} s of the run on, in the middle "
-        f"of {silence.num_open:,} answers: it hung, or was held up"
+        f"of {_counted(silence.num_open, 'answer')}: it hung, or was held up"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _client_bound(figures: Figures) -> str:

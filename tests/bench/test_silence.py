@@ -71,3 +71,13 @@ def test_another_answer_that_goes_on_breaks_a_silence_and_a_wait_for_the_first_t
     beside = held_up(1.0 + 0.7 * LEAST_S, 0.6 * LEAST_S)
     assert silence_of([slow, beside], 60.0) is None
     assert silence_of([answer(0), answer(1, ttft_s=3.0 * LEAST_S)], 60.0) is None
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "1 request came"), (2, "2 requests came")])
+def test_a_deaf_server_is_gone_however_few_wait_for_it(number, words):
+    answers = [answer(0), *(lost(0.1, None, 0.2) for _ in range(number))]
+    assert silence_of(answers, 1.0) is None
+    found = silence_of(answers, 1.0, is_deaf=True)
+    assert (found.is_gone, found.num_open) == (True, number)
+    flag = flags_of(figures(measured(answers, silence=found)))[0]
+    assert (flag.name, words in flag.text, "/v1/models" in flag.text) == ("server-gone", True, True)
