@@ -51,7 +51,7 @@ class Load:
     timeout_s: float = 600.0
     """Seconds after which a request counts as failed"""
     stop_saturated: bool = True
-    """End a run whose queue grows without end"""
+    """End a run whose queue grows without end, or whose server is gone"""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "num_requests", "repeats"):
