@@ -229,11 +229,13 @@ def paged_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks
         else:
             plan = _plan_on_device(layout, cut.queries, q.shape[0])
         layout.derived["triton attention", cut.queries, is_plain] = plan
+    if plan.whole and plan.whole[0].length == len(q):
+        return _attend_whole(q, cache, spec, plan.whole[0])
     out = torch.empty_like(q)
     if plan.singles.num_chunks:
         attend_singles(q, cache, layout, spec, sinks, plan.singles, out)
     for whole in plan.whole:
-        _attend_whole(q, cache, spec, whole, out)
+        out[whole.begin : whole.begin + whole.length] = _attend_whole(q, cache, spec, whole)
     attend_runs(q, cache, layout, spec, sinks, plan, out, cut)
     return out
 
@@ -266,7 +268,7 @@ def attend_runs(
     )
 
 
-def _attend_whole(q: Tensor, cache: AnyCache, spec: GQA, whole: Whole, out: Tensor) -> None:
+def _attend_whole(q: Tensor, cache: AnyCache, spec: GQA, whole: Whole) -> Tensor:
     """What it is filled up with stands behind every real query, which so never sees it, and must be finite."""
     ours = slice(whole.begin, whole.begin + whole.length)
     read = read_blocks(cache, whole.blocks)
@@ -282,4 +284,4 @@ def _attend_whole(q: Tensor, cache: AnyCache, spec: GQA, whole: Whole, out: Tens
         attended = functional.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True
         )
-    out[ours] = attended[0].transpose(0, 1)[: whole.length]
+    return attended[0].transpose(0, 1)[: whole.length]
