@@ -1,13 +1,13 @@
 """Reasoning is split off the same way however the text comes, in time proportional to it."""
 
 import random
-import time
 
 import pytest
 
 from penstock.text.reasoning import ReasoningStyle, SplitText
 from penstock.text.styles import STYLES, style_of_template
 from tests.text.templates import CHATML, DEEPSEEK, QWEN
+from tests.text.timing import assert_proportional
 
 PIECES = {
     "think": ["<think>", "</think>", "<thi", "nk>", "</", "\n", " ", "a", "b <", "<think", "é👍"],
@@ -139,16 +139,11 @@ HOSTILE = {
 def test_time_is_proportional_to_the_text(name: str) -> None:
     style = STYLES[name]
 
-    def seconds(text: str) -> float:
-        best = 9.9
-        for _ in range(2):
-            splitter = style.splitter(is_open=False)
-            began = time.thread_time()
-            for character in text:
-                splitter.feed(character)
-            splitter.flush()
-            best = min(best, time.thread_time() - began)
-        return best
+    def read(text: str) -> None:
+        splitter = style.splitter(is_open=False)
+        for character in text:
+            splitter.feed(character)
+        splitter.flush()
 
     for text in HOSTILE[name]:
-        assert seconds(text) < 3.2 * seconds(text[: len(text) // 2]) + 0.005
+        assert_proportional(read, text)
