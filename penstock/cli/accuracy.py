@@ -103,6 +103,7 @@ class Comparison:
     def as_data(self) -> dict[str, Any]:
         each = [figures_of([one.run]) for one in self.measured]
         foretold = [figures_of([one]) for one in self.predicted]
+        moments = [figures_of([one]) for one in self.moments]
         replayed = [figures_of([one.replayed]) for one in self.measured if one.replayed is not None]
         ranges = self.ranges()
         figures: dict[str, Any] = {}
@@ -112,9 +113,9 @@ class Comparison:
                 "measured": round(other, 6),
                 "error": round(_off(one, other), 4),
             }
-            if len(self.moments) > 1:
-                foretold_each = [figures_of([moment])[name] for moment in self.moments]
-                figures[name]["predicted_range"] = [round(min(foretold_each), 6), round(max(foretold_each), 6)]
+            if len(moments) > 1:
+                told_each = [moment[name] for moment in moments]
+                figures[name]["predicted_range"] = [round(min(told_each), 6), round(max(told_each), 6)]
             if len(each) > 1:
                 figures[name]["error_range"] = [round(end, 4) for end in ranges[name]]
                 figures[name]["predicted_each"] = [round(every[name], 6) for every in foretold]

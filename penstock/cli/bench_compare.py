@@ -3,9 +3,13 @@
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.cli.amounts import counted
 from penstock.cli.show import print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from penstock.bench.compare import Comparison
 
 FAULT_STATUS = 1
 
@@ -41,20 +45,8 @@ def run(config: Config) -> int:
     faults = [asdict(fault) for fault in found.faults]
     is_shown = found.is_sound or config.force
     columns = ("", "first", "second", "change", "%", "")
-    rows = [
-        (
-            row.name,
-            row.before,
-            row.after,
-            _change(row.change.mean, row.change.half_width),
-            row.percent,
-            _word(row.is_better),
-        )
-        for row in found.rows
-    ]
     if config.html is not None:
-        shown = [tuple("" if cell is None else cell for cell in row) for row in rows] if is_shown else []
-        shown = [(*row[:3], str(row[3]).replace("+-", "±"), *row[4:]) for row in shown]
+        shown = [tuple("" if cell is None else cell for cell in row) for row in _rows(found, "±")] if is_shown else []
         extra = flag_list(faults) + (table(columns, shown) if shown else "<p>Not compared.</p>")
         write_file(config.html, page_of([first, second], ["first", "second"], extra))
     if config.json:
@@ -66,18 +58,33 @@ def run(config: Config) -> int:
         print()
         print_flags(faults)
         if is_shown:
-            print_table(columns, rows)
+            print_table(columns, _rows(found, "+-"))
     if not is_shown:
         print("penstock: not comparable; --force shows the figures all the same", file=sys.stderr)
         return FAULT_STATUS
     return 0
 
 
-def _change(mean: float, half_width: float | None) -> str:
+def _rows(found: "Comparison", sign: str) -> list[tuple[object, ...]]:
+    """As a table tells them; `sign` stands before what a change may be off by."""
+    return [
+        (
+            row.name,
+            row.before,
+            row.after,
+            _change(row.change.mean, row.change.half_width, sign),
+            row.percent,
+            _word(row.is_better),
+        )
+        for row in found.rows
+    ]
+
+
+def _change(mean: float, half_width: float | None, sign: str) -> str:
     from penstock.bench.report import figure
 
     change = f"{'+' if mean >= 0.0 else ''}{figure(mean)}"
-    return change if half_width is None else f"{change} +- {figure(half_width)}"
+    return change if half_width is None else f"{change} {sign} {figure(half_width)}"
 
 
 def _word(is_better: bool | None) -> str:
