@@ -31,3 +31,7 @@ class ModelFileError(ConfigError):
 
 class EngineError(PenstockError):
     """Our fault: the engine failed while serving a valid request (HTTP 500)."""
+
+
+class StoreError(PenstockError):
+    """What is kept between runs cannot be read or written (HTTP 503)."""

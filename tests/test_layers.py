@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": ("errors", "core", "config", "sizing", "metrics"),
     "server": ("errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config", "version"),
     "router": ("errors", "core", "metrics", "config"),
+    "store": ("errors",),
     "sim": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing"),
     "planner": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "models.spec"),
     "bench": ("errors", "core.request", "workload", "metrics"),

@@ -1,0 +1,223 @@
+"""What is kept between runs: one database, one writer, a schema with versions.
+
+SQLite in WAL mode here; `postgres.py` has the same face for several processes on several machines. A component (keys, usage,
+jobs, responses) brings its own `Schema`, and hands over functions of a `Transaction`; it never sees a connection. SQL keeps to
+what both databases understand: `?` for values, TEXT, BIGINT, DOUBLE PRECISION and BLOB as types, INSERT ... ON CONFLICT.
+Knows nothing of what is kept.
+"""
+
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from penstock.errors import ConfigError, StoreError
+
+T = TypeVar("T")
+
+BUSY_S = 10.0
+"""How long another process may keep us from writing."""
+MAX_GROUP = 256
+"""Writes that share one commit."""
+
+
+class Schema(NamedTuple):
+    """The tables of one component. `versions[k]` holds the statements that lead from version k to k + 1; never edit one that
+    was released, add the next.
+    """
+
+    name: str
+    versions: tuple[tuple[str, ...], ...]
+
+
+class Transaction(Protocol):
+    """Statements that happen together or not at all."""
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """Returns how many rows it changed."""
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+
+
+Work = Callable[[Transaction], T]
+
+
+class Database(Protocol):
+    """Futures are of `concurrent.futures`: wait with `result()`, or on an event loop with `asyncio.wrap_future`."""
+
+    def write(self, work: Work[T]) -> "Future[T]":
+        """Run it in a transaction that is committed when the future is done. What it raises undoes all of it."""
+
+    def read(self, work: Work[T]) -> "Future[T]":
+        """Run it on one consistent view; it must not write."""
+
+    def close(self) -> None:
+        """What was handed over before is done first."""
+
+
+class SqliteTransaction:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(sql, tuple(values)).rowcount
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql, tuple(values)).fetchall()
+
+
+class _Job(NamedTuple):
+    work: Work[Any]
+    done: "Future[Any]"
+
+
+class SqliteDatabase:
+    """A thread writes and a thread reads; writes that wait together are committed together."""
+
+    def __init__(self, path: Path | str, schemas: Sequence[Schema]) -> None:
+        """Makes the file, readable by its owner alone, and brings its tables up to date. Raises ConfigError."""
+        self._path = Path(path)
+        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._is_closed = False
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            writer = self._connect()
+            for schema in schemas:
+                with _transaction(writer, "BEGIN IMMEDIATE"):
+                    migrate(SqliteTransaction(writer), schema)
+            reader = self._connect()
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"cannot keep a database in {self._path}: {error}; choose another path") from error
+        self._threads = [
+            threading.Thread(target=self._write_all, args=(writer,), name="store-write", daemon=True),
+            threading.Thread(target=self._read_all, args=(reader,), name="store-read", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def write(self, work: Work[T]) -> "Future[T]":
+        return self._hand_over(self._writes, work)
+
+    def read(self, work: Work[T]) -> "Future[T]":
+        return self._hand_over(self._reads, work)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._writes.put(None)
+            self._reads.put(None)
+            for thread in self._threads:
+                thread.join()
+
+    def _hand_over(self, jobs: "queue.SimpleQueue[_Job | None]", work: Work[T]) -> "Future[T]":
+        if self._is_closed:
+            raise StoreError("the database is closed; nothing more is kept")
+        done: Future[T] = Future()
+        jobs.put(_Job(work, done))
+        return done
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    def _write_all(self, connection: sqlite3.Connection) -> None:
+        with contextlib.closing(connection):
+            while (job := self._writes.get()) is not None:
+                group = [job]
+                is_over = False
+                while len(group) < MAX_GROUP and not is_over:
+                    try:
+                        more = self._writes.get_nowait()
+                    except queue.Empty:
+                        break
+                    if more is None:
+                        is_over = True
+                    else:
+                        group.append(more)
+                _commit(connection, group)
+                if is_over:
+                    return
+
+    def _read_all(self, connection: sqlite3.Connection) -> None:
+        with contextlib.closing(connection):
+            while (job := self._reads.get()) is not None:
+                if not job.done.set_running_or_notify_cancel():
+                    continue
+                try:
+                    with _transaction(connection, "BEGIN"):
+                        found = job.work(SqliteTransaction(connection))
+                except BaseException as error:
+                    job.done.set_exception(_told(error))
+                else:
+                    job.done.set_result(found)
+
+
+def migrate(transaction: Transaction, schema: Schema) -> None:
+    """Bring one component's tables up to date, whoever made them."""
+    transaction.run("CREATE TABLE IF NOT EXISTS penstock_schema (name TEXT PRIMARY KEY, version BIGINT NOT NULL)")
+    found = transaction.rows("SELECT version FROM penstock_schema WHERE name = ?", (schema.name,))
+    version = int(found[0][0]) if found else 0
+    if version > len(schema.versions):
+        raise ConfigError(
+            f"the database holds version {version} of {schema.name!r} and this Penstock knows {len(schema.versions)}; "
+            "run the newer Penstock that made it"
+        )
+    for statements in schema.versions[version:]:
+        for statement in statements:
+            transaction.run(statement)
+    transaction.run(
+        "INSERT INTO penstock_schema (name, version) VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET version = excluded.version",
+        (schema.name, len(schema.versions)),
+    )
+
+
+def _commit(connection: sqlite3.Connection, group: Sequence[_Job]) -> None:
+    """One commit for all; each is undone alone if it fails, and none is reported before the commit."""
+    outcomes: list[tuple[_Job, Any, BaseException | None]] = []
+    jobs = [job for job in group if job.done.set_running_or_notify_cancel()]
+    try:
+        with _transaction(connection, "BEGIN IMMEDIATE"):
+            for job in jobs:
+                connection.execute("SAVEPOINT job")
+                try:
+                    outcomes.append((job, job.work(SqliteTransaction(connection)), None))
+                except BaseException as error:
+                    connection.execute("ROLLBACK TO job")
+                    outcomes.append((job, None, _told(error)))
+                connection.execute("RELEASE job")
+    except sqlite3.Error as error:
+        outcomes = [(job, None, _told(error)) for job in jobs]
+    for job, found, fault in outcomes:
+        if fault is None:
+            job.done.set_result(found)
+        else:
+            job.done.set_exception(fault)
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Any:
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _told(error: BaseException) -> BaseException:
+    if isinstance(error, sqlite3.Error):
+        return StoreError(f"the database cannot be used: {error}; look at its disk and whoever else writes to it")
+    return error
