@@ -29,11 +29,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
         "models.spec", "models.weights",
     ),
-    "engine": ("errors", "core", "config", "sizing", "metrics"),
+    "draft": ("errors",),
+    "engine": ("errors", "core", "config", "sizing", "metrics", "draft"),
     "server": ("errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config", "version"),
     "router": ("errors", "core", "metrics", "config"),
     "store": ("errors",),
-    "sim": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing"),
+    "sim": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft"),
     "planner": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "models.spec"),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "metrics"),
@@ -92,6 +93,7 @@ NO_CLOCK = (
     "sim",
     "planner",
     "doctor",
+    "draft",
 )
 """Time is an argument there."""
 

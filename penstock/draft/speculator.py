@@ -1,0 +1,107 @@
+"""Asks the drafters, judges their guesses by what came of earlier ones, and says what to check in the next step.
+
+A guess stands until the next one is asked for. What was drawn since is compared with it, whether or not it was checked: so a
+drafter that is switched off because its guesses are wrong, or because steps are full, is known to have got better when it has.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.draft.acceptance import Acceptance
+from penstock.draft.drafter import NO_GUESS, Drafter, Guess, Key, View
+from penstock.draft.rule import choose_lengths
+from penstock.draft.step_cost import StepCost
+
+MAX_DRAFTS = 16
+"""Of one sequence in one step, unless told otherwise."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """The last guess for a generation, and the length it had when it was made."""
+
+    view: View
+    guess: Guess
+    num_tokens: int
+    num_right: int = 0
+
+
+class Speculator:
+    """Belongs to the engine's thread. `length` pins the number of drafts; None leaves it to the rule."""
+
+    def __init__(self, drafters: Sequence[Drafter], *, length: int | None = None, most: int = MAX_DRAFTS) -> None:
+        self.cost = StepCost()
+        self.acceptance = Acceptance()
+        self._drafters = tuple(drafters)
+        self._length = length
+        self._most = most if length is None else length
+        self._standing: dict[Key, Standing] = {}
+
+    def propose(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
+        """What to check of each view in a step of so many sequences: guesses cut to what pays, empty where nothing does."""
+        for view in views:
+            self._learn(view)
+        guesses = self._best(views)
+        for view, guess in zip(views, guesses):
+            self._stand(view, guess)
+        lengths = self._lengths(views, guesses, num_sequences)
+        return [guess._replace(tokens=guess.tokens[:length]) for guess, length in zip(guesses, lengths)]
+
+    def finish(self, key: Key) -> None:
+        """A generation has ended."""
+        standing = self._standing.get(key)
+        if standing is None:
+            return
+        self._learn(standing.view)
+        del self._standing[key]
+        self.acceptance.forget(key)
+        for drafter in self._drafters:
+            drafter.finish(standing.view)
+
+    def _learn(self, view: View) -> None:
+        standing = self._standing.get(view.key)
+        if standing is None or not standing.guess.tokens:
+            return
+        drawn = view.tokens[standing.num_tokens :]
+        right = self.acceptance.learn(view.key, standing.guess, standing.num_right, drawn)
+        standing.num_right = standing.num_right + right if right == len(drawn) else len(standing.guess.tokens)
+        standing.num_tokens = len(view.tokens)
+
+    def _best(self, views: Sequence[View]) -> list[Guess]:
+        """Of all drafters' guesses for a view the one of which most is expected to come true."""
+        if len(self._drafters) == 1:
+            return self._drafters[0].propose(views, self._most)
+        columns = zip(*(drafter.propose(views, self._most) for drafter in self._drafters))
+        return [self._likeliest(view.key, column) for view, column in zip(views, columns)]
+
+    def _likeliest(self, key: Key, guesses: Sequence[Guess]) -> Guess:
+        known = [guess for guess in guesses if guess.tokens]
+        if len(known) < 2:
+            return known[0] if known else NO_GUESS
+        return max(known, key=lambda guess: sum(self.acceptance.chances(key, guess)))
+
+    def _stand(self, view: View, guess: Guess) -> None:
+        """A guess that is still coming true is kept while there is no other: it can be compared further."""
+        standing = self._standing.get(view.key)
+        if standing is not None and not guess.tokens and standing.num_right < len(standing.guess.tokens):
+            return
+        self._standing[view.key] = Standing(view, guess, len(view.tokens))
+
+    def _lengths(self, views: Sequence[View], guesses: Sequence[Guess], num_sequences: int) -> list[int]:
+        rooms = [min(view.room, len(guess.tokens)) for view, guess in zip(views, guesses)]
+        pins = [self._length if view.pinned is None else view.pinned for view in views]
+        if None not in pins:
+            return [min(pin or 0, room) for pin, room in zip(pins, rooms)]
+        if not any(rooms) or not self._knows_plain(num_sequences):
+            free = [0] * len(views)
+        else:
+            chances = [
+                self.acceptance.chances(view.key, guess)[:room] if pin is None else []
+                for view, guess, room, pin in zip(views, guesses, rooms, pins)
+            ]
+            free = choose_lengths(chances, num_sequences, self.cost)
+        return [count if pin is None else min(pin, room) for count, pin, room in zip(free, pins, rooms)]
+
+    def _knows_plain(self, num_sequences: int) -> bool:
+        """What a step without drafts takes is measured anew from time to time: all that pays is judged by it."""
+        return self.cost.is_fresh(num_sequences)

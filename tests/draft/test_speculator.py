@@ -1,0 +1,116 @@
+"""What is checked follows from what came true and from what steps take; nothing else is told to it."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.draft.drafter import Guess, View
+from penstock.draft.ngram import NgramDrafter
+from penstock.draft.speculator import Speculator
+from penstock.draft.suffix import SuffixDrafter
+
+STEP_S = {1: 1.0, 2: 1.1, 3: 1.15, 4: 1.2, 5: 1.25}
+
+
+class Fixed:
+    """Guesses the same tokens always."""
+
+    def __init__(self, tokens: tuple[int, ...], name: str = "fixed") -> None:
+        self.name = name
+        self._tokens = tokens
+        self.finished: list[View] = []
+
+    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+        return [Guess(self._tokens[:most], self.name, 8) for _ in views]
+
+    def finish(self, view: View) -> None:
+        self.finished.append(view)
+
+
+def measured(speculator: Speculator) -> Speculator:
+    for width, seconds in STEP_S.items():
+        speculator.cost.add(width, seconds)
+    return speculator
+
+
+def run(speculator: Speculator, drawn: int, num_steps: int) -> list[int]:
+    """How many drafts of one generation are checked in each step, the model drawing the same token for ever."""
+    tokens = [0]
+    lengths = []
+    for _ in range(num_steps):
+        (guess,) = speculator.propose([View((0, 0), tokens, 1)], 1)
+        lengths.append(len(guess.tokens))
+        num_right = next((i for i, token in enumerate(guess.tokens) if token != drawn), len(guess.tokens))
+        tokens += [drawn] * (num_right + 1)
+        speculator.cost.add(1 + len(guess.tokens), STEP_S[1 + len(guess.tokens)])
+    return lengths
+
+
+def test_guesses_that_come_true_are_checked_at_full_length() -> None:
+    lengths = run(measured(Speculator([Fixed((7, 7, 7, 7))], most=4)), 7, 30)
+    assert lengths[-5:] == [4] * 5
+
+
+def test_guesses_that_are_wrong_are_soon_not_checked() -> None:
+    lengths = run(measured(Speculator([Fixed((7, 7, 7, 7))], most=4)), 8, 60)
+    assert not any(lengths[12:])
+
+
+def test_a_drafter_that_gets_better_is_noticed_while_it_is_off() -> None:
+    speculator = measured(Speculator([Fixed((7, 7, 7, 7))], most=4))
+    run(speculator, 8, 60)
+    speculator.finish((0, 0))
+    assert max(run(speculator, 7, 300)) == 4
+
+
+def test_a_plain_step_is_measured_from_time_to_time() -> None:
+    lengths = run(measured(Speculator([Fixed((7, 7, 7, 7))], most=4)), 7, 400)
+    assert 2 <= lengths.count(0) <= 8
+
+
+def test_a_pinned_length_is_kept_whatever_comes_true() -> None:
+    assert run(Speculator([Fixed((7, 7, 7, 7))], length=3), 8, 20) == [3] * 20
+
+
+@pytest.mark.parametrize("pinned", [0, 2])
+def test_a_client_may_pin_or_forbid(pinned: int) -> None:
+    speculator = measured(Speculator([Fixed((7, 7, 7, 7))], most=4))
+    views = [View((0, 0), [0], 1, pinned=pinned), View((1, 0), [0], 1)]
+    first, second = speculator.propose(views, 2)
+    assert (len(first.tokens), len(second.tokens) > 0) == (pinned, True)
+
+
+def test_no_more_is_checked_than_there_is_room_for() -> None:
+    (guess,) = Speculator([Fixed((7, 7, 7, 7))], length=4).propose([View((0, 0), [0], 1, room=2)], 1)
+    assert len(guess.tokens) == 2
+
+
+def test_of_two_drafters_the_one_that_was_right_is_asked() -> None:
+    wrong, right = Fixed((8, 8, 8, 8), "wrong"), Fixed((7, 7, 7, 7), "right")
+    speculator = Speculator([wrong, right], length=4)
+    tokens = [0]
+    for _ in range(40):
+        (guess,) = speculator.propose([View((0, 0), tokens, 1)], 1)
+        tokens.append(7)
+    assert guess.source == "right"
+
+
+def test_every_drafter_hears_the_whole_answer_when_it_has_ended() -> None:
+    drafter = Fixed((7,))
+    speculator = Speculator([drafter])
+    tokens = [0, 1]
+    speculator.propose([View((3, 1), tokens, 1)], 1)
+    tokens += [2, 3]
+    speculator.finish((3, 1))
+    speculator.finish((3, 1))
+    assert [list(view.tokens) for view in drafter.finished] == [[0, 1, 2, 3]]
+
+
+def test_drafters_keep_nothing_of_what_has_ended() -> None:
+    speculator = Speculator([NgramDrafter(), SuffixDrafter(max_tokens=100)])
+    for number in range(50):
+        speculator.propose([View((number, 0), [1, 2, 3, 1, 2, 3], 2)], 1)
+        speculator.finish((number, 0))
+    assert not speculator.propose([], 0)
+    kept = [value for name, value in vars(speculator).items() if isinstance(value, dict)]
+    assert not any(kept)
