@@ -29,19 +29,19 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, NamedTuple
 
-from penstock.assembly import LoadedModel, load, make_engine, size
-from penstock.cli.accuracy import NUM_DRAWS, Comparison, Measurement, Run, figure_rows, likely, measure, predict
-from penstock.cli.calibration import Calibration, Pieces, Recorder
-from penstock.cli.live import Disturbance, serve_live
-from penstock.cli.profiles import Measuring, fleet_of
-from penstock.cli.show import print_table
+from penstock.assembly.engine import LoadedModel, load, make_engine, size
 from penstock.config import EngineConfig, configure
+from penstock.console.show import print_table
 from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
 from penstock.cost.fitting import fit_steps, spells_along
 from penstock.cost.profile import Profile
 from penstock.cost.replay import Replay, as_taken
-from penstock.cost.weather import Spell
+from penstock.cost.slowdown import Spell
+from penstock.measure.accuracy import NUM_DRAWS, Comparison, Measurement, Run, figure_rows, likely, measure, predict
+from penstock.measure.calibration import Calibration, Pieces, Recorder
+from penstock.measure.live import Disturbance, serve_live
+from penstock.measure.profiles import Measuring, fleet_of
 from penstock.sim.simulation import Fleet, simulate
 from penstock.sizing import Sizing
 from penstock.workload.arrivals import AtOnce, Gamma, Poisson

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from penstock.assembly import load
+from penstock.assembly.engine import load
 from penstock.config import configure
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import Layout
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.quantize import quantize_fp8
+from penstock.runtime.load.quantize import quantize_fp8
 
 BLOCK_SIZE = 16
 PIECE = 64

@@ -25,8 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.show import print_table
-from penstock.cli.simulate import Config, Load, Machines, make_fleet, read_spec
+from penstock.cli.simulate.command import Config, Load, Machines, make_fleet, read_spec
+from penstock.console.show import print_table
 from penstock.core.request import Request, SamplingParams
 from penstock.cost.precision import Precision
 from penstock.sim.simulation import Fleet, Result, simulate

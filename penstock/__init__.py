@@ -46,5 +46,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     if name == "LLM":
-        import_module("penstock.early").begin()
+        import_module("penstock.preload").begin()
     return getattr(import_module(_HOMES[name]), name)

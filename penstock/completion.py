@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.core.batch import Delta, Fault, Finish, FinishReason, Logprob, PrefixHit
 from penstock.core.request import Request
 from penstock.errors import CapacityError, EngineError, PenstockError, RequestError
-from penstock.text.stream import TextDelta, TextStream
+from penstock.text.stream.stream import TextDelta, TextStream
 
 Prompt = str | Sequence[int]
 

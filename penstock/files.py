@@ -22,10 +22,10 @@ from penstock.models import catalog
 from penstock.models.positions import FACTOR_TENSORS
 from penstock.models.registry import Model, read_config, read_gguf
 from penstock.models.spec import ModelSpec
-from penstock.text.tokenizer import Tokenizer, read_json
+from penstock.text.tokenizer.tokenizer import Tokenizer, read_json
 
 if TYPE_CHECKING:
-    from penstock.text.chat import ChatTemplate
+    from penstock.text.template.chat import ChatTemplate
 
 DUMMY = "dummy:"
 """Prefix of a model from the catalog with made-up weights and no words, for benchmarks."""
@@ -77,7 +77,9 @@ class ModelFiles:
     @cached_property
     def chat_template(self) -> "ChatTemplate | None":
         """None for a model that was not made to chat."""
-        from penstock.text.chat import ChatTemplate  # who completes text needs no templates, and does not wait for them
+        from penstock.text.template.chat import (
+            ChatTemplate,  # who completes text needs no templates, and does not wait for them
+        )
 
         checkpoint = self.checkpoint
         if isinstance(checkpoint, GgufFile):

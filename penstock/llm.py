@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.assembly import LoadedModel, Progress, load, make_engine, size
+from penstock.assembly.engine import LoadedModel, Progress, load, make_engine, size
 from penstock.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.config import EngineConfig, configure
@@ -22,12 +22,12 @@ from penstock.errors import ConfigError, RequestError
 from penstock.files import ModelFiles, no_words
 from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
-from penstock.runtime.encoder import TextEncoder
+from penstock.runtime.eager.encoder import TextEncoder
 from penstock.sizing import OFFLINE_STEP_S, Sizing
-from penstock.text.reasoning import ReasoningStyle
-from penstock.text.stop import StopSet
-from penstock.text.stream import TextRules, TextStream
-from penstock.text.styles import style_of_template
+from penstock.text.stream.reasoning import ReasoningStyle
+from penstock.text.stream.stop import StopSet
+from penstock.text.stream.stream import TextRules, TextStream
+from penstock.text.stream.styles import style_of_template
 
 __all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
 

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 
 from penstock import LLM
-from penstock.assembly import LoadedModel
+from penstock.assembly.engine import LoadedModel
 from penstock.config import configure
 from penstock.runtime.device import open_device
 from tests.runtime.driving import tiny_model

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from penstock.early import begin
+from penstock.preload import begin
 
 
 def test_a_machine_without_a_gpu_is_none_the_wiser() -> None:
@@ -11,6 +11,8 @@ def test_a_machine_without_a_gpu_is_none_the_wiser() -> None:
 
 
 def test_it_imports_nothing_that_takes_time() -> None:
-    code = "import sys; import penstock.early; print(sorted({'torch', 'ctypes', 'numpy', 'triton'} & set(sys.modules)))"
+    code = (
+        "import sys; import penstock.preload; print(sorted({'torch', 'ctypes', 'numpy', 'triton'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

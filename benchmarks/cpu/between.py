@@ -17,7 +17,7 @@ from typing import Any
 from penstock import LLM, SamplingParams
 from penstock.core.request import Request
 from penstock.engine.wire import Step, encode
-from penstock.runtime.native import NativeDecoder
+from penstock.runtime.native.decoder import NativeDecoder
 
 clock = time.perf_counter_ns
 NATIVE = ("penstock_step", "penstock_rows", "penstock_product")

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.suite import prompts, wish
 from penstock import LLM
-from penstock.runtime import cuda_runner
+from penstock.runtime.cuda import runner as cuda_runner
 
 WINDOW = 8
 

@@ -41,7 +41,7 @@ class Matrix:
 
 
 def _few(matrix: Matrix, rows: list[Any], cut: tuple[int, ...], number: int) -> Tensor:
-    from penstock.ops.triton.few import Cut, Scales, few_rows
+    from penstock.ops.triton.small_batch import Cut, Scales, few_rows
 
     (values, scales), weight = rows[number], matrix.rounded[number]
     return few_rows(values, weight.values, None, matrix.place.dtype, Cut(*cut), scales=Scales(scales, weight.scales))

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.bench.answer import Answer, AnswerReader
-from penstock.bench.backlog import Backlog
-from penstock.bench.health import Health, HealthMonitor
-from penstock.bench.http import Client, TransportError
+from penstock.bench.client.answer import Answer, AnswerReader
+from penstock.bench.client.health import Health, HealthMonitor
+from penstock.bench.client.http import Client, TransportError
+from penstock.bench.client.silence import GONE_S, LEAST_LOST, Silence, last_sign_s, silence_of
+from penstock.bench.client.target import MODELS, Target
 from penstock.bench.plan import Ask, Plan, Turn
-from penstock.bench.silence import GONE_S, LEAST_LOST, Silence, last_sign_s, silence_of
-from penstock.bench.target import MODELS, Target
+from penstock.bench.report.backlog import Backlog
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 

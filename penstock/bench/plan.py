@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from penstock.bench.prompts import Segment
+from penstock.bench.client.prompts import Segment
 from penstock.workload.trace import BLOCK_TOKENS, Trace
 from penstock.workload.workload import Recipe
 

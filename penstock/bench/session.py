@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from penstock.bench.answer import Answer
-from penstock.bench.counters import METRICS_S, Counters, read_counters
-from penstock.bench.figures import Figures, figures_of
-from penstock.bench.flags import Flag, flags_of
-from penstock.bench.http import Client
+from penstock.bench.client.answer import Answer
+from penstock.bench.client.counters import METRICS_S, Counters, read_counters
+from penstock.bench.client.http import Client
+from penstock.bench.client.target import Target
 from penstock.bench.knee import Knee, Trial, find_knee
 from penstock.bench.load import Limit, Progress, Shape, run_plan
 from penstock.bench.plan import Plan
-from penstock.bench.target import Target
+from penstock.bench.report.figures import Figures, figures_of
+from penstock.bench.report.flags import Flag, flags_of
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import open_llm
 from penstock.cli.sampling import SamplingConfig
-from penstock.cli.speech import dimmed, shown, write_text
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.speech import dimmed, shown, write_text
 from penstock.errors import RequestError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.cli.serve import KEY_VARIABLE
-from penstock.cli.show import print_json, print_table, printable
+from penstock.console.show import print_json, print_table, printable
 from penstock.doctor.finding import Finding, Verdict
 from penstock.doctor.page import Page, parse_page
 from penstock.doctor.rule import Diagnosis, diagnose
@@ -79,8 +79,8 @@ def run(config: Config) -> int:
 
 
 def _examine_machine(config: Config) -> int:
-    from penstock.cli.environment import look_around
     from penstock.doctor.checks import examine
+    from penstock.measure.environment import look_around
 
     findings = examine(look_around(config.port))
     if config.json:
@@ -181,7 +181,7 @@ class Floor:
     """What a step takes at the limit of the hardware named."""
 
     def __init__(self, config: Config) -> None:
-        from penstock.cli.simulate import read_spec
+        from penstock.cli.simulate.command import read_spec
         from penstock.cost import hardware
         from penstock.cost.precision import precision_of
         from penstock.cost.roofline import NO_OVERHEAD, Roofline

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.cli.loading import open_llm
-from penstock.cli.progress import ProgressBar
-from penstock.cli.show import print_json, print_table
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.progress import ProgressBar
+from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 
 DEFAULT_CONTEXT = 1024

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import open_llm
-from penstock.cli.progress import ProgressBar
 from penstock.cli.sampling import SamplingConfig
-from penstock.cli.speech import dimmed, write_text
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.progress import ProgressBar
+from penstock.console.speech import dimmed, write_text
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

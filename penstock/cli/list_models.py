@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from penstock.cli.amounts import bytes_in_words
-from penstock.cli.show import print_json, print_table
+from penstock.console.amounts import bytes_in_words
+from penstock.console.show import print_json, print_table
 
 
 @dataclass(frozen=True, slots=True)

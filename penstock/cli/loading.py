@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.cli.progress import ProgressBar
 from penstock.config import EngineConfig
+from penstock.console.progress import ProgressBar
 
 if TYPE_CHECKING:
     from penstock.llm import LLM

@@ -12,10 +12,10 @@ from importlib import import_module
 from shutil import get_terminal_size
 from typing import Any
 
-from penstock.cli import args, config_file
-from penstock.cli.flags import listed, suggestion
-from penstock.cli.help import command_help, layout
-from penstock.cli.show import printable
+from penstock.console import args, config_file
+from penstock.console.flags import listed, suggestion
+from penstock.console.help import command_help, layout
+from penstock.console.show import printable
 from penstock.errors import ConfigError, PenstockError, RequestError
 
 FAULT_STATUS = 1
@@ -43,16 +43,18 @@ COMMANDS: Mapping[str, Command] = {
     "list": Command("penstock.cli.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.show_model", "Tell what a model is made of and what it takes"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
-    "bench": Command("penstock.cli.bench", "Load any OpenAI-compatible server and tell how it did"),
-    "bench compare": Command("penstock.cli.bench_compare", "Compare two reports of bench"),
-    "bench throughput": Command("penstock.cli.bench_throughput", "Tell how many tokens a second the engine makes"),
-    "bench latency": Command("penstock.cli.bench_latency", "Tell how long a batch takes, over and over"),
+    "bench": Command("penstock.cli.bench.command", "Load any OpenAI-compatible server and tell how it did"),
+    "bench compare": Command("penstock.cli.bench.compare", "Compare two reports of bench"),
+    "bench throughput": Command("penstock.cli.bench.throughput", "Tell how many tokens a second the engine makes"),
+    "bench latency": Command("penstock.cli.bench.latency", "Tell how long a batch takes, over and over"),
     "profile": Command(
         "penstock.cli.profile", "Measure how long steps take on this machine, for simulator and planner"
     ),
-    "plan": Command("penstock.cli.plan", "Tell what to buy for a model and a load, and how to launch it"),
-    "plan verify": Command("penstock.cli.plan_verify", "Prove a plan on a live server: predicted beside measured"),
-    "simulate": Command("penstock.cli.simulate", "Serve an imagined load on imagined hardware and tell how it went"),
+    "plan": Command("penstock.cli.plan.command", "Tell what to buy for a model and a load, and how to launch it"),
+    "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
+    "simulate": Command(
+        "penstock.cli.simulate.command", "Serve an imagined load on imagined hardware and tell how it went"
+    ),
 }
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.cli.output import check_writable, write_file
-from penstock.cli.this_machine import NAME as THIS_MACHINE
-from penstock.cli.this_machine import cache_folder, find_hardware
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.output import check_writable, write_file
 from penstock.errors import ConfigError
+from penstock.measure.this_machine import NAME as THIS_MACHINE
+from penstock.measure.this_machine import cache_folder, find_hardware
 
 if TYPE_CHECKING:
-    from penstock.cli.accuracy import Comparison
-    from penstock.cli.calibration import Calibration
     from penstock.cost.profile import Profile
+    from penstock.measure.accuracy import Comparison
+    from penstock.measure.calibration import Calibration
 
 MAX_LOG_BYTES = 1 << 30
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
@@ -103,12 +103,12 @@ def _from_log(path: Path) -> "Profile":
 
 def _measured(config: Config) -> "Profile":
     """Torch is imported here and not before."""
-    from penstock.assembly import load, make_engine, size
-    from penstock.cli.calibration import Calibration, Recorder
-    from penstock.cli.profiles import Measuring
-    from penstock.cli.progress import ProgressBar
+    from penstock.assembly.engine import load, make_engine, size
+    from penstock.console.progress import ProgressBar
     from penstock.cost.fitting import fit_steps
     from penstock.cost.profile import Profile
+    from penstock.measure.calibration import Calibration, Recorder
+    from penstock.measure.profiles import Measuring
 
     with ProgressBar() as progress:
         loaded = load(config.engine, progress=progress)
@@ -137,10 +137,10 @@ def _measured(config: Config) -> "Profile":
 
 def back_test(profile: "Profile", config: Config, calibration: "Calibration") -> "Comparison":
     """Some seconds of chats that come at random, served and simulated: by a machine as fast and as even as it was meanwhile."""
-    from penstock.cli.accuracy import Comparison, Run, measure, predict
-    from penstock.cli.calibration import Pieces
-    from penstock.cli.profiles import fleet_of
     from penstock.cost.fitting import spells_along
+    from penstock.measure.accuracy import Comparison, Run, measure, predict
+    from penstock.measure.calibration import Pieces
+    from penstock.measure.profiles import fleet_of
     from penstock.sim.simulation import simulate
     from penstock.workload.arrivals import AtOnce, Poisson
     from penstock.workload.lengths import Uniform
@@ -165,8 +165,8 @@ def back_test(profile: "Profile", config: Config, calibration: "Calibration") ->
 
 
 def _print(profile: "Profile", path: Path) -> None:
-    from penstock.cli.accuracy import moment_rows
-    from penstock.cli.show import print_table, printable
+    from penstock.console.show import print_table, printable
+    from penstock.measure.accuracy import moment_rows
 
     fitted, measuring, sizing = profile.fitted, profile.measuring, profile.sizing
     machine = f"{profile.machine.get('processor')}, {profile.machine.get('num_processors')} processors"

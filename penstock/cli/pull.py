@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from penstock.cli.amounts import bytes_in_words
-from penstock.cli.progress import ProgressBar
+from penstock.console.amounts import bytes_in_words
+from penstock.console.progress import ProgressBar
 
 
 @dataclass(frozen=True, slots=True)

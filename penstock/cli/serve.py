@@ -33,12 +33,12 @@ def run(config: Config) -> int:
     from penstock.engine.spawn import Spawned
 
     model = config.model.model
-    command = [sys.executable, "-m", "penstock.cli.worker", f"--model={model}"]
+    command = [sys.executable, "-m", "penstock.assembly.worker", f"--model={model}"]
     if config.step_log is not None:
         command.append(f"--step-log={config.step_log.absolute()}")
     with Spawned(command) as spawned:  # it imports torch while we import a web server
-        from penstock.cli.serving import serve
-        from penstock.cli.words import fetch, open_text
+        from penstock.assembly.serving import serve
+        from penstock.assembly.text import fetch, open_text
 
         fetch(model)
         server = with_key_of_environment(config.server)

@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.amounts import bytes_in_words, count_in_words
-from penstock.cli.progress import ProgressBar
-from penstock.cli.show import print_json, print_table, printable
+from penstock.console.amounts import bytes_in_words, count_in_words
+from penstock.console.progress import ProgressBar
+from penstock.console.show import print_json, print_table, printable
 from penstock.models import catalog
 from penstock.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
 from penstock.models.weights import sources

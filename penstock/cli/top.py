@@ -7,7 +7,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.cli.show import print_json, print_table, printable
+from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 
 TIMEOUT_S = 5.0

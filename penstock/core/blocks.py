@@ -15,24 +15,8 @@ from collections.abc import Iterable, KeysView
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from penstock.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
+from penstock.core.prefix import TOKEN_BYTES, Content, Namespace, block_hash, packed
 from penstock.core.sequence import Sequence
-
-
-class Content:
-    """What a published block holds. A find compares tokens and `parent` (by identity), so no hash is ever trusted alone."""
-
-    __slots__ = ("hash", "parent", "tokens")
-
-    def __init__(self, hash: bytes, tokens: bytes, parent: "Content | Namespace") -> None:
-        self.hash = hash
-        self.tokens = tokens
-        """Packed."""
-        self.parent = parent
-
-    def continues(self, parent: "Content | Namespace", tokens: bytes) -> bool:
-        is_child = self.parent is parent or (isinstance(parent, Namespace) and self.parent == parent)
-        return is_child and self.tokens == tokens
 
 
 class Match(NamedTuple):

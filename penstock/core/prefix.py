@@ -45,3 +45,19 @@ def block_hash(parent: bytes, tokens: bytes) -> bytes:
     hasher = _BLOCK.copy()
     hasher.update(parent + tokens)
     return hasher.digest()
+
+
+class Content:
+    """What a published block holds. A find compares tokens and `parent` (by identity), so no hash is ever trusted alone."""
+
+    __slots__ = ("hash", "parent", "tokens")
+
+    def __init__(self, hash: bytes, tokens: bytes, parent: "Content | Namespace") -> None:
+        self.hash = hash
+        self.tokens = tokens
+        """Packed."""
+        self.parent = parent
+
+    def continues(self, parent: "Content | Namespace", tokens: bytes) -> bool:
+        is_child = self.parent is parent or (isinstance(parent, Namespace) and self.parent == parent)
+        return is_child and self.tokens == tokens

@@ -9,14 +9,10 @@ Written by the scheduler on the engine's thread; its blocks by the pool alone. P
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from penstock.core.batch import Chunk, Delta, Finish, FinishReason, Logprob, PrefixHit, make
-from penstock.core.prefix import Namespace
+from penstock.core.prefix import Content, Namespace
 from penstock.core.request import Request
-
-if TYPE_CHECKING:
-    from penstock.core.blocks import Content
 
 
 class Progress:

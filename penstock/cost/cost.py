@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from penstock.core.batch import Batch, Chunk
+from penstock.cost.slowdown import Spell
 from penstock.cost.warmth import Cooling
-from penstock.cost.weather import Spell
 
 
 class Cost(Protocol):

@@ -14,8 +14,8 @@ import numpy as np
 from penstock.core.features import Features, StepTime
 from penstock.cost.fit import Errors, Mask, Numbers, Ramp, column, errors_of, fit, held_out, ramps_of
 from penstock.cost.measured import VALUES, Fitted
+from penstock.cost.slowdown import Spell, spells_of
 from penstock.cost.warmth import Cooling, Warmth
-from penstock.cost.weather import Spell, spells_of
 from penstock.errors import ConfigError
 
 MIN_STEPS = 50

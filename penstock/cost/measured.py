@@ -20,8 +20,8 @@ from functools import lru_cache
 from penstock.core.batch import Batch
 from penstock.core.features import Features, features_of
 from penstock.cost.fit import Errors, Ramp
+from penstock.cost.slowdown import Spell
 from penstock.cost.warmth import Cooling
-from penstock.cost.weather import Spell
 
 VALUES: Mapping[str, Callable[[Features], int]] = {
     "steps": lambda one: 1,

@@ -12,8 +12,8 @@ from typing import Any
 from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime
 from penstock.cost.fit import Errors, Ramp
 from penstock.cost.measured import VALUES, Fitted
+from penstock.cost.slowdown import MAX_FACTOR, MIN_FACTOR, MIN_SPELL_S, Spell
 from penstock.cost.warmth import Cooling
-from penstock.cost.weather import MAX_FACTOR, MIN_FACTOR, MIN_SPELL_S, Spell
 from penstock.errors import ConfigError
 
 VERSION = 3

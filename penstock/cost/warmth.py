@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.cost.weather import Weather
+from penstock.cost.slowdown import Weather
 
 
 class Cooling(NamedTuple):

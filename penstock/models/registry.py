@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from penstock.errors import ModelFileError
-from penstock.models import (
+from penstock.models.architectures import (
     bert,
     deepseek,
     gemma2,

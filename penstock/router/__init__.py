@@ -1,0 +1,1 @@
+"""Which replica a request goes to. `policy.py` is pure; router and simulator share it."""

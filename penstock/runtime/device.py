@@ -76,7 +76,7 @@ def open_device(asked: str) -> Device:
     if not has_cuda or asked == "cpu":
         return CpuDevice(torch.get_num_threads())
     if find_spec("triton") is not None:
-        from penstock.ops.triton.ahead import prepare
+        from penstock.ops.triton.host.compile_ahead import prepare
 
         prepare()  # it is done by the time the weights are
     return CudaDevice()

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
-from penstock.server import docs, health
-from penstock.server.chat import complete_chat
-from penstock.server.completions import complete_text
-from penstock.server.embeddings import embed, rerank
 from penstock.server.front import Front
-from penstock.server.guard import Guard
-from penstock.server.models import list_models, show_model
-from penstock.server.protocol import (
+from penstock.server.http import docs, health
+from penstock.server.http.guard import Guard
+from penstock.server.openai.chat import complete_chat
+from penstock.server.openai.completions import complete_text
+from penstock.server.openai.embeddings import embed, rerank
+from penstock.server.openai.models import list_models, show_model
+from penstock.server.openai.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -25,7 +25,7 @@ from penstock.server.protocol import (
     RerankBody,
     TokenizeBody,
 )
-from penstock.server.tokens import detokenize, tokenize
+from penstock.server.openai.tokens import detokenize, tokenize
 
 Handler = Callable[[Request], Awaitable[Any]]
 

@@ -13,18 +13,18 @@ from starlette.requests import Request
 from penstock.config import ServerConfig
 from penstock.engine.client import EngineClient, Facts
 from penstock.errors import RequestError
-from penstock.server.admission import Admission
-from penstock.server.answer import Answer
-from penstock.server.body import parse, read_body
-from penstock.server.call import Call, Wishes, greedy_canary
-from penstock.server.calls import Calls
-from penstock.server.faults import ApiError, busy, invalid, unsupported
-from penstock.server.meters import Meters
-from penstock.server.protocol import Sampling
+from penstock.server.http.admission import Admission
+from penstock.server.http.answer import Answer
+from penstock.server.http.body import parse, read_body
+from penstock.server.http.call import Call, Wishes, greedy_canary
+from penstock.server.http.calls import Calls
+from penstock.server.http.faults import ApiError, busy, invalid, unsupported
+from penstock.server.http.meters import Meters
+from penstock.server.http.trace import Tracer
+from penstock.server.openai.dialect import Voice
+from penstock.server.openai.protocol import Sampling
 from penstock.server.text import Text
-from penstock.server.trace import Tracer
-from penstock.server.voice import Voice
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer.tokenizer import Tokenizer
 
 B = TypeVar("B", bound=Struct)
 

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from penstock.text.chat import ChatTemplate
-from penstock.text.reasoning import ReasoningStyle
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.stream.reasoning import ReasoningStyle
+from penstock.text.template.chat import ChatTemplate
+from penstock.text.tokenizer.tokenizer import Tokenizer
 
 
 class Text(NamedTuple):

@@ -13,8 +13,8 @@ from penstock.core.batch import Batch, Delta, StepOutput, make
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
 from penstock.cost.cost import Cost, Moody
+from penstock.cost.slowdown import Weather
 from penstock.cost.warmth import Warmth
-from penstock.cost.weather import Weather
 from penstock.errors import CapacityError, RequestError
 from penstock.metrics.histogram import Histogram
 from penstock.router.policy import ReplicaView

@@ -14,13 +14,13 @@ from penstock.metrics.timeline import Timeline, Timelines
 from penstock.router.policy import LeastPending, Policy
 from penstock.sim.clock import EventQueue
 from penstock.sim.conversation import Conversations
+from penstock.sim.fast_forward import SwiftReplica
 from penstock.sim.handover import Arrived, Disaggregation, Handover
 from penstock.sim.history import Sample
 from penstock.sim.pool import Member, Pool
 from penstock.sim.replica import Ledger, Replica
 from penstock.sim.scaling import Scaling
 from penstock.sim.speculation import Guessing, Speculation
-from penstock.sim.swift import SwiftReplica
 from penstock.sim.tracing import Tracer
 from penstock.sizing import Sizing, make_scheduler
 from penstock.workload.workload import FollowUp, Workload

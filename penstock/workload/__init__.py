@@ -1,0 +1,1 @@
+"""Arrivals, lengths and traces: the load that bench, simulator and planner share. Draws from seeds; no clock."""

@@ -3,18 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-from penstock.bench.answer import Answer, Usage
-from penstock.bench.counters import Counters
-from penstock.bench.figures import Figures, figures_of
-from penstock.bench.flags import flags_of
-from penstock.bench.health import Health
+from penstock.bench.client.answer import Answer, Usage
+from penstock.bench.client.counters import Counters
+from penstock.bench.client.health import Health
+from penstock.bench.client.prompts import Segment, Vocabulary
+from penstock.bench.client.target import Dialect, Target
 from penstock.bench.knee import Knee
 from penstock.bench.load import Measured
 from penstock.bench.plan import Ask, Plan, Turn
-from penstock.bench.prompts import Segment, Vocabulary
-from penstock.bench.report import report_of
+from penstock.bench.report.figures import Figures, figures_of
+from penstock.bench.report.flags import flags_of
+from penstock.bench.report.report import report_of
 from penstock.bench.session import Run
-from penstock.bench.target import Dialect, Target
 from penstock.metrics.summary import Slo
 
 TARGET = Target("model", "chat", Dialect(), Vocabulary((" a",), (1.0,), overhead=2), True, True, "stub")

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.answer import Answer, AnswerReader, Usage
-from penstock.bench.counters import Counters
-from penstock.bench.figures import FORMULAS, figures_of, row_of
-from penstock.bench.flags import flags_of
-from penstock.bench.health import Health
+from penstock.bench.client.answer import Answer, AnswerReader, Usage
+from penstock.bench.client.counters import Counters
+from penstock.bench.client.health import Health
+from penstock.bench.client.prompts import Segment
 from penstock.bench.plan import Ask, Plan, Turn
-from penstock.bench.prompts import Segment
+from penstock.bench.report.figures import FORMULAS, figures_of, row_of
+from penstock.bench.report.flags import flags_of
 from penstock.metrics.summary import Slo
 from penstock.metrics.timeline import Outcome
 from tests.bench.figures import COUNT, HEALTHY, TARGET, answer, figures, measured

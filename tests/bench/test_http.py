@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.http import Client, TransportError, address_of
+from penstock.bench.client.http import Client, TransportError, address_of
 from penstock.errors import ConfigError
 from tests.bench.stub import Stub
 

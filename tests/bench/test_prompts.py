@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.bench.client.prompts import WORDS, Segment, Vocabulary
 from penstock.bench.plan import Plan, plan_of_recipe, plan_of_trace
-from penstock.bench.prompts import WORDS, Segment, Vocabulary
 from penstock.errors import ConfigError
 from penstock.workload.arrivals import Poisson
 from penstock.workload.lengths import Uniform

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from penstock.bench.compare import compare, read_report
 from penstock.bench.knee import Knee, Trial
-from penstock.bench.page import page_of
-from penstock.bench.plot import HEIGHT, LEFT, RIGHT, WIDTH, Line, plot
-from penstock.bench.report import HEADLINES, facts_of, figure, knee_words, merged_flags
+from penstock.bench.report.compare import compare, read_report
+from penstock.bench.report.page import page_of
+from penstock.bench.report.plot import HEIGHT, LEFT, RIGHT, WIDTH, Line, plot
+from penstock.bench.report.report import HEADLINES, facts_of, figure, knee_words, merged_flags
 from penstock.errors import ConfigError
 from tests.bench.figures import COUNT, HEALTHY, answer, measured, report, run
 

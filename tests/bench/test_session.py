@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.http import Client, address_of
+from penstock.bench.client.http import Client, address_of
+from penstock.bench.client.target import Route, find_target
 from penstock.bench.knee import MOST_TRIALS, Knee
 from penstock.bench.load import Progress, Shape
 from penstock.bench.plan import Plan, plan_of_recipe
 from penstock.bench.session import Goal, Run, Session
-from penstock.bench.target import Route, find_target
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 from penstock.workload.arrivals import AtOnce, Constant, Poisson

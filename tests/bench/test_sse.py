@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench import sse
-from penstock.bench.sse import EventParser
+from penstock.bench.client import sse
+from penstock.bench.client.sse import EventParser
 from penstock.errors import EngineError
 
 STREAM = 'data: {"a":1}\n\n: ping\nevent: x\ndata:two\ndata:  lines\n\n\nid: 7\ndata: \n\ndata: ü€\n\ndata: [DONE]\n\ndata: cut'

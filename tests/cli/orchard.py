@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penstock.cli.show import print_json
+from penstock.console.show import print_json
 from penstock.errors import CapacityError, ConfigError, EngineError, RequestError
 
 ERRORS = {error.__name__: error for error in (CapacityError, ConfigError, EngineError, RequestError, BrokenPipeError)}

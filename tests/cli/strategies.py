@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from penstock.cli.flags import Flag, flags_of
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.flags import Flag, flags_of
 from tests.cli.orchard import Config, Garden, Tree
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(

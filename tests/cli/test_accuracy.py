@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.accuracy import Comparison, Measurement, Run, figures_of, measure, predict
 from penstock.cost.measured import Measured
 from penstock.cost.replay import Replay
-from penstock.cost.weather import Spell
+from penstock.cost.slowdown import Spell
 from penstock.engine.engine import Engine
 from penstock.engine.scripted import ScriptedRunner
+from penstock.measure.accuracy import Comparison, Measurement, Run, figures_of, measure, predict
 from penstock.sizing import make_scheduler
 from penstock.workload.arrivals import Constant
 from penstock.workload.lengths import Fixed, Uniform

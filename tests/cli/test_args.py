@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.args import arguments_of, build, parse
 from penstock.config import EngineConfig
+from penstock.console.args import arguments_of, build, parse
 from penstock.errors import ConfigError
 from tests.cli.orchard import Config
 from tests.cli.strategies import TEXT, configs

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.bench import Config, Load, Recording, Target, Words, parse_slo
-from penstock.cli.bench_plan import load_words, open_trace
+from penstock.cli.bench.config import Config, Load, Recording, Target, Words, parse_slo
+from penstock.cli.bench.traffic import load_words, open_trace
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo

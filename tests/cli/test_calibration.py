@@ -5,7 +5,10 @@ from random import Random
 
 import pytest
 
-from penstock.cli.calibration import (
+from penstock.core.features import Features, StepTime
+from penstock.engine.engine import Engine
+from penstock.engine.scripted import ScriptedRunner
+from penstock.measure.calibration import (
     BATCHES,
     LONG_PROMPTS,
     NUM_RATES,
@@ -16,9 +19,6 @@ from penstock.cli.calibration import (
     Recorder,
     Sample,
 )
-from penstock.core.features import Features, StepTime
-from penstock.engine.engine import Engine
-from penstock.engine.scripted import ScriptedRunner
 from penstock.sizing import make_scheduler
 from tests.sim.fleets import make_fleet
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from penstock.cli.args import build
-from penstock.cli.config_file import read, write
 from penstock.config import EngineConfig
+from penstock.console.args import build
+from penstock.console.config_file import read, write
 from penstock.errors import ConfigError
 from tests.cli.orchard import Config
 from tests.cli.strategies import configs, engines

@@ -18,14 +18,15 @@ from urllib.error import URLError
 
 import pytest
 
-from penstock.cli import doctor, environment
+from penstock.cli import doctor
 from penstock.cli.doctor import Config
-from penstock.cli.environment import Group, look_around, read_meminfo, torch_cuda
 from penstock.cli.main import main
 from penstock.doctor.checks import CHECKS
 from penstock.doctor.rules import RULES
 from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE
 from penstock.errors import ConfigError
+from penstock.measure import environment
+from penstock.measure.environment import Group, look_around, read_meminfo, torch_cuda
 from tests.server.serving import ROOT, serving
 
 VLLM_PAGE = b"""

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_type_hints
 import pytest
 
 from penstock import config as configs
-from penstock.cli.flags import by_tables, flags_of
 from penstock.cli.main import COMMANDS
+from penstock.console.flags import by_tables, flags_of
 from penstock.errors import ConfigError
 from tests.cli import orchard
 

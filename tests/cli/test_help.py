@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.cli.flags import flags_of
-from penstock.cli.help import command_help, field_docstrings, flag_help
 from penstock.config import EngineConfig
+from penstock.console.flags import flags_of
+from penstock.console.help import command_help, field_docstrings, flag_help
 from tests.cli.orchard import Config
 from tests.cli.test_flags import ALL_CONFIGS
 

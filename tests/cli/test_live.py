@@ -2,10 +2,10 @@
 
 import time
 
-from penstock.cli.live import Disturbance, serve_live
 from penstock.config import configure
 from penstock.engine.engine import Engine
 from penstock.engine.scripted import ScriptedRunner
+from penstock.measure.live import Disturbance, serve_live
 from penstock.sizing import make_scheduler
 from penstock.workload.arrivals import Constant
 from penstock.workload.lengths import Fixed, Uniform

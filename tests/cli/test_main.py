@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.args import flags_of
 from penstock.cli.main import COMMANDS, Command, main
+from penstock.console.args import flags_of
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "rich", "jinja2", "tokenizers", "safetensors", "huggingface_hub", "transformers", "asyncio")

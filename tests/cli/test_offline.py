@@ -315,7 +315,7 @@ def test_an_answer_of_one_token_has_no_time_between_tokens(
     answer: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(LLM, "close", lambda self: None)
-    monkeypatch.setattr("penstock.cli.bench_latency.open_llm", lambda config: llm)
+    monkeypatch.setattr("penstock.cli.bench.latency.open_llm", lambda config: llm)
     words = ["bench", "latency", "--prompt", "4", "--repeats", "2", "--json", "--answer", answer]
     assert main(words) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]

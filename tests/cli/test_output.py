@@ -5,7 +5,7 @@ import os
 import pytest
 
 from penstock.cli.main import main
-from penstock.cli.output import check_writable, write_file
+from penstock.console.output import check_writable, write_file
 from penstock.errors import ConfigError
 
 

@@ -6,12 +6,14 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from penstock.cli import config_file, serve, simulate
-from penstock.cli.args import build, parse
+from penstock.cli import serve
 from penstock.cli.main import main
-from penstock.cli.plan_model import describe
-from penstock.cli.plan_report import _print_constraint, print_plan
-from penstock.cli.plan_verify import candidate_of, config_of, predict, read_plan
+from penstock.cli.plan.model import describe
+from penstock.cli.plan.report import _print_constraint, print_plan
+from penstock.cli.plan.verify import candidate_of, config_of, predict, read_plan
+from penstock.cli.simulate import command as simulate
+from penstock.console import config_file
+from penstock.console.args import build, parse
 from penstock.errors import ConfigError
 from penstock.formats.hub import default_cache
 from penstock.formats.source import parse_source

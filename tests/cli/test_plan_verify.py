@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.cli.main import main
-from penstock.cli.plan_verify import print_verdict
+from penstock.cli.plan.verify import print_verdict
 from tests.server.serving import serving
 
 LOAD = (

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from penstock.cli import progress
-from penstock.cli.amounts import bytes_in_words, count_in_words
-from penstock.cli.progress import ProgressBar
-from penstock.cli.speech import dimmed, write_text
+from penstock.console import progress
+from penstock.console.amounts import bytes_in_words, count_in_words
+from penstock.console.progress import ProgressBar
+from penstock.console.speech import dimmed, write_text
 
 
 class Terminal(io.StringIO):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.show import print_json, print_table, printable
+from penstock.console.show import print_json, print_table, printable
 
 
 def test_json_reads_back_and_holds_no_number_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_names_from_outside_cannot_steer_a_terminal(capsys: pytest.CaptureFixtur
 
 
 def test_a_terminal_gets_headings_in_style() -> None:
-    code = "from penstock.cli.show import print_table; print_table(('name',), [('x',)])"
+    code = "from penstock.console.show import print_table; print_table(('name',), [('x',)])"
     terminal, process_side = os.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm-256color"}
     command = [sys.executable, "-c", code]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from penstock.cli import simulate as command
-from penstock.cli.args import build
 from penstock.cli.main import main
+from penstock.cli.simulate import command
+from penstock.console.args import build
 
 SMALL = ("--num-requests", "40", "--rate", "20", "--answers", "5-60")
 

@@ -15,8 +15,8 @@ from penstock.cost.cost import moved
 from penstock.cost.fit import Ramp
 from penstock.cost.fitting import fit_steps, spells_along
 from penstock.cost.measured import Fitted, Measured
+from penstock.cost.slowdown import Spell
 from penstock.cost.warmth import Cooling, Warmth
-from penstock.cost.weather import Spell
 from penstock.errors import ConfigError
 from penstock.sim.simulation import simulate
 from penstock.workload.arrivals import AtOnce, Constant

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.weather import MAX_PAUSE_S, MAX_STRETCHES, MIN_SPELL_S, STRETCH, Spell, Weather, spells_of
+from penstock.cost.slowdown import MAX_PAUSE_S, MAX_STRETCHES, MIN_SPELL_S, STRETCH, Spell, Weather, spells_of
 
 SECONDS = st.floats(0.001, 5.0)
 SPELLS = st.lists(st.builds(Spell, st.floats(0.01, 1.0), st.floats(0.2, 8.0)), min_size=1, max_size=12)

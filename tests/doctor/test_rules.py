@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import doctor, serve
-from penstock.cli.flags import MISSING, flags_of
+from penstock.console.flags import MISSING, flags_of
 from penstock.doctor.finding import Verdict
 from penstock.doctor.rule import diagnose
 from penstock.doctor.rules import RULES

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from penstock.cli.machines import make_engine
+from penstock.assembly.machines import make_engine
 from penstock.config import EngineConfig
 from penstock.core.batch import Batch, Chunk, Logprob
 from penstock.core.request import SamplingParams

@@ -9,7 +9,7 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.engine.client import EngineClient
 from penstock.engine.spawn import Spawned
 
-WORKER = [sys.executable, "-m", "penstock.cli.worker", "--model=oracle:"]
+WORKER = [sys.executable, "-m", "penstock.assembly.worker", "--model=oracle:"]
 
 
 def test_a_process_nobody_took_ends_with_its_folder() -> None:

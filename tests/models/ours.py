@@ -17,7 +17,7 @@ from penstock.models.positions import FACTOR_TENSORS
 from penstock.models.registry import Model, read_config, read_gguf
 from penstock.ops.layout import Layout
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load import load_model
+from penstock.runtime.load.parameters import load_model
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

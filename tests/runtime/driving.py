@@ -13,9 +13,9 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
 from penstock.ops.layout import Layout
+from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load import dummy_model
-from penstock.runtime.runner import ModelRunner
+from penstock.runtime.load.parameters import dummy_model
 
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(temperature=0.0)

@@ -9,8 +9,8 @@ import torch
 from penstock.errors import RequestError
 from penstock.layers.encoder import Encoder
 from penstock.models.spec import GQA, Layer, ModelSpec, Norm, PlainMLP
-from penstock.runtime.encoder import TextEncoder
-from penstock.runtime.load import dummy_model
+from penstock.runtime.eager.encoder import TextEncoder
+from penstock.runtime.load.parameters import dummy_model
 
 
 def encoder(pooling: str = "mean") -> Encoder:

@@ -10,7 +10,7 @@ from penstock.core.request import Request, SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.engine import Engine
 from penstock.layers.decoder import Decoder
-from penstock.runtime.runner import ModelRunner
+from penstock.runtime.eager.runner import ModelRunner
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model
 
 PARAMS = [

@@ -9,9 +9,9 @@ from penstock.formats.checkpoint import RawTensor
 from penstock.formats.quants import BLOCKS, dequantize
 from penstock.models.weights import HalvesPaired, Rows, Take, Tensor
 from penstock.ops.packed import GROUP
-from penstock.runtime.grouping import group_recipe
-from penstock.runtime.leaves import Leaves
-from penstock.runtime.recipe import open_recipe
+from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.grouping import group_recipe
+from penstock.runtime.load.recipe import open_recipe
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 SCALE_ROUNDED = ("Q4_K", "Q5_K")

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from penstock import LLM, SamplingParams
-from penstock.assembly import load
+from penstock.assembly.engine import load
 from penstock.config import configure
 from penstock.errors import ModelFileError
 from penstock.files import ModelFiles, open_files
@@ -20,13 +20,13 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.models.weights import Gptq
 from penstock.ops.layout import Layout
-from penstock.runtime.grouping import group_recipe
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.leaves import Leaves
-from penstock.runtime.load import load_model
-from penstock.runtime.native import NativeDecoder
-from penstock.runtime.native_load import load_native
-from penstock.runtime.recipe import open_recipe
+from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.grouping import group_recipe
+from penstock.runtime.load.parameters import load_model
+from penstock.runtime.load.recipe import open_recipe
+from penstock.runtime.native.decoder import NativeDecoder
+from penstock.runtime.native.load import load_native
 from tests.runtime.files import checkpoint
 from tests.runtime.quantized_files import KINDS, VOCABULARY, Kind, random_matrix, tensors, write_pair
 

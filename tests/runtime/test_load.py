@@ -10,8 +10,8 @@ import torch
 from penstock.errors import ModelFileError
 from penstock.models.spec import ModelSpec
 from penstock.models.weights import Recipes, Tensor
-from penstock.runtime import load
-from penstock.runtime.load import dummy_model, load_model
+from penstock.runtime.load import parameters as load
+from penstock.runtime.load.parameters import dummy_model, load_model
 from tests.runtime.driving import tiny_spec
 from tests.runtime.files import checkpoint
 

@@ -7,10 +7,10 @@ import torch
 
 from penstock.core.batch import Arrival, Chunk
 from penstock.core.request import SamplingParams
-from penstock.runtime.device_rows import DeviceRows
-from penstock.runtime.inputs import make_inputs
-from penstock.runtime.mixed_graphs import padded_chunks, padded_tokens, spread
-from penstock.runtime.rows import Rows
+from penstock.runtime.cuda.mixed_graphs import padded_chunks, padded_tokens, spread
+from penstock.runtime.cuda.rows import DeviceRows
+from penstock.runtime.eager.inputs import make_inputs
+from penstock.runtime.eager.rows import Rows
 
 BLOCK_SIZE, NUM_ROWS, MAX_CONTEXT, IDLE_BLOCK = 4, 6, 64, 99
 CPU = torch.device("cpu")

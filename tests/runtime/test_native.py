@@ -13,9 +13,9 @@ from penstock.ops.cpu.library import KERNELS, open_library
 from penstock.ops.layout import Layout
 from penstock.ops.packed import pack, quantize
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load import dummy_model
-from penstock.runtime.native import NativeDecoder, NativeWeights, native_obstacle
-from penstock.runtime.native_load import gate_order
+from penstock.runtime.load.parameters import dummy_model
+from penstock.runtime.native.decoder import NativeDecoder, NativeWeights, native_obstacle
+from penstock.runtime.native.load import gate_order
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS, MAX_CONTEXT = 16, 64, 256

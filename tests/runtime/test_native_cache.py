@@ -7,7 +7,7 @@ from penstock.errors import EngineError
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.native_cache import NativeCache
+from penstock.runtime.native.cache import NativeCache
 from tests.runtime.driving import tiny_spec
 from tests.runtime.test_native import CPU, SPECS, twins
 

@@ -9,10 +9,10 @@ from penstock.files import ModelFiles, open_files
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import Layout
-from penstock.runtime import native_load
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load import load_model
-from penstock.runtime.native import NativeDecoder
+from penstock.runtime.load.parameters import load_model
+from penstock.runtime.native import load as native_load
+from penstock.runtime.native.decoder import NativeDecoder
 from tests import real
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.runtime.native_room import CACHE_LINE, Room
+from penstock.runtime.native.arena import CACHE_LINE, Room
 
 
 def test_what_is_kept_is_a_copy_at_the_beginning_of_a_cache_line() -> None:

@@ -11,10 +11,10 @@ from penstock.core.request import Request, SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.engine import Engine
 from penstock.errors import EngineError
-from penstock.runtime.native import NativeDecoder
-from penstock.runtime.native_runner import NativeRunner
-from penstock.runtime.runner import ModelRunner
-from penstock.runtime.sampler import NOT_FINITE
+from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.eager.sampler import NOT_FINITE
+from penstock.runtime.native.decoder import NativeDecoder
+from penstock.runtime.native.runner import NativeRunner
 from tests.runtime.test_engine import serve
 from tests.runtime.test_native import BLOCK_SIZE, MAX_CONTEXT, SPECS, twins
 

@@ -12,8 +12,8 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.linear import Linear
 from penstock.layers.packed import PackedEmbedding, PackedLinear, PackedMatrix
 from penstock.models.spec import GatedMLP, Layer, MoE
-from penstock.runtime.load import load_model
-from penstock.runtime.packing import can_pack
+from penstock.runtime.load.packing import can_pack
+from penstock.runtime.load.parameters import load_model
 from tests import real
 from tests.runtime.driving import Driver, Text, all_logits, prompts, tiny_model, tiny_spec
 from tests.runtime.quantized_files import KINDS, VOCABULARY, Kind, write_pair

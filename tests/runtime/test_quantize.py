@@ -8,7 +8,7 @@ from penstock.layers.mlp import Gated
 from penstock.layers.norm import RMSNorm
 from penstock.models.spec import GatedMLP, Layer, MoE
 from penstock.ops.fp8 import round_rows
-from penstock.runtime.quantize import quantize_fp8
+from penstock.runtime.load.quantize import quantize_fp8
 from tests.runtime.driving import Text, all_logits, alone, prompts, tiny_model, tiny_spec
 
 

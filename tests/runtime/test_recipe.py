@@ -6,8 +6,8 @@ import torch
 
 from penstock.errors import ModelFileError
 from penstock.models.weights import HalvesPaired, Mxfp4, Plus, Recipe, Rows, Stack, Swap, Take, Tensor
-from penstock.runtime.leaves import Leaves
-from penstock.runtime.recipe import open_recipe
+from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.recipe import open_recipe
 from tests.runtime.files import checkpoint
 
 SOURCE = np.random.default_rng(0)

@@ -13,14 +13,14 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations
 from penstock.models import catalog
 from penstock.ops.op import OPERATIONS
-from penstock.ops.triton.launch import asking
-from penstock.runtime.device_rows import DeviceRows
-from penstock.runtime.graphs import DecodeGraphs, Parts, Recorder
+from penstock.ops.triton.host.launch import asking
+from penstock.runtime.cuda.graphs import DecodeGraphs, Parts, Recorder
+from penstock.runtime.cuda.mixed_graphs import MixedGraphs
+from penstock.runtime.cuda.rows import DeviceRows
+from penstock.runtime.cuda.warm_up import Rehearsal, excerpt
+from penstock.runtime.eager.rows import Rows
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load import dummy_model
-from penstock.runtime.mixed_graphs import MixedGraphs
-from penstock.runtime.rehearsal import Rehearsal, excerpt
-from penstock.runtime.rows import Rows
+from penstock.runtime.load.parameters import dummy_model
 from tests.ops.parity import cases
 from tests.ops.triton.test_ahead import hopper
 

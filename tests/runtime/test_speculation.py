@@ -9,9 +9,9 @@ import torch
 from penstock.core.batch import Arrival, Batch, Chunk
 from penstock.core.request import SamplingParams
 from penstock.layers.decoder import Decoder
-from penstock.runtime import runner as runner_module
-from penstock.runtime.runner import ModelRunner, Outcome
-from penstock.runtime.sampler import Drawn
+from penstock.runtime.eager import runner as runner_module
+from penstock.runtime.eager.runner import ModelRunner, Outcome
+from penstock.runtime.eager.sampler import Drawn
 from tests.ops.statistics import distribution, is_plausible
 from tests.runtime.driving import BLOCK_SIZE, all_logits, tiny_model
 

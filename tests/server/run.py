@@ -2,10 +2,10 @@
 
 import sys
 
-from penstock.cli import args
+from penstock.assembly.serving import serve
+from penstock.assembly.text import open_text
 from penstock.cli.serve import Config, with_key_of_environment
-from penstock.cli.serving import serve
-from penstock.cli.words import open_text
+from penstock.console import args
 
 if __name__ == "__main__":
     config = args.build(Config, args.parse(Config, sys.argv[1:]).values)

@@ -20,7 +20,7 @@ from penstock.config import EngineConfig
 from penstock.core.request import SamplingParams
 from penstock.engine.client import EngineClient, Facts
 from penstock.engine.oracle import expected_tokens
-from penstock.text.byte_level import byte_tokenizer
+from penstock.text.tokenizer.byte_level import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 MODEL = "oracle:"

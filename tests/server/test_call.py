@@ -8,11 +8,11 @@ import pytest
 from penstock.core.request import SamplingParams
 from penstock.engine.client import EngineClient
 from penstock.engine.oracle import expected_tokens
-from penstock.server.call import Call, Wishes
-from penstock.server.writer import Piece
-from penstock.text.byte_level import byte_tokenizer
-from penstock.text.stop import StopSet
-from penstock.text.stream import TextRules
+from penstock.server.http.call import Call, Wishes
+from penstock.server.openai.writer import Piece
+from penstock.text.stream.stop import StopSet
+from penstock.text.stream.stream import TextRules
+from penstock.text.tokenizer.byte_level import byte_tokenizer
 from tests.engine.test_client import config_of, run
 
 TOKENIZER = byte_tokenizer()

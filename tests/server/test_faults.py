@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.connection import HEADERS_S
+from penstock.server.http.connection import HEADERS_S
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from tests.server.ledger import Ledger, http_of, mixed_load
 from tests.server.serving import Server, chat_text, serving, start, user
@@ -320,7 +320,9 @@ def test_an_interrupt_while_the_engine_loads_ends_with_130_and_one_line() -> Non
         port = free.getsockname()[1]
     process = start(["-m", "penstock", "serve", "oracle:", "--port", str(port)], subprocess.PIPE)
     try:
-        wait_until(lambda: any("penstock.cli.worker" in words for words in children_of(process.pid).values()), 30.0)
+        wait_until(
+            lambda: any("penstock.assembly.worker" in words for words in children_of(process.pid).values()), 30.0
+        )
         (worker,) = children_of(process.pid)
         os.kill(worker, signal.SIGSTOP)  # it will not be ready
         wait_until(lambda: is_listening(port), 30.0)

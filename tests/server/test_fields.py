@@ -15,11 +15,11 @@ from tokenizers.models import WordLevel
 
 from penstock.config import ServerConfig
 from penstock.server.front import Front
-from penstock.server.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
+from penstock.server.openai.parameters import wishes_of
+from penstock.server.openai.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
 from penstock.server.text import Text
-from penstock.server.wishes import wishes_of
-from penstock.text.tokenizer import Tokenizer
-from penstock.text.vocabulary import SpecialTokens
+from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.text.tokenizer.vocabulary import SpecialTokens
 from tests.server.serving import Server, idle_client, serving, user
 
 DRAWN: dict[str, Any] = {

@@ -14,10 +14,10 @@ import openai
 import pytest
 
 from penstock.config import ServerConfig
-from penstock.server.admission import Admission
 from penstock.server.app import ROUTES, Route
-from penstock.server.faults import ApiError
-from penstock.server.guard import PUBLIC_PATHS, Keys
+from penstock.server.http.admission import Admission
+from penstock.server.http.faults import ApiError
+from penstock.server.http.guard import PUBLIC_PATHS, Keys
 from tests.server.bad_input import GOOD_BODIES, check_told, path_of, raw
 from tests.server.serving import KEY, Server, idle_client, serving, user
 
@@ -74,7 +74,7 @@ def test_keys_are_compared_whole() -> None:
     assert keys.tenant_of(b"second-key") == "key-1"
     assert keys.tenant_of(b"second-ke") is None
     assert keys.tenant_of(b"") is None
-    source = Path("penstock/server/guard.py")
+    source = Path("penstock/server/http/guard.py")
     assert "compare_digest" in (Path(__file__).parents[2] / source).read_text()
 
 

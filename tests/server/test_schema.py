@@ -6,7 +6,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from penstock.server.app import ROUTES
-from penstock.server.docs import openapi
+from penstock.server.http.docs import openapi
 from tests.server.serving import Server
 
 DOCUMENT = openapi(ROUTES, "0")

@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server import sse
-from penstock.server.faults import invalid
+from penstock.server.http import sse
+from penstock.server.http.faults import invalid
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\r\n\x0b\x0c\x1c\x85\u2028\u2029"))
 

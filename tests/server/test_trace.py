@@ -136,5 +136,7 @@ def test_without_its_packages_the_flag_says_what_to_install() -> None:
 
 
 def test_nothing_of_it_is_imported_unasked() -> None:
-    code = "import sys, penstock.cli.serving; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    code = (
+        "import sys, penstock.assembly.serving; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

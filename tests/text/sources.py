@@ -7,9 +7,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from penstock.formats.gguf import GgufFile
-from penstock.text.pieces import byte_alphabet
-from penstock.text.tokenizer import Tokenizer
-from penstock.text.vocabulary import SpecialTokens
+from penstock.text.tokenizer.pieces import byte_alphabet
+from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.text.tokenizer.vocabulary import SpecialTokens
 from tests import real
 
 

@@ -12,7 +12,7 @@ from transformers.utils import chat_template_utils
 
 from penstock.errors import ModelFileError, RequestError
 from penstock.formats.gguf import GgufFile
-from penstock.text.chat import ChatTemplate
+from penstock.text.template.chat import ChatTemplate
 from tests.real import DEFAULT, model_path
 from tests.text.sources import real_tokenizer, small_tokenizers
 from tests.text.templates import CHATML, DEEPSEEK, FAMILIES, GEMMA, LLAMA3, MISTRAL, PARTS_ONLY, QWEN

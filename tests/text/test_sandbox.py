@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from penstock.errors import ModelFileError, RequestError
-from penstock.text.chat import ChatTemplate
+from penstock.text.template.chat import ChatTemplate
 from tests.text.templates import FAMILIES
 
 MESSAGES = [{"role": "user", "content": "hello"}]

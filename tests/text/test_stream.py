@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.text.detokenize import Detokenizer
-from penstock.text.stop import StopSet, cut_at_stop
-from penstock.text.stream import TextRules, TextStream
-from penstock.text.styles import STYLES
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.stream.stop import StopSet, cut_at_stop
+from penstock.text.stream.stream import TextRules, TextStream
+from penstock.text.stream.styles import STYLES
+from penstock.text.tokenizer.detokenize import Detokenizer
+from penstock.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT
 from tests.text.sources import random_split, real_tokenizer, small_tokenizers
 

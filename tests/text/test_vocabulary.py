@@ -11,9 +11,9 @@ import pytest
 
 from penstock.errors import ModelFileError
 from penstock.formats.gguf import GgufFile
-from penstock.text.pieces import SPACE_MARK
-from penstock.text.splits import SPLITS
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer.pieces import SPACE_MARK
+from penstock.text.tokenizer.splits import SPLITS
+from penstock.text.tokenizer.tokenizer import Tokenizer
 from tests.real import GEMMA, RANDOM_LLAMA, model_path
 from tests.text.sources import (
     SAMPLES,

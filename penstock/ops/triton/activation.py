@@ -7,8 +7,8 @@ from torch import Tensor
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS, gate
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
 
 KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
 

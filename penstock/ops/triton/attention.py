@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from penstock.models.spec import GQA
 from penstock.ops.attention import attention, read_blocks
 from penstock.ops.layout import AnyCache, Layout
-from penstock.ops.triton.chain import await_others, chained
 from penstock.ops.triton.decode import Singles, attend_singles
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
 from penstock.ops.triton.paged import LOG2_E, capped, scales_of, shape, slots_of
 
 MIN_DENSE_QUERIES = 1024

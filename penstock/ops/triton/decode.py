@@ -13,8 +13,8 @@ from penstock.ops.cached_attention import cached_attention
 from penstock.ops.kv_write import HeadNorms
 from penstock.ops.layout import AnyCache, LayerCache, Layout
 from penstock.ops.rope import Angles
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
 from penstock.ops.triton.paged import LOG2_E, capped, halves, kind_of_bytes, scales_of, shape, slots_of
 
 PROGRAMS = 264

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.draw import Keys, draw_whole
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.launch import entry
 
 TILE = 4096
 

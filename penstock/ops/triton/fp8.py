@@ -12,9 +12,9 @@ from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated, round_normed, round_rows
 from penstock.ops.triton.activation import KINDS, activated
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.few import Cut, Scales, few_rows
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
+from penstock.ops.triton.small_batch import Cut, Scales, few_rows
 
 MAX_SIZE = 32768
 MAX_FEW = 64

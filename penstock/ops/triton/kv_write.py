@@ -9,8 +9,8 @@ from penstock.models.spec import GQA
 from penstock.ops.kv_write import LEAST, MOST_WHOLE, HeadNorms, place_qkv
 from penstock.ops.layout import AnyCache, ScaledCache
 from penstock.ops.rope import Angles
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
 
 TILE = 16
 """Tokens a program handles when there are many."""

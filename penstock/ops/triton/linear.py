@@ -12,9 +12,9 @@ from penstock.models.spec import Activation
 from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.linear import gated_linear, linear
 from penstock.ops.triton.activation import KINDS, gated
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.few import Cut, few_rows
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
+from penstock.ops.triton.small_batch import Cut, few_rows
 
 MAX_FEW = 32
 """Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""

@@ -19,8 +19,8 @@ from penstock.models.spec import MoE
 from penstock.ops.activation import CLAMP, SHARPNESS
 from penstock.ops.moe import Experts, Groups, mix_experts, route
 from penstock.ops.triton.activation import KINDS, activated
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
 from penstock.ops.triton.sorting import sort_pairs
 
 MAX_EXPERTS = 256

@@ -5,8 +5,8 @@ import triton.language as tl
 from torch import Tensor, empty_like
 
 from penstock.ops.norm import add_rms_norm, rms_norm
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
 
 MAX_SIZE = 16384
 

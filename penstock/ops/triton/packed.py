@@ -14,9 +14,9 @@ from torch.nn import functional
 from penstock.models.spec import Activation
 from penstock.ops.activation import gate
 from penstock.ops.packed import LANES, Words, embed_packed, gated_linear_packed, linear_packed, scores_packed
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.few import MAX_PROGRAMS, counters, sum_parts
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
+from penstock.ops.triton.small_batch import MAX_PROGRAMS, counters, sum_parts
 
 MAX_FEW = 128
 MAX_TOKENS = 128

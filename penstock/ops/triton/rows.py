@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.rows import Decodes, gather_decodes, keep_drawn
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.launch import entry
 
 
 @entry

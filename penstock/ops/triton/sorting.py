@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.moe import Groups, group_pairs, max_tiles
-from penstock.ops.triton.chain import await_others, chained
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.host.chain import await_others, chained
+from penstock.ops.triton.host.launch import entry
 
 MAX_RUN = 4096
 """Pairs a program looks at at once."""

@@ -13,9 +13,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from penstock.ops.triton import ahead
-from penstock.ops.triton.ahead import Compilers
-from penstock.ops.triton.launch import Variant, asking
+from penstock.ops.triton.host import compile_ahead as ahead
+from penstock.ops.triton.host.compile_ahead import Compilers
+from penstock.ops.triton.host.launch import Variant, asking
 from penstock.ops.triton.norm import rms_norm_rows
 from penstock.ops.triton.rows import keep_in_one
 

@@ -1,0 +1,52 @@
+"""What `penstock serve` says once it serves: where, what, how much it holds, and what to type next."""
+
+import json
+from collections.abc import Sequence
+
+from penstock.config import ServerConfig
+from penstock.console.show import printable
+from penstock.engine.machine import Facts
+
+USER_TOKENS = 2048
+"""A typical conversation, to tell capacity in users."""
+
+
+def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple[str, float]], seconds: float) -> str:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    url = f"http://{host}:{port}"
+    lines = ["", f"  Penstock serves {printable(facts.model)} at {url}/v1", ""]
+    lines += [f"  {name:<18}{_bytes(size):>12}" for name, size in facts.memory]
+    lines += ["", f"  {capacity(facts)}", f"  started in {seconds:.1f} s{_phases(phases)}", ""]
+    lines += ["  try it:", f"  {curl(facts, server, url)}", f"  docs: {url}/docs", ""]
+    return "\n".join(lines)
+
+
+def capacity(facts: Facts) -> str:
+    """What the cache holds, in words."""
+    if not facts.can_generate:
+        return f"texts of up to {facts.max_context:,} tokens become vectors of {facts.embedding_size} numbers"
+    tokens = min(USER_TOKENS, facts.max_context)
+    num_users = min(facts.num_cached_tokens // tokens, facts.max_sequences)
+    users = f"about {num_users:,} users at {tokens:,} tokens each" if num_users else "less than one whole conversation"
+    steps = f"; steps of up to {facts.max_batch_tokens:,} tokens" if facts.max_batch_tokens else ""
+    return f"context {facts.max_context:,} tokens; cache for {facts.num_cached_tokens:,} tokens: {users}{steps}"
+
+
+def curl(facts: Facts, server: ServerConfig, url: str) -> str:
+    if not facts.can_generate:
+        return f"curl {url}/v1/embeddings -H 'Content-Type: application/json' -d '{{\"input\": \"Hello!\"}}'"
+    body = json.dumps({"model": facts.model, "messages": [{"role": "user", "content": "Hello!"}]})
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_key else ""
+    quoted = body.replace("'", "'\\''")
+    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{quoted}'"
+
+
+def _phases(phases: Sequence[tuple[str, float]]) -> str:
+    return f" ({', '.join(f'{name} {seconds:.1f} s' for name, seconds in phases)})" if phases else ""
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size} B"

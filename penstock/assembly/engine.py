@@ -1,0 +1,191 @@
+"""Puts an engine together: files, weights on a device, sizing, scheduler, runner, loop.
+
+A composition root beside the command line: it may know every layer, and nothing but the roots knows it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.core.features import StepTime
+from penstock.engine.engine import Engine
+from penstock.errors import ConfigError
+from penstock.files import ModelFiles, dummy_spec, open_files
+from penstock.layers.decoder import Decoder
+from penstock.layers.encoder import Encoder
+from penstock.models.spec import ModelSpec
+from penstock.ops.packed import TILE
+from penstock.runtime.ceilings import gpu_product_rate, product_rate
+from penstock.runtime.cuda.runner import CudaRunner
+from penstock.runtime.device import CpuDevice, Device, open_device
+from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.kv_cache import CACHE_DTYPES, bytes_per_kv_value
+from penstock.runtime.load.parameters import dummy_model, load_model
+from penstock.runtime.load.quantize import quantize_fp8
+from penstock.runtime.native.decoder import NativeDecoder
+from penstock.runtime.native.load import load_native
+from penstock.runtime.native.runner import NativeRunner
+from penstock.sizing import (
+    GIB,
+    SERVED_STEP_S,
+    Memory,
+    Pace,
+    Sizing,
+    batch_tokens,
+    make_scheduler,
+    pace_of,
+    size_engine,
+)
+
+KEPT_KV_BYTES = GIB // 8
+"""On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
+MOST_FLOATS = 0.5
+"""Share of a GPU's memory that weights may take as floats before they are kept packed."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Told the stage, and how much of how much is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights on a device, and the files they came from unless they are made up."""
+
+    network: Decoder | Encoder | NativeDecoder
+    device: Device
+    files: ModelFiles | None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.network.spec
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.network.parameters())
+
+
+def load(config: EngineConfig, cache: Path | None = None, progress: Progress | None = None) -> LoadedModel:
+    """Find the model, fetching it if need be, and put its weights on the device."""
+    device = open_device(config.model.device)
+    dtype = device.dtype(config.model.dtype)
+    spec = dummy_spec(config.model.model)
+    if spec is not None:
+        _check_invariance(config)
+        return LoadedModel(_kept(config, dummy_model(spec, device.torch_device, dtype)), device, None)
+    files = open_files(config.model.model, cache, progress)
+    native = _load_native(config, device, files)
+    if native is not None:
+        return LoadedModel(native, device, files)
+    _check_invariance(config)
+    told = None if progress is None else lambda done, total: progress("load", done, total)
+    packs = _packs(config, device, files.spec)
+    network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told, packs)
+    return LoadedModel(_kept(config, network), device, files)
+
+
+def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_S) -> Sizing:
+    """How much cache the device holds beside the weights it holds already; how long steps are, on a GPU for `step_s`."""
+    spec = loaded.spec
+    pace = _pace(loaded.device, config, step_s)
+    bytes_per_value = bytes_per_kv_value(spec, CACHE_DTYPES[config.cache.kv] or loaded.network.cache_dtype)
+    memory = Memory(
+        free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
+        weight_bytes=loaded.weight_bytes,
+        workspace_bytes=_workspace_bytes(loaded.device, spec, config, batch_tokens(config, spec, pace)),
+        bytes_per_kv_value=bytes_per_value,
+        enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
+        kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
+    )
+    return size_engine(config, spec, memory, pace)
+
+
+def make_engine(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    sizing: Sizing,
+    on_step: Callable[[StepTime], None] | None = None,
+    *,
+    rehearses: bool = False,
+) -> Engine:
+    """An engine over a loaded model, on the monotonic clock; `on_step` is told what each step was and how long it took.
+
+    One that rehearses uses the time until there is something to compute.
+    """
+    if isinstance(loaded.network, Encoder):
+        raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
+    room = sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
+    cache_dtype = CACHE_DTYPES[config.cache.kv]
+    scheduler = make_scheduler(config, sizing)
+    if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
+        runner = CudaRunner(loaded.network, *room, cache_dtype)
+        if rehearses:
+            runner.rehearse()
+        return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step)
+    if isinstance(loaded.network, NativeDecoder):
+        return Engine(scheduler, NativeRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
+    return Engine(scheduler, ModelRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
+
+
+def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:
+    """On a CPU, unless a number type was asked for: packed weights and native steps where model and machine allow."""
+    can_cache = config.cache.kv in ("auto", "int8") and config.cache.block_size % TILE == 0
+    if not isinstance(device, CpuDevice) or not _is_plain(config) or not can_cache:
+        return None
+    return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads, config.model.invariant)
+
+
+def _check_invariance(config: EngineConfig) -> None:
+    if config.model.invariant:
+        raise ConfigError(
+            "--invariant is kept by native steps alone: quantized models of a plain architecture, on a CPU, with the library "
+            f"built, blocks of a multiple of {TILE} and neither --dtype nor --weights given; change that or leave it out"
+        )
+
+
+def _is_plain(config: EngineConfig) -> bool:
+    """Weights may be kept as the file has them."""
+    return config.model.dtype == "auto" and config.model.weights in ("auto", "packed")
+
+
+def _packs(config: EngineConfig, device: Device, spec: ModelSpec) -> bool:
+    """On a GPU, matrices of few bits save memory and are faster for one sequence, but slower for many at once."""
+    if device.torch_device.type != "cuda" or not _is_plain(config):
+        return False
+    return config.model.weights == "packed" or 2 * spec.num_parameters > device.free_bytes * MOST_FLOATS
+
+
+def _kept(config: EngineConfig, network: Decoder | Encoder) -> Decoder | Encoder:
+    """The network with its matrices as asked for."""
+    if config.model.weights == "fp8":
+        if not isinstance(network, Decoder):
+            raise ConfigError("--weights fp8 is for models that generate; leave it out for one that makes vectors")
+        quantize_fp8(network)
+    return network
+
+
+def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, bytes_per_value: float) -> int | None:
+    """On a CPU: a gibibyte, or one whole context if that is more."""
+    if device.torch_device.type != "cpu":
+        return None
+    max_context = config.model.max_context or spec.max_context
+    return max(GIB, max_context * spec.kv_bytes_per_token(bytes_per_value))
+
+
+def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
+    """What a quick look at the device's products gives, where the length of steps is ours to choose."""
+    if config.scheduler.max_batch_tokens is not None:
+        return None
+    if isinstance(device, CpuDevice):
+        return pace_of("cpu", product_rate(device.num_threads))
+    return pace_of("gpu", gpu_product_rate(device.torch_device), step_s)
+
+
+def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:
+    """On a GPU: activations of the widest step, scores of every sequence for each recorded batch size, and slack."""
+    if device.torch_device.type == "cpu":
+        return 0
+    widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
+    activations = num_tokens * (6 * widest + 12 * spec.hidden_size) * 2
+    scores = 8 * config.scheduler.max_sequences * spec.vocab_size * 4
+    return activations + scores + GIB

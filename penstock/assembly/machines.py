@@ -1,0 +1,211 @@
+"""Machines by the name of a model: where cores, runners and models are put together.
+
+`oracle:` and `scripted:` are models made of arithmetic and of a text; everything around a model can be tried with them.
+Options follow the colon: `oracle:step_ms=5,vocab=256`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock import preload as early
+from penstock.config import EngineConfig
+from penstock.console.progress import ProgressBar
+from penstock.core.batch import Batch
+from penstock.core.features import StepTime
+from penstock.engine.engine import Engine
+from penstock.engine.machine import Facts, Machine, Vector
+from penstock.engine.oracle import OracleRunner, mix
+from penstock.engine.process import OnPhase
+from penstock.engine.runner import Runner
+from penstock.engine.scripted import Done, ScriptedRunner
+from penstock.errors import ConfigError
+from penstock.sizing import Sizing, make_scheduler
+
+if TYPE_CHECKING:
+    from penstock.assembly.engine import LoadedModel
+
+BYTES = 256
+DEFAULT_BLOCKS = 4096
+DEFAULT_CONTEXT = 8192
+EMBEDDING_SIZE = 16
+SCRIPT = b"Water falls through the penstock, turns the wheel, and leaves as light. "
+Maker = Callable[[EngineConfig, OnPhase, Path | None], Machine]
+
+
+def make_engine(config: EngineConfig, on_phase: OnPhase, step_log: Path | None = None) -> Machine:
+    """The machine for a config: engine, facts, and what embeds, if the model does. Its steps are logged if asked."""
+    kind, colon, _ = config.model.model.partition(":")
+    return MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase, step_log)
+
+
+def is_arithmetic(model: str) -> bool:
+    """The model is one of those without weights or tokenizer."""
+    kind, colon, _ = model.partition(":")
+    return bool(colon and kind and kind in MAKERS)
+
+
+def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
+    options = _options(config.model.model, {"step_ms": 0.0, "vocab": BYTES, "drafts": 0})
+    sizing = _sizing(config)
+    runner = OracleRunner(
+        sizing.num_blocks, sizing.block_size, vocab_size=int(options["vocab"]), num_drafts=int(options["drafts"])
+    )
+    paced = Paced(runner, options["step_ms"] / 1000)
+    return _machine(config, sizing, paced, int(options["vocab"]), on_phase, step_log)
+
+
+def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
+    options = _options(config.model.model, {"step_ms": 0.0})
+    runner = ScriptedRunner(lambda _, position: SCRIPT[position % len(SCRIPT)])
+    return _machine(config, _sizing(config), Paced(runner, options["step_ms"] / 1000), BYTES, on_phase, step_log)
+
+
+def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
+    """Weights from files, on a device. Torch is imported here and nowhere before."""
+    early.begin()
+    from penstock.assembly.engine import load, make_engine, size
+
+    with ProgressBar() as progress:
+        loaded = load(config, progress=progress)
+    on_phase("load the model")
+    if not loaded.spec.generates:
+        return _encoder(config, loaded, on_phase)
+    sizing = size(config, loaded)
+    name = loaded.files.name if loaded.files is not None else config.model.model
+    depth = 2 if loaded.device.torch_device.type == "cuda" else 1
+    on_step = _step_writer(step_log, name, config, sizing, loaded.spec.vocab_size, depth)
+    engine = make_engine(config, loaded, sizing, on_step, rehearses=True)
+    on_phase("make room for the cache")
+    rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
+    if sizing.workspace_bytes:
+        rows.append(("workspace", sizing.workspace_bytes))
+    facts = Facts(
+        model=name,
+        max_context=sizing.max_context,
+        vocab_size=loaded.spec.vocab_size,
+        num_blocks=sizing.num_blocks,
+        block_size=sizing.block_size,
+        max_sequences=config.scheduler.max_sequences,
+        max_waiting=config.scheduler.max_waiting,
+        max_waiting_tokens=config.scheduler.max_waiting_tokens,
+        memory=tuple(rows),
+        max_batch_tokens=engine.scheduler.limits.max_batch_tokens,
+        device=str(loaded.device.torch_device),
+    )
+    return Machine(engine, facts)
+
+
+def _encoder(config: EngineConfig, loaded: "LoadedModel", on_phase: OnPhase) -> Machine:
+    """A model that makes vectors. Its engine has nothing to do: nothing is generated."""
+    from penstock.layers.encoder import Encoder
+    from penstock.runtime.eager.encoder import TextEncoder
+
+    if not isinstance(loaded.network, Encoder):
+        raise ConfigError(f"{config.model.model} neither generates text nor makes vectors")
+    encoder = TextEncoder(loaded.network)
+    idle = replace(_sizing(config), num_blocks=1, max_context=loaded.spec.max_context)
+    machine = _machine(config, idle, ScriptedRunner(), loaded.spec.vocab_size, on_phase)
+    facts = replace(
+        machine.facts,
+        model=loaded.files.name if loaded.files is not None else config.model.model,
+        memory=(("weights", loaded.weight_bytes),),
+        embedding_size=loaded.spec.hidden_size,
+        can_generate=False,
+    )
+    return Machine(machine.engine, facts, lambda prompts: tuple(map(tuple, encoder.encode(prompts).tolist())))
+
+
+MAKERS: dict[str, Maker] = {"": _real, "oracle": _oracle, "scripted": _scripted}
+
+
+class Paced:
+    """A runner whose steps take at least some time."""
+
+    def __init__(self, runner: Runner, step_s: float) -> None:
+        self._runner = runner
+        self._step_s = step_s
+
+    def launch(self, batch: Batch) -> Done:
+        end_s = time.monotonic() + self._step_s
+        output = self._runner.launch(batch).result()
+        left_s = end_s - time.monotonic()
+        if left_s > 0.0:
+            time.sleep(left_s)
+        return Done(output)
+
+
+def _machine(
+    config: EngineConfig,
+    sizing: Sizing,
+    runner: Runner,
+    vocab_size: int,
+    on_phase: OnPhase,
+    step_log: Path | None = None,
+) -> Machine:
+    on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
+    engine = Engine(make_scheduler(config, sizing), runner, time.monotonic, on_step=on_step)
+    on_phase("make the model")
+    facts = Facts(
+        model=config.model.model,
+        max_context=sizing.max_context,
+        vocab_size=vocab_size,
+        num_blocks=sizing.num_blocks,
+        block_size=sizing.block_size,
+        max_sequences=config.scheduler.max_sequences,
+        max_waiting=config.scheduler.max_waiting,
+        max_waiting_tokens=config.scheduler.max_waiting_tokens,
+        memory=(("KV cache", sizing.kv_bytes),),
+        embedding_size=EMBEDDING_SIZE,
+    )
+    return Machine(engine, facts, _embed)
+
+
+def _embed(prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
+    """Unit vectors that depend on every token."""
+    return tuple(_unit([mix(place, *prompt) / 2**63 - 1.0 for place in range(EMBEDDING_SIZE)]) for prompt in prompts)
+
+
+def _unit(numbers: list[float]) -> Vector:
+    length = sum(number * number for number in numbers) ** 0.5
+    return tuple(number / length for number in numbers)
+
+
+def _step_writer(
+    path: Path | None, model: str, config: EngineConfig, sizing: Sizing, vocab_size: int, depth: int = 1
+) -> Callable[[StepTime], None] | None:
+    if path is None:
+        return None
+    # Costs and simulator: a start without a log is spared them.
+    from penstock.measure.profiles import Measuring, step_writer
+
+    return step_writer(path, Measuring(model, config, sizing, vocab_size, depth))
+
+
+def _sizing(config: EngineConfig) -> Sizing:
+    block_size = config.cache.block_size
+    return Sizing(
+        num_blocks=config.cache.num_blocks or DEFAULT_BLOCKS,
+        block_size=block_size,
+        block_bytes=8 * block_size,
+        max_context=config.model.max_context or DEFAULT_CONTEXT,
+        weight_bytes=0,
+        workspace_bytes=0,
+        free_bytes=0,
+    )
+
+
+def _options(model: str, known: dict[str, float]) -> dict[str, float]:
+    kind, _, text = model.partition(":")
+    options = dict(known)
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in known:
+            raise ConfigError(f"{kind}: has no option {name}; choose among {', '.join(known)}")
+        try:
+            options[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"{kind}:{name} is {value!r}; give a number") from None
+    return options

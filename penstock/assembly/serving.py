@@ -1,0 +1,227 @@
+"""A server from its start to its end: socket, engine, signals, banner, exit status."""
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import uvicorn
+
+from penstock.assembly.banner import banner
+from penstock.config import EngineConfig, ServerConfig
+from penstock.engine.client import EngineClient
+from penstock.engine.spawn import Spawned
+from penstock.errors import ConfigError
+from penstock.server.app import make_app
+from penstock.server.front import Front
+from penstock.server.http.connection import Connection
+from penstock.server.http.record import Recorder
+from penstock.server.http.trace import Tracer
+from penstock.server.text import Text
+
+KEEP_ALIVE_S = 75
+BACKLOG = 1024
+DROPPED_STATUS = 1
+SEND_BYTES = 64 << 10
+"""What the system may hold for a client that does not read; connections inherit it."""
+LINGER_S = 0.5
+"""Time connections get to read their last words."""
+
+
+def serve(
+    engine: EngineConfig,
+    server: ServerConfig,
+    command: list[str],
+    text: Callable[[], Text],
+    spawned: Spawned | None = None,
+) -> int:
+    """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
+    import uvloop
+
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # every client is an open file
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
+        start_s = time.monotonic() if spawned is None else spawned.start_s
+        return runner.run(Serving(client, server, text, start_s).run())
+
+
+class Serving:
+    """One run of the server, from binding its socket to giving it back."""
+
+    def __init__(self, client: EngineClient, server: ServerConfig, text: Callable[[], Text], start_s: float) -> None:
+        self._config = server
+        self._open_text = text
+        self._start_s = start_s
+        self._phases: list[tuple[str, float]] = []
+        self._client = client
+        self._client.on_phase = self._on_phase
+        self._front = Front(self._client, server, _version())
+        self._first_signal: signal.Signals | None = None
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+
+    async def run(self) -> int:
+        if self._config.record is not None:
+            self._front.meters.recorder = Recorder(self._config.record, self._start_s)
+        if self._config.otlp_endpoint is not None:
+            self._front.tracer = Tracer(self._config.otlp_endpoint, self._front.version)
+        listener = _bind(self._config.host, self._config.port)
+        http = _HttpServer(make_app(self._front))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        supervisor = asyncio.create_task(self._client.run())
+        sweeper = asyncio.create_task(self._front.calls.watch())
+        listening = asyncio.create_task(http.serve(sockets=[listener]))
+        try:
+            is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
+            await _first(supervisor, asyncio.create_task(self._stopping.wait()))
+            if supervisor.done():
+                await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
+                supervisor.result()
+            if not is_ready and self._first_signal == signal.SIGINT:
+                raise KeyboardInterrupt
+            return await self._stop()
+        finally:
+            sweeper.cancel()
+            http.should_exit = True
+            await self._client.stop()
+            await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
+            if self._front.tracer is not None:
+                self._front.tracer.close()
+
+    async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> bool:
+        """Load words and weights at the same time; whatever fails first is what is told. False if a signal came first."""
+        words = asyncio.ensure_future(_on_thread(self._open_text))
+        stopping = asyncio.create_task(self._stopping.wait())
+        ready = asyncio.create_task(self._client.ready.wait())
+        try:
+            for awaited in (words, ready):
+                await _first(supervisor, awaited, stopping)
+                if supervisor.done():
+                    supervisor.result()
+                if stopping.done():
+                    return False
+                if awaited.done():
+                    awaited.result()
+            self._front.text = words.result()
+            gc.freeze()  # what is here now stays: later collections need not look at it
+            if self._client.facts is not None:
+                seconds = time.monotonic() - self._start_s
+                print(banner(self._client.facts, self._config, port, self._phases, seconds), flush=True)
+            return True
+        finally:
+            for task in (stopping, ready):
+                task.cancel()
+
+    def _on_phase(self, name: str, seconds: float) -> None:
+        self._phases.append((name, seconds))
+        if sys.stderr.isatty():
+            print(f"penstock: {name}: {seconds:.1f} s", file=sys.stderr)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._first_signal is None:
+            self._first_signal = number
+            self._stopping.set()
+        else:
+            self._hurrying.set()
+
+    async def _stop(self) -> int:
+        """Let answers in progress end; a second signal, or the end of our patience, cuts them off."""
+        front = self._front
+        num_open = front.admission.num_open
+        if num_open:
+            answers = "1 answer" if num_open == 1 else f"{num_open} answers"
+            print(f"penstock: finishing {answers}; once more to cut short", file=sys.stderr)
+        drain = asyncio.create_task(front.drain(self._config.drain_s))
+        hurry = asyncio.create_task(self._hurrying.wait())
+        await _first(drain, hurry)
+        drain.cancel()
+        hurry.cancel()
+        num_dropped = front.admission.num_open
+        if num_dropped:
+            print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
+            await self._client.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while front.admission.num_open:
+                        await asyncio.sleep(0.01)
+        return DROPPED_STATUS if num_dropped else 0
+
+
+class _HttpServer(uvicorn.Server):
+    """Signals are ours to handle, and connections end when we say so."""
+
+    def __init__(self, app: Any) -> None:
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="error",
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+            backlog=BACKLOG,
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    return listener
+
+
+def _on_thread(function: Callable[[], Text]) -> "asyncio.Future[Text]":
+    """On a thread that does not keep the process from ending, as those of an executor would."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Text] = loop.create_future()
+
+    def tell(outcome: Callable[[], None]) -> None:
+        if not done.done():
+            outcome()
+
+    def work() -> None:
+        try:
+            text = function()
+            loop.call_soon_threadsafe(tell, lambda: done.set_result(text))
+        except Exception as error:
+            fault = error
+            loop.call_soon_threadsafe(tell, lambda: done.set_exception(fault))
+
+    threading.Thread(target=work, name="words", daemon=True).start()
+    return done
+
+
+async def _first(*tasks: "asyncio.Future[Any]") -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _version() -> str:
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "0.1.0"

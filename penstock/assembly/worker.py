@@ -1,0 +1,46 @@
+"""The engine's process: `python -m penstock.assembly.worker [FLAGS] FOLDER`, its config as JSON on stdin. Not for people.
+
+--model=NAME       what the config is going to ask for: what it needs is imported before that comes
+--step-log=FILE    a line a step goes there
+"""
+
+import gc
+import shutil
+import signal
+import sys
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from penstock.assembly.machines import is_arithmetic, make_engine
+from penstock.engine.process import run_engine
+from penstock.engine.wire import decode_config
+
+MODEL = "--model="
+STEP_LOG = "--step-log="
+
+
+def main() -> int:
+    start_s = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupt ends us
+    *flags, folder = sys.argv[1:]
+    model = _value(flags, MODEL)
+    if model is not None and not is_arithmetic(model):
+        gc.disable()  # `run_engine` enables it when the engine is made
+        import_module("penstock.assembly.engine")  # torch: most of a start
+    setup = sys.stdin.buffer.readline()
+    if not setup:  # whoever began this process is gone
+        shutil.rmtree(folder, ignore_errors=True)
+        return 0
+    step_log = _value(flags, STEP_LOG)
+    make = partial(make_engine, decode_config(setup), step_log=None if step_log is None else Path(step_log))
+    return run_engine(make, Path(folder), start_s)
+
+
+def _value(flags: list[str], name: str) -> str | None:
+    return next((flag.removeprefix(name) for flag in flags if flag.startswith(name)), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`penstock bench` and its subcommands. The benchmark itself is `penstock.bench`."""

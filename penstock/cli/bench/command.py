@@ -1,0 +1,157 @@
+"""`penstock bench`: load any OpenAI-compatible server and tell how it did, or why it cannot be told.
+
+Puts the parts of `penstock.bench` together; they are imported when the command runs.
+"""
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.bench.config import Config, parse_slo
+from penstock.console.output import check_writable, write_file
+
+if TYPE_CHECKING:
+    from penstock.bench.client.http import Client
+    from penstock.bench.load import Shape
+    from penstock.cli.bench.progress import LiveProgress
+
+FAULT_STATUS = 1
+INTERRUPTED_STATUS = 130
+
+
+def run(config: Config) -> int:
+    import asyncio
+
+    import uvloop
+
+    from penstock.cli.bench.progress import LiveProgress
+
+    check_writable(None if str(config.json) == "-" else config.json, config.html)
+    _allow_connections()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, LiveProgress() as progress:
+        try:
+            report = runner.run(_bench(config, progress))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+    return _tell(config, report)
+
+
+def _allow_connections() -> None:
+    """As many open files as the system lets us have: running out of them would look like a failing server."""
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _bench(config: Config, progress: "LiveProgress") -> dict[str, Any]:
+    """SIGTERM ends it as Ctrl-C does: what was measured so far is told."""
+    import asyncio
+    import signal
+
+    from penstock.bench.client.http import Client, address_of
+
+    key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
+    client = Client(address_of(config.url), key, verify=config.verify_tls)
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await _measure(config, client, progress)
+    finally:
+        client.close()
+        await asyncio.sleep(0)  # the loop closes them on its next turn
+
+
+async def _measure(config: Config, client: "Client", progress: "LiveProgress") -> dict[str, Any]:
+    import secrets
+
+    from penstock.bench.client.target import find_target
+    from penstock.bench.machine import describe
+    from penstock.bench.report.report import report_of
+    from penstock.bench.session import Goal, Session
+    from penstock.cli.bench.traffic import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
+
+    load = config.load
+    trace = open_trace(config)
+    nonce = config.words.nonce or secrets.token_hex(8)
+    progress.say("asking the server what it is")
+    target = await find_target(client, config.model, config.endpoint, nonce)
+    goal = Goal(parse_slo(config.target.slo), config.target.attainment)
+    session = Session(client, target, _shape(config), goal, plan_maker(config, trace), progress.show)
+    if load.warm_up:
+        await session.warm_up(warm_up_plan(config, session))
+    knee = None
+    if config.target.find_knee:
+        knee, runs = await session.find_knee(load.rate, trial_s(config))
+    else:
+        runs = []
+        while len(runs) < load.repeats and not any(run.figures.is_interrupted or run.is_in_vain for run in runs):
+            runs.append(await session.measure(f"run {len(runs) + 1}", load.rate))
+    return report_of(
+        runs,
+        target=target,
+        url=client.address.url,
+        asked=_asked(config, nonce),
+        load=load_words(config, trace),
+        workload=workload_of(config, trace),
+        client=describe(),
+        knee=knee,
+        with_rows=config.rows,
+    )
+
+
+def _shape(config: Config) -> "Shape":
+    from penstock.bench.load import Shape
+
+    load = config.load
+    return Shape(
+        users=config.num_users,
+        duration_s=None if config.target.find_knee else load.duration_s,  # a trial has as many requests as come in it
+        variation={"poisson": 1.0, "constant": 0.0, "gamma": load.burstiness or 2.0}[load.arrivals],
+        timeout_s=load.timeout_s,
+        stops=load.stop_saturated,
+    )
+
+
+def _asked(config: Config, nonce: str) -> dict[str, Any]:
+    """The config as JSON holds it, without the key."""
+    asked = asdict(config)
+    asked["api_key"] = "given" if config.api_key else ""
+    asked["words"]["nonce"] = nonce
+    for table in (asked, asked["recording"]):
+        for name, value in table.items():
+            if isinstance(value, Path):
+                table[name] = str(value)
+    return asked
+
+
+def _tell(config: Config, report: dict[str, Any]) -> int:
+    """Files first, so that nothing that goes wrong on a screen loses a measurement."""
+    from penstock.bench.report.page import page_of
+    from penstock.cli.bench.report import print_report
+    from penstock.console.show import print_json
+
+    if config.json is not None and str(config.json) != "-":
+        write_file(config.json, _json_text(report))
+    if config.html is not None:
+        write_file(config.html, page_of([report]))
+    if config.json is not None and str(config.json) == "-":
+        print_json(report)
+    else:
+        print_report(report)
+    if report["is_partial"]:
+        return INTERRUPTED_STATUS
+    if report["verdict"] != "valid":
+        print(f"penstock: {report['verdict']}: the figures say nothing of the server", file=sys.stderr)
+        return FAULT_STATUS
+    return 0
+
+
+def _json_text(report: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"

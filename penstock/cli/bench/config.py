@@ -1,0 +1,188 @@
+"""The flags of `penstock bench`."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.metrics.summary import Slo
+
+DEFAULT_USERS = 8
+TARGETS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
+UNITS = {"ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """When requests come."""
+
+    concurrency: int | None = None
+    """Closed loop: this many users, each asking again once answered (8 where neither rate nor trace is given)"""
+    rate: float | None = None
+    """Open loop: requests a second, however the server does; where a search for the knee begins"""
+    arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
+    """Gaps between arrivals: of independent users, even, or in bursts"""
+    burstiness: float | None = None
+    """With gamma arrivals: spread of the gaps over their mean; 1 is poisson, 2 comes in bursts"""
+    ramp_to: float | None = None
+    """The rate grows, or falls, evenly to this one"""
+    num_requests: int | None = None
+    """How many to send (default: 100, or all of a trace); with --turns, how many conversations"""
+    duration_s: float | None = None
+    """Send nothing after this many seconds; of a search for the knee, how long a trial takes (30)"""
+    warm_up: int = 8
+    """Requests sent before, and not counted"""
+    repeats: int = 1
+    """Runs, each with words of its own; two or more give confidence intervals"""
+    timeout_s: float = 600.0
+    """Seconds after which a request counts as failed"""
+    stop_saturated: bool = True
+    """End a run whose queue grows without end, or whose server is gone"""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "num_requests", "repeats"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 1_000_000:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}; choose 1 to 1,000,000")
+        if not 0 <= self.warm_up <= 100_000:
+            raise ConfigError(f"--warm-up is {self.warm_up}; choose 0 to 100,000")
+        for name, value in (("duration-s", self.duration_s), ("timeout-s", self.timeout_s)):
+            if value is not None and not 0.0 < value <= 1e6:
+                raise ConfigError(f"--{name} is {value}; choose seconds above 0")
+        if self.burstiness is not None and self.arrivals != "gamma":
+            raise ConfigError("--burstiness is the spread of gamma arrivals; add --arrivals gamma")
+        if self.ramp_to is not None and (self.rate is None or self.arrivals != "poisson"):
+            raise ConfigError("--ramp-to needs --rate to begin from, and poisson arrivals")
+        if self.concurrency is not None and self.rate is not None:
+            raise ConfigError("--concurrency and --rate exclude each other: users wait for answers, a rate does not")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Replay of a trace."""
+
+    trace: Path | None = None
+    """Send what a file recorded: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
+    trace_speed: float = 1.0
+    """Times the rate of the trace"""
+    trace_from_s: float = 0.0
+    """Seconds of the trace to skip"""
+    trace_to_s: float | None = None
+    """Second of the trace to end at"""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is asked."""
+
+    prompts: str = "sharegpt-prompts"
+    """Prompt tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
+    answers: str = "sharegpt-answers"
+    """Answer tokens, written likewise, or sharegpt-answers"""
+    shared_prefix: int = 0
+    """Tokens that prompts begin with in common, before those of their own"""
+    num_prefixes: int = 1
+    """How many such beginnings there are"""
+    turns: int = 1
+    """Turns of a conversation, each with all before it as its history"""
+    think_s: float = 0.0
+    """Seconds between an answer and the next turn"""
+    seed: int = 0
+    """The same seed gives the same arrivals and lengths"""
+    nonce: str = ""
+    """Words are drawn from it; by default a new one every time, so that no cache knows them"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.turns <= 1000:
+            raise ConfigError(f"--turns is {self.turns}; choose 1 to 1000")
+        if not 0.0 <= self.think_s <= 1e6:
+            raise ConfigError(f"--think-s is {self.think_s}; choose 0 or more seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What counts as good."""
+
+    slo: str = "ttft<500ms,tpot<50ms"
+    """Targets of a good request: ttft, tpot and e2e, in ms or s"""
+    find_knee: bool = False
+    """Search the highest rate at which the targets hold, by bisection"""
+    attainment: float = 0.95
+    """Share of requests that must meet the targets for a rate to hold"""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.attainment <= 1.0:
+            raise ConfigError(f"--attainment is {self.attainment}; choose above 0, up to 1")
+        parse_slo(self.slo)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Load any OpenAI-compatible server and tell how it did.
+
+    Latencies count from when a request was due, prompts are new to every cache, lengths are checked against the server's own
+    count, failures stand apart; and where the figures are not the server's, it says so instead.
+    """
+
+    url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
+    """Address of the server"""
+    model: str = ""
+    """Model to ask (default: the first it lists)"""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """Which of its routes to use"""
+    api_key: str = ""
+    """Key the server asks for (default: PENSTOCK_API_KEY or OPENAI_API_KEY)"""
+    verify_tls: bool = True
+    """Check the server's certificate"""
+    json: Path | None = None
+    """Write everything as JSON to this file; - is standard output"""
+    rows: bool = False
+    """Put every request into the JSON, too"""
+    html: Path | None = None
+    """Write a page with plots"""
+    load: Load = field(default_factory=Load)
+    recording: Recording = field(default_factory=Recording)
+    words: Words = field(default_factory=Words)
+    target: Target = field(default_factory=Target)
+
+    def __post_init__(self) -> None:
+        load = self.load
+        if self.recording.trace is not None and (load.concurrency is not None or load.rate is not None):
+            raise ConfigError(
+                "--trace has times of its own; leave --rate and --concurrency, or scale it with --trace-speed"
+            )
+        if self.recording.trace is not None and self.words.turns > 1:
+            raise ConfigError("--trace has requests of its own; leave --turns")
+        if self.words.turns > 1 and self.endpoint != "chat":
+            raise ConfigError("--turns needs --endpoint chat: a completion has no history")
+        if self.target.find_knee and (self.recording.trace is not None or load.concurrency is not None or load.ramp_to):
+            raise ConfigError("--find-knee searches a rate; leave --trace, --concurrency and --ramp-to")
+        if self.target.find_knee and load.repeats > 1:
+            raise ConfigError("--find-knee tries many rates once; repeat one of them with --rate and --repeats")
+
+    @property
+    def num_users(self) -> int | None:
+        """None where requests have times of their own."""
+        load = self.load
+        if load.rate is not None or self.recording.trace is not None or self.target.find_knee:
+            return None
+        return load.concurrency or DEFAULT_USERS
+
+
+def parse_slo(text: str) -> Slo:
+    """Read `ttft<500ms,tpot<0.05s`."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, sign, value = (one.strip() for one in part.lower().partition("<"))
+        unit = "ms" if value.endswith("ms") else "s"
+        try:
+            seconds = float(value.removesuffix(unit)) * UNITS[unit]
+        except ValueError:
+            seconds = math.nan
+        if not sign or name not in TARGETS or not (value.endswith(unit) and seconds > 0.0) or TARGETS[name] in found:
+            raise ConfigError(
+                f"cannot read {part.strip()!r} in --slo; write ttft<500ms,tpot<50ms,e2e<10s or some of these"
+            )
+        found[TARGETS[name]] = seconds
+    return Slo(**found)

@@ -1,0 +1,81 @@
+"""`penstock bench latency`: how long a batch of equal requests takes, over and over."""
+
+import secrets
+from dataclasses import asdict, dataclass, field
+
+from penstock.cli.generate import ModelByFlag
+from penstock.cli.loading import open_llm
+from penstock.config import CacheConfig, EngineConfig, SchedulerConfig
+from penstock.console.amounts import counted
+from penstock.console.show import print_json
+from penstock.errors import ConfigError
+from penstock.workload.arrivals import AtOnce
+from penstock.workload.lengths import Fixed
+from penstock.workload.workload import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is computed."""
+
+    batch: int = 1
+    """Requests at once"""
+    prompt: int = 128
+    """Prompt tokens of each"""
+    answer: int = 64
+    """Answer tokens of each"""
+    repeats: int = 5
+    """Runs that count; one more comes before them"""
+
+    def __post_init__(self) -> None:
+        for name, most in (("batch", 100_000), ("prompt", 10_000_000), ("answer", 10_000_000), ("repeats", 10_000)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"--{name} is {getattr(self, name)}; choose 1 to {most:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell how long a batch of equal requests takes, without a server.
+
+    Every run has tokens of its own, so that no prefix cache shortens it.
+    """
+
+    json: bool = False
+    """Print JSON for machines"""
+    load: Batch = field(default_factory=Batch)
+    model: ModelByFlag = field(default_factory=ModelByFlag)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+def run(config: Config) -> int:
+    from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
+
+    load = config.load
+    with open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm:
+        recipe = Recipe(AtOnce(), Fixed(load.prompt), Fixed(load.answer), load.batch, vocab_size=llm.spec.vocab_size)
+
+        def run_once(name: str) -> OfflineRun:
+            return run_offline(llm, recipe.make_fresh(0, secrets.token_hex(8)).requests, name)
+
+        run_once("warming up")
+        runs = repeat_offline(load.repeats, run_once)
+    status = INTERRUPTED_STATUS if len(runs) < load.repeats else 0
+    figures = {
+        "batch, ms": [1e3 * one.summary.duration_s for one in runs],
+        "first token (TTFT p50), ms": [1e3 * one.summary.ttft.p50 for one in runs],
+        "all first tokens, ms": [1e3 * one.prefill_s for one in runs],
+    }
+    if load.answer > 1:  # an answer of one token has no token after it
+        figures["a token after (TPOT p50), ms"] = [1e3 * one.summary.tpot.p50 for one in runs]
+        figures["slowest gap (ITL max), ms"] = [1e3 * one.summary.itl.max for one in runs]
+    figures |= {
+        "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
+    }
+    if config.json:
+        print_json({"batch": asdict(load), "model": config.model.model, "figures": figures})
+        return status
+    what = f"{counted(load.batch, 'request')} of {counted(load.prompt, 'prompt token')} and {load.answer:,} to generate"
+    print(f"{what}, {counted(len(runs), 'run')}\n")
+    print_intervals(figures)
+    return status

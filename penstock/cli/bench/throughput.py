@@ -1,0 +1,113 @@
+"""`penstock bench throughput`: how many tokens a second the engine makes when it has all the work it could wish for."""
+
+import secrets
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.generate import ModelByFlag
+from penstock.cli.loading import open_llm
+from penstock.config import CacheConfig, EngineConfig, SchedulerConfig
+from penstock.console.amounts import counted
+from penstock.console.show import print_json
+from penstock.errors import ConfigError
+from penstock.workload import lengths
+from penstock.workload.arrivals import AtOnce
+from penstock.workload.workload import Recipe, SharedPrefix
+
+if TYPE_CHECKING:
+    from penstock.cli.bench.offline import OfflineRun
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineLoad:
+    """What is computed."""
+
+    num_requests: int = 64
+    """Requests, all handed over at once"""
+    prompts: str = "256"
+    """Prompt tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
+    answers: str = "64"
+    """Answer tokens, written likewise, or sharegpt-answers"""
+    shared_prefix: int = 0
+    """Tokens that all prompts begin with, before those of their own"""
+    repeats: int = 3
+    """Runs, each with tokens of its own"""
+    warm_up: bool = True
+    """Compute a few short requests before, uncounted"""
+    seed: int = 0
+    """The same seed gives the same lengths"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.repeats <= 1000:
+            raise ConfigError(f"--repeats is {self.repeats}; choose 1 to 1000")
+        if not 1 <= self.num_requests <= 1_000_000:
+            raise ConfigError(f"--num-requests is {self.num_requests}; choose 1 to 1,000,000")
+        if not 0 <= self.shared_prefix <= 10_000_000:
+            raise ConfigError(f"--shared-prefix is {self.shared_prefix}; choose 0 or more tokens")
+        for written in (self.prompts, self.answers):
+            lengths.parse(written)  # a wrong one is told before a model is loaded
+
+    def recipe(self, vocab_size: int) -> Recipe:
+        prefix = SharedPrefix(self.shared_prefix) if self.shared_prefix else None
+        return Recipe(
+            AtOnce(), lengths.parse(self.prompts), lengths.parse(self.answers), self.num_requests, prefix, vocab_size
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell how many tokens a second the engine makes, without a server.
+
+    All requests are handed over at once; answers are as long as asked. Every run has tokens of its own, so that the prefix
+    cache gives only what the requests of one run share.
+    """
+
+    json: bool = False
+    """Print JSON for machines"""
+    load: OfflineLoad = field(default_factory=OfflineLoad)
+    model: ModelByFlag = field(default_factory=ModelByFlag)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+def run(config: Config) -> int:
+    from penstock.cli.bench.offline import INTERRUPTED_STATUS, print_intervals, repeat_offline, run_offline
+
+    load = config.load
+    with open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm:
+        recipe = load.recipe(llm.spec.vocab_size)
+        if load.warm_up:
+            warm = Recipe(AtOnce(), lengths.Fixed(16), lengths.Fixed(4), 4, vocab_size=llm.spec.vocab_size)
+            run_offline(llm, warm.make(secrets.randbits(32)).requests, "warming up")
+        runs = repeat_offline(
+            load.repeats,
+            lambda name: run_offline(llm, recipe.make_fresh(load.seed, secrets.token_hex(8)).requests, name),
+        )
+    status = INTERRUPTED_STATUS if len(runs) < load.repeats else 0
+    figures = {
+        "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
+        "prompt tokens/s": [one.prompt_tokens_per_s for one in runs],
+        "total tokens/s": [one.total_tokens_per_s for one in runs],
+        "requests/s": [one.summary.requests_per_s for one in runs],
+        "duration, s": [one.summary.duration_s for one in runs],
+        "prompt tokens cached, %": [_cached_percent(one) for one in runs],
+    }
+    if config.json:
+        print_json({"asked": _jsonable(asdict(config)), "figures": figures, "runs": [asdict(one) for one in runs]})
+        return status
+    first = runs[0].summary
+    print(f"{counted(load.num_requests, 'request')} at once, {first.num_prompt_tokens:,} prompt tokens,", end=" ")
+    print(f"{first.num_output_tokens:,} generated\n")
+    print_intervals(figures)
+    return status
+
+
+def _cached_percent(one: "OfflineRun") -> float:
+    return 100.0 * one.summary.num_cached_tokens / max(one.summary.num_prompt_tokens, 1)
+
+
+def _jsonable(value: Any) -> Any:
+    """Paths as text."""
+    if isinstance(value, dict):
+        return {name: _jsonable(inner) for name, inner in value.items()}
+    return value if isinstance(value, bool | int | float | list | tuple | None) else str(value)

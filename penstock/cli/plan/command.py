@@ -1,0 +1,220 @@
+"""`penstock plan`: what to buy and how to launch it, searched on the simulator, ending in a command.
+
+Puts the parts of `penstock.planner` together; they are imported when the command runs.
+"""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.plan.config import MEASURED, Config, Goal, Load
+from penstock.cost.hardware import Hardware
+from penstock.cost.precision import KvFormat, WeightFormat
+from penstock.errors import ConfigError
+from penstock.sizing import MAX_BATCH_TOKENS
+
+if TYPE_CHECKING:
+    from penstock.cli.plan.model import Described
+    from penstock.planner.demand import Demand, Target
+    from penstock.planner.search import Plan, Search
+    from penstock.planner.space import Found, Rejected
+
+
+def run(config: Config) -> int:
+    from penstock.cli.plan.data import plan_data
+    from penstock.cli.plan.model import describe
+    from penstock.cli.plan.report import print_plan
+    from penstock.console.output import check_writable
+    from penstock.console.show import print_json
+
+    check_writable(config.emit)
+    start_s = time.monotonic()
+    described = describe(config.model)
+    demand, progress = demand_of(config.load), Progress()
+    search = search_of(config, progress)
+    with progress:
+        found, rejected = explore(config, described, demand, search)
+        plan = search.plan(found, rejected, demand)
+    data = plan_data(config, described, search, plan, progress.num_runs, time.monotonic() - start_s)
+    if config.emit is not None:
+        emit(config, described, plan, data)
+    if config.json:
+        print_json(data)
+    else:
+        print_plan(data)
+    return 0 if plan.chosen is not None and plan.chosen.num_replicas else 1
+
+
+def demand_of(load: Load) -> "Demand":
+    from penstock.planner.demand import KINDS, Demand
+    from penstock.workload import lengths
+    from penstock.workload.trace_files import read
+    from penstock.workload.workload import Conversation
+
+    kind = KINDS[load.workload]
+    return Demand(
+        rate=load.rate,
+        prompts=lengths.parse(load.prompts or kind.prompts),
+        answers=lengths.parse(load.answers or kind.answers),
+        shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
+        variation=load.burstiness,
+        trace=None if load.trace is None else read(load.trace),
+        seed=load.seed,
+        conversation=None if load.turns == 1 else Conversation(load.turns, load.think_s),
+    )
+
+
+def target_of(goal: Goal) -> "Target":
+    from penstock.cli.bench.config import parse_slo
+    from penstock.planner.demand import Target
+
+    return Target(parse_slo(goal.slo), goal.attainment)
+
+
+def search_of(config: Config, progress: "Progress") -> "Search":
+    from penstock.cli.plan.launch import gaps_of
+    from penstock.measure.this_machine import find_hardware
+    from penstock.planner.search import Search
+    from penstock.planner.space import Wishes
+
+    space = config.space
+    if space.profile is not None:
+        hardware: tuple[Hardware, ...] = (_measured_hardware(space.profile),)
+    else:
+        hardware = tuple(dict.fromkeys(find_hardware(name) for name in _listed("--hardware", space.hardware)))
+    wishes = Wishes(
+        hardware=hardware,
+        weights=_formats("--weights", space.weights, WeightFormat),
+        kv=_formats("--kv", space.kv, KvFormat),
+        max_devices=space.max_devices,
+        max_context=space.max_context,
+    )
+    prices = {one.name: one.price_per_hour for one in hardware if one.price_per_hour is not None}
+    for name, price in _prices(space.price):
+        prices[MEASURED if name == MEASURED else find_hardware(name).name] = price
+    return Search(target_of(config.goal), wishes, prices, config.money, gaps_of, progress.show)
+
+
+def _measured_hardware(path: Path) -> Hardware:
+    """The machine of a profile, as far as names go: memory and times come from the profile itself."""
+    from penstock.cost.hardware import find
+    from penstock.measure.profiles import open_profile
+
+    is_gpu = bool(open_profile(path).machine.get("gpus"))
+    return replace(find("h100-sxm" if is_gpu else "cloud-2core"), name=MEASURED, price_per_hour=None, measured=None)
+
+
+def explore(
+    config: Config, described: "Described", demand: "Demand", search: "Search"
+) -> tuple[list["Found"], list["Rejected"]]:
+    """Candidates that fit: by arithmetic, or the one engine that was measured."""
+    from penstock.planner import space
+
+    if config.space.profile is not None:
+        return [profiled(config, described, demand, search)], []
+    wishes = search.wishes
+    if described.file_bytes is None:
+        return space.explore(described.spec, wishes, demand, search.target.slo)
+    return space.explore_file(described.spec, described.file_bytes, wishes, demand, search.target.slo)
+
+
+def profiled(config: Config, described: "Described", demand: "Demand", search: "Search") -> "Found":
+    from penstock.cost.layout import SINGLE
+    from penstock.cost.measured import Measured
+    from penstock.cost.precision import Precision
+    from penstock.measure.profiles import open_profile, sizing_of
+    from penstock.planner.candidate import Candidate, MeasuredEngine
+    from penstock.planner.space import Found
+    from penstock.planner.steady import bound
+
+    if config.space.profile is None:
+        raise ConfigError("no profile was given; name one with --profile")
+    profile = open_profile(config.space.profile)
+    if profile.vocab_size != described.spec.vocab_size:
+        raise ConfigError(f"the profile is of {profile.model}, another model than {config.model}; give its own")
+    asked = profile.config.get("scheduler", {})
+    candidate = Candidate(
+        described.spec,
+        search.wishes.hardware[0],
+        SINGLE,
+        "file",
+        "bf16",
+        Precision(),
+        max_sequences=int(asked.get("max_sequences", 256)),
+        max_batch_tokens=int(asked.get("max_batch_tokens") or profile.sizing.get("max_batch_tokens", MAX_BATCH_TOKENS)),
+        max_context=config.space.max_context,
+    )
+    engine = MeasuredEngine(Measured(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)
+    candidate = replace(candidate, measured=engine)
+    return Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.mean_repeated))
+
+
+def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, Any]) -> None:
+    import json
+
+    from penstock.cli.plan.launch import config_text
+    from penstock.console.output import write_file
+
+    path = config.emit
+    if path is None or plan.chosen is None:
+        return
+    write_file(path, config_text(plan.chosen, config.model, described.source, str(path), config.space.profile))
+    write_file(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+class Progress:
+    """A line on a terminal that says what is being simulated."""
+
+    def __init__(self) -> None:
+        self.num_runs = 0
+        self._status: Any = None
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("sizing")
+            self._status.__enter__()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        if self._status is not None:
+            self._status.__exit__(None, None, None)
+
+    def show(self, words: str) -> None:
+        self.num_runs += 1
+        if self._status is not None:
+            self._status.update(f"simulating {words}; {self.num_runs} runs so far")
+
+
+def _listed(flag: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"{flag} is empty; name at least one")
+    return names
+
+
+def _formats(flag: str, text: str, known: Any) -> tuple[str, ...]:
+    from typing import get_args
+
+    names = [name.lower() for name in _listed(flag, text)]
+    for name in names:
+        if name not in get_args(known):
+            raise ConfigError(f"{flag} takes {', '.join(get_args(known))}, with commas between, not {name!r}")
+    return tuple(dict.fromkeys(names))
+
+
+def _prices(texts: tuple[str, ...]) -> list[tuple[str, float]]:
+    found = []
+    for text in (part for whole in texts for part in whole.split(",") if part.strip()):
+        name, sign, amount = text.partition("=")
+        try:
+            price = float(amount)
+        except ValueError:
+            price = -1.0
+        if not sign or not 0.0 <= price < 1e6:
+            raise ConfigError(f"--price takes DEVICE=DOLLARS, such as h100=2.5, not {text.strip()!r}")
+        found.append((name, price))
+    return found

@@ -1,0 +1,106 @@
+"""The flags of `penstock plan`."""
+
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import ConfigError
+from penstock.planner.money import Assumptions
+
+MEASURED = "this-machine"
+KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked."""
+
+    workload: KindName = "chat"
+    """A usual way of using a model, which gives lengths of prompts and answers"""
+    rate: float = 8.0
+    """Requests a second, over the whole fleet"""
+    prompts: str = ""
+    """Prompt tokens instead of the workload's: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH"""
+    answers: str = ""
+    """Answer tokens instead of the workload's, written likewise"""
+    shared_prefix: int | None = None
+    """Tokens that all prompts begin with, before those of their own (default: the workload's)"""
+    turns: int = 1
+    """Turns of a conversation, each with all before it as its history; the rate stays that of requests"""
+    think_s: float = 0.0
+    """Seconds between an answer and the next turn"""
+    burstiness: float = 1.0
+    """Spread of the gaps between arrivals: 1 as of independent users, more in bursts"""
+    trace: Path | None = None
+    """Recorded requests instead: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
+    seed: int = 0
+    """The same seed gives the same load"""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When it is good enough."""
+
+    slo: str = "ttft<500ms,tpot<50ms"
+    """Targets of a good request: ttft, tpot and e2e, in ms or s"""
+    attainment: float = 0.95
+    """Share of requests that must meet them all"""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be considered."""
+
+    hardware: str = "h100-sxm"
+    """Devices to choose from, with commas between: h100,h200,l40s, or this-machine"""
+    price: tuple[str, ...] = ()
+    """Dollars an hour of a device: h100=2.5, this-machine=0.1 (otherwise list prices, where there are some)"""
+    weights: str = "bf16,fp8"
+    """Number formats of weights to consider: bf16, fp16, fp32, fp8, int8, int4"""
+    kv: str = "bf16,fp8"
+    """Number formats of cached keys and values to consider: bf16, fp16, fp32, fp8, int8"""
+    max_devices: int = 8
+    """Most devices that one replica may take"""
+    max_context: int | None = None
+    """Longest prompt plus answer, in tokens (default: the model's own)"""
+    profile: Path | None = None
+    """Step times and cache as penstock profile measured them here, instead of devices by name"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_devices <= 1024:
+            raise ConfigError(f"--max-devices is {self.max_devices}; choose 1 to 1024")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell what to buy for a model and a load, and how to launch it.
+
+    Layouts, number formats and limits are searched on the simulator, which runs the engine's own scheduler. Nothing is
+    downloaded: a model is a known name, a config.json, a directory or a GGUF file.
+    """
+
+    model: str = field(metadata={"positional": True})
+    """A known model (llama-3.1-8b, deepseek-v3, ...), a config.json, a model directory or a .gguf file"""
+    json: bool = False
+    """Print JSON for machines"""
+    emit: Path | None = None
+    """Write a config file for serve and simulate here (plan.toml), and the plan beside it (plan.json) for plan verify"""
+    load: Load = field(default_factory=Load)
+    goal: Goal = field(default_factory=Goal)
+    space: Space = field(default_factory=Space)
+    money: Assumptions = field(default_factory=Assumptions)
+
+    def __post_init__(self) -> None:
+        if self.emit is not None and self.emit.suffix == ".json":
+            raise ConfigError(
+                f"--emit {self.emit} would overwrite itself: the plan goes to a .json beside it; name a .toml file"
+            )
+
+
+def as_plain(value: Any) -> Any:
+    """A dataclass as JSON holds it: paths as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: as_plain(each) for name, each in asdict(value).items()}
+    if isinstance(value, dict):
+        return {name: as_plain(each) for name, each in value.items()}
+    return str(value) if isinstance(value, Path) else value

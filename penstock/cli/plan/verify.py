@@ -1,0 +1,270 @@
+"""`penstock plan verify`: a short benchmark of a live server beside what the plan's simulation says of the same requests.
+
+The load is one replica's share of the plan's, drawn from the same seed on both sides.
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.cli.plan.config import Config as PlanConfig
+    from penstock.metrics.summary import Summary
+    from penstock.planner.candidate import Candidate
+
+MAX_PLAN_BYTES = 64 << 20
+PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
+OUTSIDE_STATUS = 1
+NOT_MEASURED = "measure this machine with penstock profile and plan with --profile"
+UNDER_LOAD = (
+    "the profile may be of another day or load: log this server's own steps with serve --step-log, fit them with "
+    "penstock profile --steps and plan with that; and see that nothing else runs beside it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Measure a live server and compare it with what a plan predicts of the same load.
+
+    Sends one replica's share of the plan's load, and ends with status 0 if times and throughput lie within the tolerance, 1 if
+    not.
+    """
+
+    url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
+    """Address of the server"""
+    plan: Path | None = None
+    """The plan, as penstock plan --emit wrote it (plan.toml or plan.json)"""
+    rate: float | None = None
+    """Requests a second to send (default: the plan's, divided by its replicas)"""
+    num_requests: int = 100
+    """How many requests to send"""
+    tolerance: float = 0.1
+    """Largest error that counts as proved: 0.1 is 10 %"""
+    api_key: str = ""
+    """Key the server asks for (default: PENSTOCK_API_KEY or OPENAI_API_KEY)"""
+    json: bool = False
+    """Print JSON for machines"""
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.num_requests <= 100_000:
+            raise ConfigError(f"--num-requests is {self.num_requests}; choose 10 to 100,000")
+        if self.rate is not None and not 0.0 < self.rate <= 1e6:
+            raise ConfigError(f"--rate is {self.rate}; choose requests a second, above 0")
+
+
+def run(config: Config) -> int:
+    from penstock.console.show import print_json
+    from penstock.planner.check import check
+
+    if config.plan is None:
+        raise ConfigError(
+            "no plan was given; make one with penstock plan MODEL --emit plan.toml and name it with --plan"
+        )
+    data = read_plan(config.plan)
+    asked = config_of(data)
+    rate = config.rate or float(data["demand"]["rate"]) / max(int(data["chosen"]["num_replicas"]), 1)
+    report = measure(config, asked, rate)
+    moments = [figures(summary) for summary in predict(data, asked, rate, config.num_requests)]
+    outcome = check(moments, figures_of_report(report), config.tolerance)
+    rows = [
+        {
+            "figure": row.name,
+            "predicted": row.predicted,
+            "predicted_range": row.range,
+            "measured": row.measured,
+            "error": row.error,
+        }
+        for row in outcome.rows
+    ]
+    is_valid = report["verdict"] == "valid"
+    told = {
+        "rate": rate,
+        "num_requests": config.num_requests,
+        "verdict": report["verdict"],
+        "tolerance": config.tolerance,
+        "is_within": outcome.is_within and is_valid,
+        "is_profiled": asked.space.profile is not None,
+        "rows": rows,
+    }
+    if config.json:
+        print_json(told)
+    else:
+        print_verdict(told, outcome.worst.name)
+    return 0 if told["is_within"] else OUTSIDE_STATUS
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    path = path.with_suffix(".json")
+    try:
+        with path.open("rb") as file:
+            data = json.loads(file.read(MAX_PLAN_BYTES))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; make it with penstock plan --emit") from error
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict) or data.get("penstock_plan") != 1 or not isinstance(data.get("chosen"), dict):
+        raise ConfigError(f"{path} is no plan that chose something; make one with penstock plan --emit")
+    return data
+
+
+def config_of(data: Mapping[str, Any]) -> "PlanConfig":
+    """What the plan was asked, checked as if it came from a command line."""
+    from penstock.cli.plan.config import Config as PlanConfig
+
+    try:
+        return _filled(PlanConfig, data["asked"])  # type: ignore[no-any-return]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"the plan's own question cannot be read ({error}); make the plan anew") from error
+
+
+def _filled(owner: Any, values: Mapping[str, Any]) -> Any:
+    from typing import get_type_hints
+
+    hints = get_type_hints(owner)
+    built: dict[str, Any] = {}
+    for one in fields(owner):
+        value, hint = values[one.name], hints[one.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            value = _filled(hint, value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        elif value is not None and "Path" in str(hint):
+            value = Path(value)
+        built[one.name] = value
+    return owner(**built)
+
+
+def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
+    """The report of a short benchmark; what it prints goes to the error stream."""
+    from penstock.cli.bench import config as bench
+    from penstock.cli.bench.command import run as run_bench
+    from penstock.cli.plan.command import demand_of
+    from penstock.planner.demand import KINDS
+
+    load, kind, demand = asked.load, KINDS[asked.load.workload], demand_of(asked.load)
+    if load.trace is not None:
+        recording = bench.Recording(trace=load.trace, trace_speed=_trace_speed(asked, rate))
+        arrivals = bench.Load(num_requests=config.num_requests)
+    else:
+        recording = bench.Recording()
+        arrivals = bench.Load(
+            rate=rate / demand.num_turns,
+            num_requests=demand.num_conversations(config.num_requests),
+            arrivals="poisson" if load.burstiness == 1.0 else "gamma",
+            burstiness=None if load.burstiness == 1.0 else load.burstiness,
+        )
+    words = bench.Words(
+        prompts=load.prompts or kind.prompts,
+        answers=load.answers or kind.answers,
+        shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
+        turns=load.turns,
+        think_s=load.think_s,
+        seed=load.seed,
+    )
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        path = Path(folder) / "report.json"
+        target = bench.Target(slo=asked.goal.slo, attainment=asked.goal.attainment)
+        run_bench(
+            bench.Config(
+                url=config.url,
+                api_key=config.api_key,
+                json=path,
+                load=arrivals,
+                recording=recording,
+                words=words,
+                target=target,
+            )
+        )
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if report["is_partial"]:
+        raise KeyboardInterrupt
+    return report
+
+
+def _trace_speed(asked: "PlanConfig", rate: float) -> float:
+    from penstock.cli.plan.command import demand_of
+
+    trace = demand_of(asked.load).trace
+    if trace is None or not trace.span_s:
+        return 1.0
+    return rate / (len(trace) / trace.span_s)
+
+
+def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
+    """The candidate that the plan chose, made anew."""
+    from penstock.cli.plan.command import Progress, demand_of, explore, search_of
+    from penstock.cli.plan.model import describe
+
+    search = search_of(asked, Progress())
+    found, _ = explore(asked, describe(asked.model), demand_of(asked.load), search)
+    chosen = data["chosen"]
+    for one in found:
+        candidate = one.candidate
+        if (candidate.name, candidate.hardware.name) == (chosen["name"], chosen["hardware"]):
+            return candidate.with_limits(int(chosen["max_sequences"]), int(chosen["max_batch_tokens"]))
+    raise ConfigError(f"the plan chose {chosen['name']}, which does not fit any more; make the plan anew")
+
+
+def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_requests: int) -> list["Summary"]:
+    """Exactly the requests that were sent, at the times they were due; for some moments of a machine that has slow ones."""
+    from penstock.cli.plan.command import demand_of, target_of
+    from penstock.sim.simulation import simulate
+
+    candidate = candidate_of(data, asked)
+    demand = demand_of(asked.load)
+    if demand.trace is not None:
+        workload = (
+            demand.trace.first(num_requests).faster(_trace_speed(asked, rate)).workload(candidate.spec.vocab_size)
+        )
+    else:
+        workload = replace(demand, rate=rate).workload(rate, num_requests, candidate.spec.vocab_size)
+    slo = target_of(asked.goal).slo
+    return [simulate(fleet, workload, slo).summary for fleet in candidate.fleet(candidate.num_copies).moments]
+
+
+def figures(summary: "Summary") -> dict[str, float]:
+    from penstock.planner.check import SHARES, TIMES
+
+    found = {f"{name}_{share}": getattr(getattr(summary, name), share) for name in TIMES for share in SHARES}
+    return found | {"output_tokens_per_s": summary.output_tokens_per_s, "good_fraction": summary.good_fraction}
+
+
+def figures_of_report(report: Mapping[str, Any]) -> dict[str, float]:
+    from penstock.planner.check import SHARES, TIMES
+
+    summary = report["runs"][0]["summary"]
+    found = {f"{name}_{share}": summary[name][share] for name in TIMES for share in SHARES}
+    return found | {name: summary[name] for name in ("output_tokens_per_s", "good_fraction")}
+
+
+def print_verdict(told: Mapping[str, Any], worst: str) -> None:
+    from penstock.console.show import cell, print_table
+
+    rows = []
+    for row in told["rows"]:
+        name, is_time = row["figure"], row["figure"].rpartition("_")[0] in ("ttft", "tpot", "e2e")
+        scale = 1e3 if is_time else 100.0 if name == "good_fraction" else 1.0
+        label = name.replace("_", " ").upper().replace(" P", " p") + ", ms" if is_time else PLAIN_LABELS[name]
+        error = "none measured" if row["error"] is None else f"{100 * row['error']:+.1f} %"
+        low, high = row["predicted_range"]
+        between = f"{cell(scale * low)} to {cell(scale * high)}" if low < high else ""
+        rows.append((label, scale * row["predicted"], between, scale * row["measured"], error))
+    is_moody = any(row[2] for row in rows)
+    columns = (f"at {told['rate']:.3g} requests/s", "predicted", "by the moment", "measured", "error")
+    shown = [number for number in range(len(columns)) if is_moody or number != 2]
+    print_table([columns[number] for number in shown], [[row[number] for number in shown] for row in rows])
+    if told["verdict"] != "valid":
+        print(f"\nNot judged: the benchmark itself says {told['verdict']}")
+    elif told["is_within"]:
+        near = f"within {100 * told['tolerance']:g} % of what is predicted"
+        print(f"\nProved: every time and the throughput lie {near}{' for one moment or another' if is_moody else ''}")
+    else:
+        print(f"\nNot proved: {worst.replace('_', ' ')} is off by more than {100 * told['tolerance']:g} %; ", end="")
+        print(UNDER_LOAD if told["is_profiled"] else NOT_MEASURED)

@@ -1,0 +1,1 @@
+"""`penstock simulate`. The simulation itself is `penstock.sim`."""

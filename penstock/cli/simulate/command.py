@@ -1,0 +1,344 @@
+"""`penstock simulate`: serve an imagined load on imagined hardware with the engine's own scheduler, and tell how it went.
+
+Puts the parts together and lays out the answer; it computes nothing itself.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from penstock.cli.plan.model import describe
+from penstock.cli.simulate import report
+from penstock.cli.simulate.techniques import Techniques
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.output import check_writable, write_file
+from penstock.console.show import print_json
+from penstock.cost.layout import Layout
+from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
+from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
+from penstock.cost.roofline import Overhead, roofline
+from penstock.errors import ConfigError
+from penstock.measure.this_machine import find_hardware
+from penstock.metrics.summary import Slo
+from penstock.models.spec import ModelSpec
+from penstock.router.policy import POLICIES
+from penstock.sim.simulation import Fleet, Result, simulate
+from penstock.sim.tracing import Tracer
+from penstock.sizing import GIB, Memory, batch_tokens, pace_of, size_engine
+from penstock.workload import lengths
+from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
+from penstock.workload.workload import Conversation, Recipe, SharedPrefix, Workload
+
+STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
+PolicyName = Literal[
+    "least-pending",
+    "round-robin",
+    "power-of-two",
+    "session",
+    "consistent-hash",
+    "prefix-predicted",
+    "prefix-reported",
+]
+CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What computes."""
+
+    hardware: str = "h100-sxm"
+    """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..., or this-machine, measured when first named"""
+    profile: Path | None = None
+    """Step times, model and cache as penstock profile measured them, instead of a device and a model by name"""
+    replicas: int = 1
+    """How many replicas serve"""
+    tensor: int = 1
+    """Devices that share every matrix of a replica"""
+    pipeline: int = 1
+    """Stages that share the layers of a replica"""
+    expert: int = 1
+    """Devices that experts are dealt out to; more than --tensor spans replicas"""
+    weights: WeightFormat = "bf16"
+    """How weights are held"""
+    overlap: bool = False
+    """The host schedules the next step while the device computes"""
+    policy: PolicyName = "least-pending"
+    """Which replica gets a request"""
+    max_pending: int | None = None
+    """Requests a replica may have before it gets no more; with all full, requests are refused"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= 10_000:
+            raise ConfigError(f"--replicas is {self.replicas}; choose 1 to 10000")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.tensor, self.pipeline, self.replicas, self.expert)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of them."""
+
+    rate: float = 8.0
+    """Requests a second, over the whole fleet; 0 for all at once"""
+    burstiness: float = 1.0
+    """Spread of the gaps between arrivals: 0 even, 1 as of independent users, more in bursts"""
+    num_requests: int = 2000
+    """How many requests come; of a trace, at most the first so many"""
+    prompts: str = "sharegpt-prompts"
+    """Prompt lengths in tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
+    answers: str = "sharegpt-answers"
+    """Answer lengths in tokens, written likewise, or sharegpt-answers"""
+    shared_prefix: int = 0
+    """Tokens that prompts begin with, before those of their own"""
+    num_prefixes: int = 1
+    """How many such beginnings there are"""
+    shared_fraction: float = 1.0
+    """Share of the prompts that begin so"""
+    turns: int = 1
+    """Turns of a conversation, each with all before it as its history; rate and number are then of conversations"""
+    think_s: float = 0.0
+    """Seconds between an answer and the next turn"""
+    trace: Path | None = None
+    """Recorded arrivals to replay instead: Mooncake, Azure, BurstGPT or our own recording"""
+    trace_speed: float = 1.0
+    """How many times faster than recorded"""
+    deadline_s: float | None = None
+    """Seconds after its arrival at which an answer is no longer wanted"""
+    seed: int = 0
+    """The same seed gives the same load, and the same luck with a measured machine's slow moments"""
+
+    def workload(self, vocab_size: int) -> Workload:
+        if self.trace is not None and self.turns != 1:
+            raise ConfigError("--trace has requests of its own; leave --turns")
+        workload = self._traced(self.trace, vocab_size) if self.trace else self.recipe(vocab_size).make(self.seed)
+        if self.deadline_s is None:
+            return workload
+        if not 0.0 < self.deadline_s < 1e9:
+            raise ConfigError(f"--deadline-s is {self.deadline_s}; choose a number of seconds above 0")
+        late = self.deadline_s
+        requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
+        return Workload(requests, workload.later, workload.num_unanswered)
+
+    def _traced(self, path: Path, vocab_size: int) -> Workload:
+        from penstock.workload import trace_files  # numpy: not needed to say what the flags are
+
+        trace = trace_files.read(path).faster(self.trace_speed)
+        return trace.first(self.num_requests).workload(vocab_size)
+
+    def recipe(self, vocab_size: int) -> Recipe:
+        return Recipe(
+            arrivals=self._arrivals(),
+            prompts=lengths.parse(self.prompts),
+            answers=lengths.parse(self.answers),
+            num_requests=self.num_requests,
+            prefix=self._prefix(),
+            vocab_size=vocab_size,
+            conversation=None if self.turns == 1 else Conversation(self.turns, self.think_s),
+        )
+
+    def _prefix(self) -> SharedPrefix | None:
+        if not self.shared_prefix:
+            return None
+        return SharedPrefix(self.shared_prefix, self.num_prefixes, self.shared_fraction)
+
+    def _arrivals(self) -> Arrivals:
+        if self.rate == 0.0:
+            return AtOnce()
+        if self.burstiness == 0.0:
+            return Constant(self.rate)
+        return Poisson(self.rate) if self.burstiness == 1.0 else Gamma(self.rate, self.burstiness)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Serve an imagined load on imagined hardware and tell how it went.
+
+    The engine's own scheduler runs under a virtual clock; a roofline model says how long each step takes. Nothing is
+    downloaded and nothing is computed.
+    """
+
+    model: str = "llama-3.1-8b"
+    """A known model (llama-3.1-8b, qwen3-30b-a3b, ...), a config.json, a model directory or a .gguf file"""
+    max_context: int | None = None
+    """Longest prompt plus answer, in tokens (default: the model's own)"""
+    compare: bool = False
+    """Run static, dynamic and continuous batching on the same load, side by side"""
+    json: bool = False
+    """Print JSON for machines"""
+    chrome_trace: Path | None = None
+    """File to write a trace to, for chrome://tracing or Perfetto"""
+    machines: Machines = field(default_factory=Machines)
+    techniques: Techniques = field(default_factory=Techniques)
+    load: Load = field(default_factory=Load)
+    slo: Slo = field(default_factory=Slo)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+
+    @property
+    def target(self) -> Slo:
+        """What counts as good: as asked, or as chat is usually held to."""
+        return CHAT_SLO if self.slo == Slo() else self.slo
+
+    @property
+    def kv_format(self) -> KvFormat:
+        return "bf16" if self.cache.kv == "auto" else self.cache.kv
+
+
+class Basis(NamedTuple):
+    """Where memory and step times come from."""
+
+    vocab_size: int
+    make_fleet: Callable[[Config], Fleet]
+    rows: Callable[[Fleet], list[tuple[str, str]]]
+    """For the heading, once simulated."""
+    data: dict[str, Any]
+
+
+def run(config: Config) -> int:
+    if config.compare and config.chrome_trace:
+        raise ConfigError("a trace shows one run; leave out --compare or --chrome-trace")
+    check_writable(config.chrome_trace)
+    path = config.machines.profile
+    basis = roofline_basis(config) if path is None else profile_basis(config, path)
+    workload = config.load.workload(basis.vocab_size)
+    chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
+    fleets = {
+        strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
+        for strategy in chosen
+    }
+    tracer = Tracer() if config.chrome_trace else None
+    results: dict[str, Result] = {}
+    for strategy, fleet in fleets.items():
+        with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
+            results[strategy] = simulate(fleet, workload, config.target, tracer=tracer)
+    fleet = next(iter(fleets.values()))
+    if config.json:
+        print_json(report.as_data(asdict(config), basis.data, fleet, workload, results))
+    else:
+        report.print_heading(basis.rows(fleet), fleet, workload, config.target)
+        if config.compare:
+            report.print_comparison(results)
+        else:
+            report.print_result(next(iter(results.values())))
+    if config.chrome_trace and tracer:
+        write_file(config.chrome_trace, tracer.text())
+    return 0
+
+
+def roofline_basis(config: Config) -> Basis:
+    """A known model on a known device."""
+    spec = read_spec(config.model)
+    machines, device = config.machines, find_hardware(config.machines.hardware)
+    precision = precision_of(machines.weights, config.kv_format, device.achievable)
+    reach = "measured" if device.measured else "assumed"
+    rate = device.achievable.bandwidth_bytes_per_s / 1e9
+
+    def rows(fleet: Fleet) -> list[tuple[str, str]]:
+        gib = fleet.sizing.weight_bytes / GIB
+        return [
+            ("model", f"{config.model}, {machines.weights} weights of {gib:.1f} GiB"),
+            ("fleet", f"{_fleet(config)} x {device.name} of {device.memory_bytes / GIB:.0f} GiB, {machines.policy}"),
+            ("step times", f"roofline at {reach} {rate:,.0f} GB/s; not calibrated on a live engine"),
+        ]
+
+    data = {"from": "roofline", "hardware": asdict(device), "achievable": asdict(device.achievable)}
+    return Basis(spec.vocab_size, lambda asked: make_fleet(asked, spec, precision), rows, data)
+
+
+def profile_basis(config: Config, path: Path) -> Basis:
+    """An engine as it was measured."""
+    from penstock.cost.measured import Measured
+    from penstock.measure.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
+
+    profile, machines = open_profile(path), config.machines
+
+    def make(asked: Config) -> Fleet:
+        engine = EngineConfig(ModelConfig(profile.model, max_context=asked.max_context), asked.cache, asked.scheduler)
+        fleet = fleet_of(profile, engine, num_replicas=machines.replicas, **_ways(asked))
+        return replace(fleet, split=asked.techniques.split(fleet.sizing, None))
+
+    def rows(fleet: Fleet) -> list[tuple[str, str]]:
+        error = profile.fitted.errors["all"]
+        told = f"measured by {profile.measuring.get('from')}, {100 * error.median:.1f} % off on steps not fitted"
+        processor = profile.machine.get("processor")
+        found = [
+            ("model", profile.model),
+            ("fleet", f"{_fleet(config)} x {processor}, {machines.policy}"),
+            ("step times", told),
+        ]
+        cost = fleet.cost
+        if isinstance(cost, Measured) and cost.num_outside:
+            share = 100.0 * cost.num_outside / cost.num_asked
+            beyond = ", ".join(f"{name} {most:,}" for name, most in cost.furthest.items())
+            found.append(("warning", f"{share:.1f} % of steps lie beyond what was measured ({beyond}): extrapolated"))
+        return found
+
+    return Basis(profile.vocab_size, make, rows, {"from": "profile", "profile": json.loads(profile.to_json())})
+
+
+def read_spec(model: str) -> ModelSpec:
+    """The spec of a known model, or of a config.json, a directory or a GGUF file."""
+    return describe(model).spec
+
+
+def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
+    machines = config.machines
+    device, layout = find_hardware(machines.hardware), machines.layout
+    layout.check(spec)
+    engine = EngineConfig(ModelConfig(config.model, max_context=config.max_context), config.cache, config.scheduler)
+    reached = device.achievable
+    flops = reached.flops.bf16 or reached.flops_in(precision.compute)  # as an engine times it, whatever its weights
+    pace = pace_of(device.kind, layout.devices_per_copy * flops)
+    memory = Memory(
+        free_bytes=device.memory_bytes,
+        weight_bytes=weight_bytes(spec, precision, layout),
+        workspace_bytes=workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
+        bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
+    )
+    sizing = size_engine(engine, spec, memory, pace)
+    return Fleet(
+        config=engine,
+        sizing=sizing,
+        cost=roofline(spec, device, precision, Overhead(overlaps=machines.overlap), layout),
+        num_replicas=machines.replicas,
+        depth=2 if machines.overlap else 1,
+        split=config.techniques.split(sizing, device.network),
+        **_ways(config),
+    )
+
+
+def _ways(config: Config) -> dict[str, Any]:
+    """How a fleet works, whatever it computes on."""
+    machines, techniques, seed = config.machines, config.techniques, config.load.seed
+    return {
+        "policy": partial(POLICIES[machines.policy], seed),
+        "max_pending": machines.max_pending,
+        "guessing": techniques.guessing(seed),
+        "scaling": techniques.scaling(machines.replicas),
+        "seed": seed,
+    }
+
+
+def _fleet(config: Config) -> str:
+    machines, techniques = config.machines, config.techniques
+    layout = replace(machines.layout, data=max(1, machines.layout.num_sharing))
+    parts = f"{machines.replicas}" + (f" to {techniques.scale_to}" if techniques.scale_to else "")
+    if techniques.prefill_replicas:
+        parts = f"{techniques.prefill_replicas} prefill + {parts} decode"
+    return parts if layout.devices_per_copy == 1 else f"{parts} x {layout}"
+
+
+def _status(text: str) -> Any:
+    """A spinner while somebody watches."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)

@@ -1,0 +1,215 @@
+"""What `penstock simulate` tells: tables for people, data for machines, and in words what bound the run."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from penstock.console.show import print_table, printable
+from penstock.metrics.summary import Percentiles, Slo, Summary
+from penstock.sim.simulation import Fleet, ReplicaReport, Result
+from penstock.sizing import GIB
+from penstock.workload.workload import Workload
+
+MAX_ROWS = 32
+"""Replicas shown one by one."""
+
+
+def as_data(
+    asked: Mapping[str, Any],
+    step_times: Mapping[str, Any],
+    fleet: Fleet,
+    workload: Workload,
+    results: Mapping[str, Result],
+) -> dict[str, Any]:
+    """Everything that was asked and found, as JSON holds it."""
+    return {
+        "asked": json.loads(json.dumps(asked, default=str)),
+        "sizing": asdict(fleet.sizing),
+        "step_times": step_times,
+        "workload": {
+            "num_requests": len(workload),
+            "num_prompt_tokens": workload.num_prompt_tokens,
+            "num_output_tokens": workload.num_output_tokens,
+            "span_s": workload.span_s,
+            "num_unanswered": workload.num_unanswered,
+        },
+        "results": {
+            name: {
+                "summary": asdict(result.summary),
+                "bound": bound(result),
+                **{name: getattr(result, name) for name in _COUNTS},
+                "replica_seconds": result.replica_seconds,
+                "replicas": [_replica_data(one) for one in result.replicas],
+            }
+            for name, result in results.items()
+        },
+    }
+
+
+_COUNTS = ("num_turned_away", "num_starts", "num_stops", "num_transfers", "num_lost_transfers", "mean_transfer_s")
+
+
+def bound(result: Result) -> str:
+    """What kept the fleet from being faster, in words."""
+    seconds = result.replica_seconds
+    if seconds <= 0.0:
+        return "nothing was served"
+
+    def share(name: str) -> float:
+        return math.fsum(getattr(one, name) * one.seconds for one in result.replicas) / seconds
+
+    reasons = {
+        "KV memory: requests waited for blocks": share("waiting_for_blocks_fraction"),
+        "--max-sequences: requests waited while as many ran as may": share("waiting_for_rows_fraction"),
+        "prompts: requests waited for their turn in a step or batch": share("waiting_for_turn_fraction"),
+    }
+    reason, most = max(reasons.items(), key=lambda item: item[1])
+    busy = share("busy_fraction")
+    if most >= 0.05:
+        return f"{reason} for {100 * most:.0f} % of the time"
+    if busy >= 0.8:
+        return f"step time: replicas computed for {100 * busy:.0f} % of the time, though hardly anybody waited"
+    return f"nothing: replicas idled for {100 * (1 - busy):.0f} % of the time"
+
+
+def _replica_data(replica: ReplicaReport) -> dict[str, Any]:
+    return {**asdict(replica), "history": [sample._asdict() for sample in replica.history]}
+
+
+def print_heading(rows: list[tuple[str, str]], fleet: Fleet, workload: Workload, slo: Slo) -> None:
+    sizing = fleet.sizing
+    rows = [
+        *rows,
+        (
+            "KV cache",
+            f"{sizing.num_cached_tokens:,} tokens a replica in {sizing.num_blocks:,} blocks of {sizing.block_size}, "
+            f"{sizing.kv_bytes / GIB:.1f} GiB on a device",
+        ),
+        (
+            "load",
+            f"{len(workload):,} requests in {workload.span_s:,.1f} s, {workload.num_prompt_tokens:,} prompt tokens, "
+            f"{workload.num_output_tokens:,} to generate"
+            + (f"; {workload.num_unanswered:,} without an answer left out" if workload.num_unanswered else ""),
+        ),
+        ("goodput", f"of requests with {_targets(slo)}"),
+    ]
+    if fleet.guessing is not None:
+        rows.append(("speculation", f"{fleet.guessing.tokens_per_round:.2f} tokens a round expected"))
+    for name, text in rows:
+        print(f"{name:12}{printable(text)}")
+    print()
+
+
+def _targets(slo: Slo) -> str:
+    asked = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
+    return ", ".join(f"{name} up to {1e3 * value:,.0f} ms" for name, value in asked.items() if value is not None)
+
+
+def print_result(result: Result) -> None:
+    summary = result.summary
+    latencies = [(name, *_milliseconds(values)) for name, values in _latencies(summary).items()]
+    print_table(("ms", "mean", "p50", "p90", "p95", "p99", "max"), latencies)
+    print()
+    print_table(("outcome", ""), list(_outcome_rows(result).items()))
+    print()
+    columns = (
+        "replica",
+        "requests",
+        "steps",
+        "busy %",
+        "running",
+        "waiting",
+        "cached %",
+        "KV %",
+        "KV max %",
+        "preemptions",
+        "seconds",
+    )
+    print_table(columns, [_replica_row(one) for one in result.replicas[:MAX_ROWS]])
+    if len(result.replicas) > MAX_ROWS:
+        print(f"and {len(result.replicas) - MAX_ROWS:,} more; --json tells them all")
+    print()
+    print(f"bound by {bound(result)}")
+
+
+def print_comparison(results: Mapping[str, Result]) -> None:
+    """One column a strategy, one row a figure."""
+    columns = []
+    for result in results.values():
+        column: dict[str, object] = {}
+        for name, values in _latencies(result.summary).items():
+            if name != "ITL":
+                column[f"{name} p50, ms"] = values.p50 * 1e3
+                column[f"{name} p99, ms"] = values.p99 * 1e3
+        columns.append(column | _outcome_rows(result))
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [(name, *(column.get(name, 0) for column in columns)) for name in names]
+    print_table(("batching", *results), rows)
+
+
+def _latencies(summary: Summary) -> dict[str, Percentiles]:
+    return {"TTFT": summary.ttft, "TPOT": summary.tpot, "ITL": summary.itl, "E2E": summary.e2e}
+
+
+def _milliseconds(values: Percentiles) -> list[float]:
+    return [1e3 * value for value in (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)]
+
+
+def _outcome_rows(result: Result) -> dict[str, object]:
+    summary = result.summary
+    cached = summary.num_cached_tokens / summary.num_prompt_tokens if summary.num_prompt_tokens else 0.0
+    rows: dict[str, object] = {
+        "duration, s": summary.duration_s,
+        "requests/s": summary.requests_per_s,
+        "output tokens/s": summary.output_tokens_per_s,
+    }
+    rows["goodput, requests/s"] = summary.good_requests_per_s
+    rows["goodput, %"] = 100.0 * summary.good_fraction
+    others = {name: count for name, count in summary.outcomes.items() if count and name not in ("stop", "length")}
+    return rows | {
+        "complete": summary.num_successes,
+        **others,
+        "prompt tokens cached, %": 100.0 * cached,
+        "KV used at most, %": 100.0 * max(one.max_kv_usage_fraction for one in result.replicas),
+        "preemptions": result.num_preemptions,
+        "steps": result.num_steps,
+        **_technique_rows(result),
+    }
+
+
+def _technique_rows(result: Result) -> dict[str, object]:
+    """Only of what was used."""
+    rows: dict[str, object] = {}
+    num_drafted = sum(one.num_drafted for one in result.replicas)
+    if num_drafted:
+        rows["drafts accepted, %"] = 100.0 * sum(one.num_accepted for one in result.replicas) / num_drafted
+    if result.num_turned_away:
+        rows["refused by the router"] = result.num_turned_away
+    if result.num_transfers:
+        rows["prompts handed over"] = result.num_transfers
+        rows["transfer, ms"] = 1e3 * result.mean_transfer_s
+        rows["computed again"] = result.num_lost_transfers
+    if result.num_starts or result.num_stops:
+        rows["replicas started"] = result.num_starts
+        rows["replicas stopped"] = result.num_stops
+        rows["replica hours"] = result.replica_seconds / 3600.0
+    return rows
+
+
+def _replica_row(replica: ReplicaReport) -> tuple[object, ...]:
+    cached = replica.num_cached_tokens / replica.num_prompt_tokens if replica.num_prompt_tokens else 0.0
+    return (
+        replica.name,
+        replica.num_requests,
+        replica.num_steps,
+        100.0 * replica.busy_fraction,
+        replica.mean_running,
+        replica.mean_waiting,
+        100.0 * cached,
+        100.0 * replica.mean_kv_usage_fraction,
+        100.0 * replica.max_kv_usage_fraction,
+        replica.num_preemptions,
+        replica.seconds,
+    )

@@ -1,0 +1,4 @@
+"""Measurements of this machine and of a live engine: calibration, accuracy, ceilings, environment.
+
+Owns what is looked at and how often. Judges nothing: `doctor` and `planner` do.
+"""

@@ -1,0 +1,1 @@
+"""Steps through the native CPU library: packed weights, one call a step."""

@@ -1,0 +1,74 @@
+"""Fills a native decoder from a quantized checkpoint: matrices stay quantized, vectors become float32."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ModelFileError
+from penstock.formats.checkpoint import Checkpoint, RawTensor
+from penstock.formats.mapping import let_go
+from penstock.models import weights as recipes
+from penstock.models.spec import GatedMLP, ModelSpec
+from penstock.ops.cpu.library import open_library
+from penstock.ops.packed import GROUP, Grouped, pack
+from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.grouping import group_recipe, has_order, is_quantized
+from penstock.runtime.load.parameters import check_all_used
+from penstock.runtime.load.recipe import open_recipe
+from penstock.runtime.native.arena import Room
+from penstock.runtime.native.decoder import NativeDecoder, NativeWeights, native_obstacle
+
+MOST_BYTES_PER_WEIGHT = 2
+"""Those of 8 bits have scales besides, and rows are filled up to whole tiles."""
+
+
+def load_native(
+    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int, is_invariant: bool = False
+) -> NativeDecoder | None:
+    """None where the library, the model or the file does not lend itself to it: the torch decoder serves all."""
+    library = open_library(num_threads)
+    if library is None or native_obstacle(spec) is not None or not _is_packable(recipes, checkpoint):
+        return None
+    matrices, vectors = {}, {}
+    room = Room(MOST_BYTES_PER_WEIGHT * spec.num_parameters)
+    used: dict[str, RawTensor] = {}
+    for name, recipe in recipes.items():
+        leaves = Leaves()
+        if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
+            packed = pack(_ordered(name, group_recipe(recipe, checkpoint, leaves), spec))
+            matrices[name] = replace(packed, data=room.keep(packed.data))
+        else:
+            vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
+        leaves.check()
+        used |= leaves.reached
+    check_all_used(checkpoint.names, set(used), spec)
+    for raw in used.values():
+        let_go(raw.data)
+    # From here on the library's threads do the work; torch's, which wait for more by spinning, would only be in their way.
+    torch.set_num_threads(1)
+    return NativeDecoder(spec, NativeWeights(matrices, vectors), library, is_invariant)
+
+
+def _is_packable(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
+    """Layers hold quantized numbers, and every row takes its inputs as they come."""
+    is_quantized_file = is_quantized(recipes["layers.0.mlp.down.weight"], checkpoint)
+    return is_quantized_file and not any(has_order(recipe, checkpoint) for recipe in recipes.values())
+
+
+def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves, spec: ModelSpec) -> Tensor:
+    source = open_recipe(recipe, checkpoint, leaves)
+    values = source.read(0, source.shape[0]).float().contiguous()
+    return values[gate_order(spec)] if name.endswith("gate_up.bias") else values
+
+
+def _ordered(name: str, matrix: Grouped, spec: ModelSpec) -> Grouped:
+    return matrix.take(gate_order(spec)) if name.endswith("gate_up.weight") else matrix
+
+
+def gate_order(spec: ModelSpec) -> Tensor:
+    """32 gate rows, the 32 up rows they gate, and so on."""
+    mlp = spec.layers[0].mlp
+    if not isinstance(mlp, GatedMLP):
+        raise ModelFileError(f"architecture {spec.architecture} has no gated feed-forward sublayer")
+    return torch.arange(2 * mlp.width).view(2, -1, GROUP).transpose(0, 1).flatten()

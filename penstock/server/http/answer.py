@@ -1,0 +1,155 @@
+"""Runs a call and sends what comes of it: events as they come, or one object at the end.
+
+Until something of the answer is there no header is sent, so that a refusal has its right status, streaming or not; a call that
+has to wait longer gets its headers and then comments, which tell proxies and clients that we live.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.core.batch import FinishReason
+from penstock.server.http import sse
+from penstock.server.http.call import Call, Failure, Pipe
+from penstock.server.http.faults import ApiError, error_of_finish
+from penstock.server.openai.dialect import Voice
+from penstock.server.openai.writer import Piece
+
+Send = Callable[[Any], Any]
+Receive = Callable[[], Any]
+
+PATIENCE_S = 0.5
+"""How long a stream's headers wait for its first news."""
+
+
+class Answer:
+    """An ASGI response. `timings` is asked for the times of the call when it has ended."""
+
+    def __init__(
+        self,
+        call: Call,
+        voice: Voice,
+        *,
+        is_stream: bool,
+        timings: Callable[[Call], dict[str, float]],
+        tells_timings: bool,
+        retry_after_s: Callable[[], int],
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
+        self._call = call
+        self._voice = voice
+        self._is_stream = is_stream
+        self._timings = timings
+        self._tells_timings = tells_timings
+        self._retry_after_s = retry_after_s
+        self._headers = headers
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        call = self._call
+        connection = scope["penstock.connection"]
+        call.abort = connection.abort
+        call.start()
+        watcher = asyncio.create_task(_cancel_when_gone(receive, call))
+        try:
+            await (self._stream(send, connection) if self._is_stream else self._whole(send))
+        except Failure as failure:
+            if failure.finish.reason is FinishReason.CANCELLED:
+                return  # nobody listens
+            raise error_of_finish(failure.finish, self._retry_after_s()) from None
+        finally:
+            watcher.cancel()
+            call.close()
+
+    async def _whole(self, send: Send) -> None:
+        call, voice = self._call, self._voice
+        while not call.is_over:
+            voice.keep(await call.news())
+        times = self._timings(call)
+        body = msgspec.json.encode(voice.whole(call, times if self._tells_timings else None))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"server-timing", server_timing(times)),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send, pipe: Pipe) -> None:
+        call, voice = self._call, self._voice
+        pieces = await self._first_news()
+        waited = f"wait;dur={(time.monotonic() - call.arrival_s) * 1000:.1f}".encode()
+        headers = [*sse.HEADERS, (b"server-timing", waited), *self._headers]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        call.is_streaming = True
+        try:
+            data = voice.opening()
+            if pieces:
+                data += voice.telling(pieces)
+            await self._write(send, data)
+            call.tell_at_once(pipe, voice.telling)
+            while not call.is_over:
+                pieces = await call.news()
+                if pieces:
+                    await self._write(send, voice.telling(pieces))
+            call.is_streaming = False
+            data = voice.closing(call, self._timings(call) if self._tells_timings else None)
+            await send({"type": "http.response.body", "body": data})
+        except Failure as failure:
+            if failure.finish.reason is FinishReason.CANCELLED:
+                return
+            error = error_of_finish(failure.finish, self._retry_after_s())
+            await send({"type": "http.response.body", "body": voice.failing(error)})
+
+    async def _first_news(self) -> list[Piece]:
+        """The first news, or nothing if they take long."""
+        first = asyncio.ensure_future(self._call.news())
+        done, _ = await asyncio.wait((first,), timeout=PATIENCE_S)
+        if not done:
+            first.cancel()
+            await asyncio.wait((first,))
+            if first.cancelled():
+                return []
+        return first.result()
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        call = self._call
+        call.sending_since_s = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        call.sending_since_s = None
+        call.wrote_s = time.monotonic()
+
+
+async def _cancel_when_gone(receive: Receive, call: Call) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.cancel()
+
+
+def server_timing(times: dict[str, float]) -> bytes:
+    return ", ".join(f"{name.removesuffix('_ms')};dur={value:.2f}" for name, value in times.items()).encode()
+
+
+class Json:
+    """A plain answer."""
+
+    def __init__(self, value: Any, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        self._body = value if isinstance(value, bytes) else msgspec.json.encode(value)
+        self._status = status
+        self._headers = headers or []
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self._body)).encode()),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body})
+
+
+def error_answer(error: ApiError) -> Json:
+    return Json(error.json, error.status, list(error.headers))

@@ -1,0 +1,91 @@
+"""Bodies: read within bounds, parsed, and checked against their type. Every fault names the field."""
+
+import asyncio
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.server.http.faults import ApiError, invalid, unsupported
+from penstock.server.openai.protocol import REFUSED
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+READ_S = 30.0
+"""A body must have arrived after this time."""
+_WHERE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_FIRST_NAME = re.compile(r"\w+")
+_BEYOND = re.compile(r"(<|>)=? ")
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body, unless it is too long or too slow: measured while it arrives, whatever its length claims."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "compressed bodies are not read; send it plain", code="unsupported_encoding")
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdecimal() and int(claimed[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(READ_S):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time; send it again", code="body_timeout") from None
+    return b"".join(parts)
+
+
+def parse(data: bytes, type_: type[B]) -> tuple[B, tuple[str, ...]]:
+    """The typed body, and the names of fields it has that nothing reads."""
+    try:
+        raw = msgspec.json.decode(data)
+    except RecursionError:
+        raise invalid("the body is nested too deeply; flatten it", code="invalid_json") from None
+    except msgspec.ValidationError as error:
+        raise invalid(f"the body holds a number out of range: {_plain(error)}", code="invalid_value") from None
+    except ValueError as error:
+        raise invalid(f"the body is not JSON: {_plain(error)}", code="invalid_json") from None
+    if not isinstance(raw, dict):
+        raise invalid("the body must be a JSON object", code="invalid_type")
+    known = msgspec.structs.fields(type_)
+    names = {field.encode_name for field in known}
+    for name, way_out in REFUSED.items():
+        if name not in names and raw.get(name):
+            raise unsupported(name, way_out)
+    try:
+        body = msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        raise _mistyped(error, raw) from None
+    ignored = tuple(name for name in raw if name not in names and name not in REFUSED)
+    return body, ignored
+
+
+def _mistyped(error: msgspec.ValidationError, raw: dict[str, Any]) -> ApiError:
+    """The type checker's complaint, with the field as OpenAI's clients expect it."""
+    text = str(error)
+    where = _WHERE.search(text)
+    path = where.group(1) if where else ""
+    message = text[: where.start()] if where else text
+    missing = re.search(r"missing required field `(\w+)`", message)
+    if missing:
+        name = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return invalid(f"{name} is missing; send it", name, "missing_required_parameter")
+    first = _FIRST_NAME.match(path)
+    param = path or None
+    code = "invalid_type" if "got `" in message else "invalid_value"
+    if _BEYOND.search(message) and first and isinstance(raw.get(first.group()), int | float):
+        code = "decimal_above_max_value" if "<" in message else "decimal_below_min_value"
+    return invalid(f"{path or 'the body'}: {message[0].lower()}{message[1:]}".replace("`", "'"), param, code)
+
+
+def _plain(error: Exception) -> str:
+    return str(error).removeprefix("JSON is malformed: ").replace("`", "'")[:200]
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes:,} bytes; send less", code="body_too_large")

@@ -1,0 +1,99 @@
+"""One client's connection: the HTTP parser's, with bounds on how much and how slowly it may send before we listen."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from penstock.server.http.faults import ApiError
+
+HEADERS_S = 10.0
+"""A request's headers must be complete this long after its first byte."""
+LOOK_S = 0.1
+"""When a client's time is up we look once more: what it sent while we did not run has not been read yet."""
+MAX_HEADER_BYTES = 64 << 10
+_ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+
+
+class Connection(HttpToolsProtocol):
+    """Each request finds it in its scope as `penstock.connection`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._is_in_headers = True
+        self._num_header_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client that connects ahead of its first request may be as silent as one between two requests."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_in_headers:
+            self._num_header_bytes += len(data)
+            # The first data may hold headers and body together: what is too long then is the header part alone.
+            if self._num_header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[: MAX_HEADER_BYTES + 4]:
+                self._refuse(431, "the request's headers are too long; send fewer")
+                return
+        if self.cycle is None or self.cycle.response_complete:
+            self._start_timer()  # at the first byte, were it only an empty line
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_headers = True
+        self._start_timer()
+        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._is_in_headers = False
+        self._num_header_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    @property
+    def is_writable(self) -> bool:
+        """What is written now does not wait behind much else."""
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write_part(self, data: bytes) -> None:
+        """A part of a body of unknown length, headers sent: what `send` does, without its ceremony."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        """Drop the connection, whether its client reads or not."""
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "the request is not HTTP as we read it; mend it")
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = ApiError(status, message, code="invalid_http").json
+        head = (
+            f"HTTP/1.1 {status} {_ERRORS[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: none\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(LOOK_S, super().timeout_keep_alive_handler)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEADERS_S, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = self.loop.call_later(LOOK_S, self.transport.abort)

@@ -1,0 +1,209 @@
+"""The gate every request passes: its id, its headers, where it comes from, its key; and how its errors are told.
+
+Decides on what the HTTP parser has read and on the path routes are matched by, never on a second reading of the URL.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import State
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from penstock.config import ServerConfig, is_loopback
+from penstock.errors import PenstockError
+from penstock.server.http import sse
+from penstock.server.http.answer import Json, error_answer
+from penstock.server.http.faults import ApiError, error_of
+
+PUBLIC_PATHS = ("/livez", "/readyz")
+"""What may be asked without a key: nothing but whether we live."""
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 << 10
+_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+Scope = dict[str, Any]
+OnResponse = Callable[[Scope, int], None]
+OnEnd = Callable[[Scope, int, float], None]
+"""Told of every request that is over: its status, 0 if it had no answer, and when it began."""
+
+
+class Keys:
+    """Keys are kept as digests and compared in constant time, all of them every time."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def tenant_of(self, key: bytes) -> str | None:
+        """A name for whoever holds the key that says nothing of the key itself."""
+        given = hashlib.sha256(key).digest()
+        found = None
+        for number, digest in enumerate(self._digests):
+            if hmac.compare_digest(given, digest):
+                found = f"key-{number}"
+        return found
+
+
+class Guard:
+    """An ASGI application around another."""
+
+    def __init__(self, app: Any, config: ServerConfig, on_response: OnResponse, on_end: OnEnd) -> None:
+        self.state = State()
+        """What handlers find as `request.app.state`."""
+        self._app = app
+        self._keys = Keys(config.api_key)
+        self._hosts = {host.lower() for host in (*OWN_HOSTS, config.host, *config.allowed_host)}
+        self._checks_host = is_loopback(config.host) or bool(config.allowed_host)
+        self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origin}
+        self._on_response = on_response
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start_s = time.monotonic()
+        headers = _Headers(scope["headers"])
+        request_id = _request_id(headers)
+        scope["penstock.request_id"] = request_id
+        scope["app"] = self
+        extra = [(b"x-request-id", request_id), (b"openai-version", b"2020-10-01")]
+        extra += self._cors(headers)
+        status = 0
+        is_events = False
+
+        async def tell(message: Any) -> None:
+            nonlocal status, is_events
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                spent_ms = f"{(time.monotonic() - start_s) * 1000:.0f}".encode()
+                message["headers"] = [*message["headers"], *extra, (b"openai-processing-ms", spent_ms)]
+                is_events = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                self._on_response(scope, status)
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+            await self._app(scope, receive, tell)
+        except ClientDisconnect:
+            return  # it left while it was still sending
+        except Exception as error:
+            told = _told(error, request_id)
+            if not status and scope["method"] == "OPTIONS" and told.status == HTTPStatus.METHOD_NOT_ALLOWED:
+                await Json(b"", 200, list(told.headers))(scope, receive, tell)
+            elif not status:
+                await error_answer(told)(scope, receive, tell)
+            elif is_events:
+                await send({"type": "http.response.body", "body": sse.error_event(told)})
+        finally:
+            leave = scope.get("penstock.leave")
+            if leave is not None:
+                leave()
+            self._on_end(scope, status, start_s)
+
+    def _check(self, scope: Scope, headers: "_Headers") -> None:
+        if headers.num_bytes > MAX_HEADER_BYTES or headers.count > MAX_HEADERS:
+            raise ApiError(431, "the request has too many or too long headers; send fewer", code="headers_too_large")
+        if self._checks_host and _host_name(headers.get(b"host")) not in self._hosts:
+            raise ApiError(
+                403, "this host name is not one we go by; allow it with --allowed-host", code="host_not_allowed"
+            )
+        if scope["method"] not in ("GET", "HEAD", "OPTIONS") and not self._is_known_origin(headers):
+            raise ApiError(
+                403, "pages of this origin may not call us; allow it with --allowed-origin", code="origin_not_allowed"
+            )
+        if self._keys and scope["path"] not in PUBLIC_PATHS and scope["method"] != "OPTIONS":
+            self._check_key(scope, headers)
+
+    def _check_key(self, scope: Scope, headers: "_Headers") -> None:
+        scheme, _, key = headers.get(b"authorization").partition(b" ")
+        key = key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key")
+        tenant = self._keys.tenant_of(key)
+        if tenant is None:
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers=((b"www-authenticate", b"Bearer"),),
+            )
+        scope["penstock.tenant"] = tenant
+
+    def _is_known_origin(self, headers: "_Headers") -> bool:
+        """No browser is asking, or the page is ours, or the operator allowed it."""
+        origin = headers.get(b"origin").decode("latin-1").lower().rstrip("/")
+        if not origin:
+            return True
+        host = headers.get(b"host").decode("latin-1").lower()
+        return origin in self._origins or origin in (f"http://{host}", f"https://{host}")
+
+    def _cors(self, headers: "_Headers") -> list[tuple[bytes, bytes]]:
+        origin = headers.get(b"origin")
+        if not origin or origin.decode("latin-1").lower().rstrip("/") not in self._origins:
+            return []
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id"),
+            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-expose-headers", b"x-request-id, retry-after, server-timing"),
+            (b"vary", b"origin"),
+        ]
+
+
+class _Headers:
+    """The first value of each header, and how much there is of all."""
+
+    def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self.count = self.num_bytes = 0
+        for name, value in pairs:
+            self._values.setdefault(name, value)
+            self.count += 1
+            self.num_bytes += len(name) + len(value) + 4
+
+    def get(self, name: bytes) -> bytes:
+        return self._values.get(name, b"")
+
+
+def _request_id(headers: _Headers) -> bytes:
+    given = headers.get(b"x-request-id")
+    return given if _ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
+
+
+def _host_name(host: bytes) -> str:
+    """Without the port. What is no host name at all comes back as it is and is known to nobody."""
+    text = host.decode("latin-1").lower()
+    name, colon, port = text.rpartition(":")
+    return name if colon and port.isdecimal() and not (name.startswith("[") and not name.endswith("]")) else text
+
+
+def _told(error: Exception, request_id: bytes) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PenstockError):
+        return error_of(error)
+    if isinstance(error, HTTPException):
+        return _unrouted(error)
+    print(f"penstock: request {request_id.decode()} failed:", file=sys.stderr)
+    traceback.print_exception(error)
+    return ApiError(500, "the server failed to answer; the fault is ours", type="server_error")
+
+
+def _unrouted(error: HTTPException) -> ApiError:
+    """A path or method that is not there."""
+    messages = {404: "there is no such path; see /docs", 405: "this path does not take that method; see /docs"}
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    headers = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
+    message = messages.get(error.status_code, "the request cannot be served")
+    return ApiError(error.status_code, message, code=code, headers=headers)

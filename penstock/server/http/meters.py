@@ -1,0 +1,192 @@
+"""What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
+
+import time
+from typing import Any
+
+from penstock.engine.client import EngineClient, Step
+from penstock.metrics.exposition import (
+    COUNT_BUCKETS,
+    DURATION_BUCKETS,
+    GAP_BUCKETS,
+    LATENCY_BUCKETS,
+    Buckets,
+    Counter,
+    Gauge,
+    Metric,
+    exposition,
+)
+from penstock.metrics.timeline import Outcome, Timeline
+from penstock.server.http.admission import Admission
+from penstock.server.http.call import Call
+from penstock.server.http.record import Recorder
+
+FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
+
+
+class Watch:
+    """One request of a call in progress."""
+
+    __slots__ = ("admitted_s", "call", "prompt", "timeline")
+
+    def __init__(self, call: Call, prompt: tuple[int, ...]) -> None:
+        self.call = call
+        self.prompt = prompt
+        self.timeline = Timeline(call.arrival_s, len(prompt), call.wishes.params.n)
+        self.admitted_s: float | None = None
+
+
+class Meters:
+    """Names that begin with `vllm:` are those existing dashboards and autoscalers look for; ours begin with `penstock_`."""
+
+    def __init__(self, client: EngineClient, admission: Admission) -> None:
+        self.last_token_s = -1e9
+        self.recorder: Recorder | None = None
+        self._client = client
+        self._admission = admission
+        self._open: dict[int, Watch] = {}
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens of requests that began")
+        self.cached_tokens = Counter("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache gave")
+        self.output_tokens = Counter("vllm:generation_tokens", "Tokens generated")
+        self.ended = Counter("vllm:request_success", "Requests that ended, by how")
+        self.cache_queries = Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.cache_hits = Counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.ttft = Buckets("vllm:time_to_first_token_seconds", "Seconds to the first token", LATENCY_BUCKETS)
+        self.gaps = Buckets("vllm:inter_token_latency_seconds", "Seconds between tokens", GAP_BUCKETS)
+        self.tpot = Buckets(
+            "vllm:request_time_per_output_token_seconds", "Mean seconds a token after the first", GAP_BUCKETS
+        )
+        self.e2e = Buckets("vllm:e2e_request_latency_seconds", "Seconds a request takes", DURATION_BUCKETS)
+        self.queue = Buckets("vllm:request_queue_time_seconds", "Seconds a request waits", DURATION_BUCKETS)
+        self.prefill = Buckets("vllm:request_prefill_time_seconds", "Seconds a prompt is computed", DURATION_BUCKETS)
+        self.decode = Buckets("vllm:request_decode_time_seconds", "Seconds an answer is generated", DURATION_BUCKETS)
+        self.prompt_sizes = Buckets("vllm:request_prompt_tokens", "Prompt tokens a request", COUNT_BUCKETS)
+        self.output_sizes = Buckets("vllm:request_generation_tokens", "Generated tokens a request", COUNT_BUCKETS)
+        self.http = Counter("penstock_http_responses", "Answers sent, by route and status")
+        self.steps = Counter("penstock_engine_steps", "Steps of the engine")
+
+    # Calls come and go
+
+    def enter(self, call: Call) -> None:
+        for request in call.requests:
+            self._open[request.request_id] = Watch(call, request.prompt)
+
+    def leave(self, call: Call) -> None:
+        """Requests that have not ended were given up by their client."""
+        now = time.monotonic()
+        for request in call.requests:
+            watch = self._open.pop(request.request_id, None)
+            if watch is not None and not watch.timeline.is_over:
+                is_written = all(writer.finish_reason for writer in call.writers)
+                self._end(watch, Outcome.STOP if is_written else Outcome.CANCELLED, now)
+
+    def observe(self, step: Step) -> None:
+        """Take in a step before its readers do."""
+        now = time.monotonic()
+        self.steps.add()
+        num_tokens = 0
+        watches = self._open
+        for delta in step.deltas:
+            watch = watches.get(delta.request_id)
+            if watch is None:
+                continue
+            num_tokens += len(delta.token_ids)
+            timeline = watch.timeline
+            gap = timeline.observe(delta, now)
+            if gap is not None:
+                if gap > 0.0:
+                    self.gaps.add(gap)
+            elif delta.prefix is not None and delta.choice == 0:
+                self._begin(watch, delta.prefix, now)
+            if delta.finish is not None and timeline.is_over:
+                self._end(watch, timeline.outcome or Outcome.ERROR, now)
+                del watches[delta.request_id]
+                watch.call.ended.append(watch)
+        if num_tokens:
+            self.last_token_s = now
+            self.output_tokens.add(num_tokens)
+
+    def _begin(self, watch: Watch, prefix: Any, now: float) -> None:
+        timeline = watch.timeline
+        watch.admitted_s = prefix.admitted_s
+        self._admission.drain.add(now)
+        self.prompt_tokens.add(timeline.num_prompt)
+        self.cached_tokens.add(prefix.num_tokens)
+        self.cache_queries.add(timeline.num_prompt)
+        self.cache_hits.add(prefix.num_tokens)
+        self.queue.add(max(prefix.admitted_s - timeline.arrival_s, 0.0))
+        if timeline.first_token_s is not None:
+            self.ttft.add(timeline.first_token_s - timeline.arrival_s)
+            self.prefill.add(max(timeline.first_token_s - prefix.admitted_s, 0.0))
+
+    def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
+        timeline = watch.timeline
+        self.ended.add(1, (("finished_reason", FINISHED_REASON.get(outcome, "error")),))
+        if outcome.is_success:
+            self.e2e.add(now - timeline.arrival_s)
+            self.prompt_sizes.add(timeline.num_prompt)
+            self.output_sizes.add(timeline.num_tokens)
+            if timeline.first_token_s is not None:
+                self.decode.add(now - timeline.first_token_s)
+            if timeline.tpot_s is not None:
+                self.tpot.add(timeline.tpot_s)
+        if self.recorder is not None:
+            self.recorder.write(watch.prompt, timeline, outcome, now)
+
+    def timings(self, call: Call) -> dict[str, float]:
+        """Milliseconds of the parts of a call that has ended; of several prompts, the slowest."""
+        now = time.monotonic()
+        watches = [*call.ended, *(self._open[one.request_id] for one in call.requests if one.request_id in self._open)]
+        parts = {"queue_ms": 0.0, "prefill_ms": 0.0, "decode_ms": 0.0}
+        for watch in watches:
+            timeline, admitted_s = watch.timeline, watch.admitted_s
+            if admitted_s is None or timeline.first_token_s is None or timeline.last_token_s is None:
+                continue
+            parts["queue_ms"] = max(parts["queue_ms"], (admitted_s - timeline.arrival_s) * 1000)
+            parts["prefill_ms"] = max(parts["prefill_ms"], (timeline.first_token_s - admitted_s) * 1000)
+            parts["decode_ms"] = max(parts["decode_ms"], (timeline.last_token_s - timeline.first_token_s) * 1000)
+        total = (now - call.arrival_s) * 1000
+        parts["flush_ms"] = total - parts["queue_ms"] - parts["prefill_ms"] - parts["decode_ms"]
+        return {name: round(value, 3) for name, value in (parts | {"total_ms": total}).items()}
+
+    # Reading
+
+    def render(self, model: str) -> str:
+        return exposition(self._metrics(), {"model_name": model})
+
+    def _metrics(self) -> list[Metric]:
+        client, admission = self._client, self._admission
+        load = client.load
+        facts = client.facts
+        config = (
+            (("block_size", str(facts.block_size)), ("num_gpu_blocks", str(facts.num_blocks)))
+            if facts is not None
+            else ()
+        )
+        rate = admission.drain.per_s(time.monotonic())
+        gauges = [
+            Gauge("vllm:num_requests_running", "Sequences generating", lambda: load.num_running),
+            Gauge("vllm:num_requests_waiting", "Sequences waiting", lambda: load.num_waiting),
+            Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1", lambda: load.kv_usage_fraction),
+            Gauge("vllm:cache_config_info", "How the cache is laid out", lambda: 1.0, config),
+            Gauge("penstock_waiting_tokens", "Prompt tokens waiting", lambda: load.num_waiting_tokens),
+            Gauge("penstock_calls_open", "Calls in progress", lambda: admission.num_open),
+            Gauge(
+                "penstock_drain_per_second",
+                "Requests that leave the queue",
+                lambda: rate,
+            ),
+            Gauge("penstock_engine_up", "1 while the engine is ready", lambda: float(client.is_ready)),
+        ]
+        counters = [
+            _counted("vllm:num_preemptions", "Sequences pushed out of the cache", load.num_preemptions),
+            _counted("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
+            _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
+        ]
+        own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
+        return [*gauges, *counters, *own]
+
+
+def _counted(name: str, help: str, value: float) -> Counter:
+    counter = Counter(name, help)
+    counter.add(value)
+    return counter

@@ -1,0 +1,1 @@
+"""The OpenAI dialect: chat, completions, embeddings, models; wire bodies in, wire bodies out."""

@@ -1,0 +1,198 @@
+"""/v1/completions: prompts in, their continuations out; with `echo` and `logprobs` as evaluation harnesses need them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from penstock.core.batch import Logprob
+from penstock.server.front import Counted, Front
+from penstock.server.http import sse
+from penstock.server.http.call import Call
+from penstock.server.http.faults import ApiError, invalid, unsupported
+from penstock.server.openai.logprobs import CompletionLogprobs
+from penstock.server.openai.parameters import prompts_of, truncated, wishes_of
+from penstock.server.openai.protocol import CompletionBody
+from penstock.server.openai.usage import usage_value
+from penstock.server.openai.writer import Piece
+
+DEFAULT_TOKENS = 16
+MAX_CHOICES = 1024
+"""Choices of one call, over all its prompts."""
+
+
+async def complete_text(request: Request) -> Counted:
+    front: Front = request.app.state.front
+    body, ignored = await front.begin(request, CompletionBody)
+    if body.suffix:
+        raise unsupported("suffix", "put the whole text into the prompt")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        raise unsupported("best_of", "ask for n choices and choose among them")
+    if body.max_tokens is None:
+        body.max_tokens = DEFAULT_TOKENS
+    is_judged_only = body.max_tokens == 0
+    if is_judged_only and not body.echo:
+        raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
+    body.max_tokens = body.max_tokens or 1
+    prompts = await prompts_of(front, body.prompt, "prompt", special=body.add_special_tokens is not False)
+    prompts = [truncated(prompt, body.truncate_prompt_tokens) for prompt in prompts]
+    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+        raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
+    wants_prompt = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        wants_prompt = max(body.logprobs, wants_prompt or 0)
+    wishes = wishes_of(
+        front, request, body, num_logprobs=body.logprobs, num_prompt_logprobs=wants_prompt, continues=True
+    )
+    call = front.call(prompts, wishes, param="prompt")
+    voice = CompletionVoice(front, body, prompts, shows_answer=not is_judged_only)
+    return front.answer(call, voice, body, ignored)
+
+
+def _hidden(piece: Piece) -> Piece:
+    """The one token that had to be drawn is kept from a client that asked for none."""
+    return piece._replace(content="", token_ids=(), logprobs=())
+
+
+class CompletionVoice:
+    def __init__(
+        self, front: Front, body: CompletionBody, prompts: Sequence[tuple[int, ...]], *, shows_answer: bool = True
+    ) -> None:
+        self._shows_answer = shows_answer
+        self._tokenizer = front.tokenizer
+        self._prompts = prompts
+        self._num_choices = body.n or 1
+        self._echoes = bool(body.echo)
+        self._num_top = body.logprobs
+        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._tells_ids = bool(body.return_token_ids)
+        self._tells_prompt_logprobs = body.prompt_logprobs is not None
+        self._head: dict[str, Any] = {
+            "id": front.new_id("cmpl-"),
+            "object": "text_completion",
+            "created": front.unix_time(),
+            "model": front.model,
+            "system_fingerprint": front.fingerprint,
+        }
+        count = len(prompts) * self._num_choices
+        self._kept: list[list[Piece]] = [[] for _ in range(count)]
+        self._columns = [self._fresh_columns(index) for index in range(count)]
+        self._prompt_logprobs: list[list[Logprob]] = [[] for _ in prompts]
+        usage = b',"usage":null' if self._has_usage else b""
+        self._begin = b"data: " + sse.quoted(self._head)[:-1] + b',"choices":'
+        self._end = b"}]" + usage + b"}\n\n"
+        self._plain_end = b',"logprobs":null,"finish_reason":null' + self._end
+        self._starts = [self._begin + b'[{"index":%d,"text":' % index for index in range(count)]
+
+    def opening(self) -> bytes:
+        """Nothing; with `echo`, the prompts, unless their log probabilities have to come with them."""
+        if not self._echoes or self._num_top is not None:
+            return b""
+        return b"".join(
+            self._starts[index] + sse.quoted(self._prompt_text(index)) + self._plain_end
+            for index in range(len(self._kept))
+        )
+
+    def telling(self, pieces: Sequence[Piece]) -> bytes:
+        pieces = pieces if self._shows_answer else [_hidden(piece) for piece in pieces]
+        if len(pieces) == 1:
+            piece = pieces[0]
+            if piece.finish_reason is None and self._num_top is None and not self._tells_ids:
+                return self._starts[piece.choice] + sse.quoted(piece.content) + self._plain_end
+        return b"".join(map(self._tell, pieces))
+
+    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
+        if not self._has_usage:
+            return sse.DONE
+        return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
+
+    def failing(self, error: ApiError) -> bytes:
+        return sse.error_event(error)
+
+    def keep(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces if self._shows_answer else map(_hidden, pieces):
+            self._kept[piece.choice].append(piece)
+            self._take_prompt_logprobs(piece)
+
+    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
+        return self._head | {"choices": choices, "usage": self._usage(call, timings)}
+
+    def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        told = usage_value(call, timings)
+        if not self._shows_answer:
+            told |= {"completion_tokens": 0, "total_tokens": told["prompt_tokens"]}
+        return told
+
+    def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
+        text = "".join(piece.content for piece in kept)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._prompt_text(index) + text if self._echoes else text,
+            "logprobs": None,
+            "finish_reason": kept[-1].finish_reason if kept else None,
+        }
+        if self._num_top is not None:
+            columns = self._columns[index]
+            self._echo_columns(index)
+            for piece in kept:
+                columns.add(piece.logprobs)
+            choice["logprobs"] = columns.value
+        if self._tells_prompt_logprobs:
+            choice["prompt_logprobs"] = self._prompt_rows(index)
+        if self._tells_ids:
+            choice["token_ids"] = [token for piece in kept for token in piece.token_ids]
+            choice["prompt_token_ids"] = self._prompts[index // self._num_choices]
+        return choice
+
+    def _tell(self, piece: Piece) -> bytes:
+        """Text first, then an empty one that carries the finish."""
+        index = piece.choice
+        self._take_prompt_logprobs(piece)
+        events = []
+        is_first = not self._kept[index]
+        if piece.token_ids or piece.content or (is_first and self._echoes and self._num_top is not None):
+            text, logprobs = piece.content, b"null"
+            if is_first:
+                self._kept[index].append(piece)
+            if self._num_top is not None:
+                if is_first and self._echoes:
+                    text = self._prompt_text(index) + text
+                    self._echo_columns(index)
+                self._columns[index].add(piece.logprobs)
+                logprobs = sse.quoted(self._columns[index].value)
+                self._columns[index].clear()
+            events.append(self._event(index, text, logprobs, b"null", piece.token_ids))
+        if piece.finish_reason is not None:
+            events.append(self._event(index, "", b"null", sse.quoted(piece.finish_reason), ()))
+        return b"".join(events)
+
+    def _event(self, index: int, text: str, logprobs: bytes, finish: bytes, token_ids: tuple[int, ...]) -> bytes:
+        ids = b',"token_ids":' + sse.quoted(token_ids) if self._tells_ids else b""
+        body = sse.quoted(text) + b',"logprobs":' + logprobs + b',"finish_reason":' + finish + ids
+        return self._starts[index] + body + self._end
+
+    def _prompt_text(self, index: int) -> str:
+        return self._tokenizer.decode(self._prompts[index // self._num_choices], skip_special=False)
+
+    def _fresh_columns(self, index: int) -> CompletionLogprobs:
+        return CompletionLogprobs(self._tokenizer, self._num_top or 0)
+
+    def _take_prompt_logprobs(self, piece: Piece) -> None:
+        if piece.prompt_logprobs and piece.choice % self._num_choices == 0:
+            self._prompt_logprobs[piece.choice // self._num_choices].extend(piece.prompt_logprobs)
+
+    def _echo_columns(self, index: int) -> None:
+        """The prompt's own tokens; the first has no log probability, since nothing came before it."""
+        if not self._echoes:
+            return
+        number = index // self._num_choices
+        self._columns[index].add_first(self._prompts[number][0])
+        self._columns[index].add(self._prompt_logprobs[number])
+
+    def _prompt_rows(self, index: int) -> list[dict[str, Any] | None]:
+        rows: list[dict[str, Any] | None] = [None]
+        for one in self._prompt_logprobs[index // self._num_choices]:
+            pairs = {one.token_id: one.logprob} | dict(one.top)
+            rows.append({str(token_id): {"logprob": logprob} for token_id, logprob in pairs.items()})
+        return rows

@@ -1,0 +1,82 @@
+"""One choice being written: the engine's tokens in, what a client is told of them out."""
+
+from typing import NamedTuple
+
+from penstock.core.batch import Delta, Finish, FinishReason, Logprob
+from penstock.text.stream.stream import TextRules, TextStream
+from penstock.text.tokenizer.tokenizer import Tokenizer
+
+STOP = "stop"
+LENGTH = "length"
+
+
+class Piece(NamedTuple):
+    """News of one choice."""
+
+    choice: int
+    content: str
+    reasoning: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprob, ...]
+    prompt_logprobs: tuple[Logprob, ...]
+    finish_reason: str | None
+
+
+class Writer:
+    """Ends once: by the engine's finish, or by a stop string that only the text shows."""
+
+    __slots__ = ("_includes_stop", "_text", "failure", "finish_reason", "index", "num_cached", "token_ids")
+
+    def __init__(self, index: int, tokenizer: Tokenizer, rules: TextRules) -> None:
+        self.index = index
+        self.finish_reason: str | None = None
+        self.failure: Finish | None = None
+        """How it ended if it ended badly."""
+        self.num_cached = 0
+        self.token_ids: list[int] = []
+        self._includes_stop = rules.include_stop
+        self._text = TextStream(tokenizer, rules)
+
+    @property
+    def num_tokens(self) -> int:
+        return self._text.num_tokens
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._text.num_reasoning_tokens
+
+    @property
+    def is_over(self) -> bool:
+        return self.finish_reason is not None or self.failure is not None
+
+    def take(self, delta: Delta) -> Piece | None:
+        """What is new; None if there is nothing to tell yet, or no more."""
+        if self.finish_reason is not None or self.failure is not None:
+            return None
+        finish = delta.finish
+        if delta.prefix is not None:
+            self.num_cached = delta.prefix.num_tokens
+        token_ids, logprobs = delta.token_ids, delta.logprobs
+        is_silent = finish is not None and finish.reason is FinishReason.STOP and not self._includes_stop
+        before = self._text.num_tokens
+        text = self._text.feed(token_ids, silent_last=is_silent)
+        content, reasoning = text.content, text.reasoning
+        if text.stop is not None:
+            count = self._text.num_tokens - before
+            token_ids, logprobs = token_ids[:count], logprobs[:count]
+            self.finish_reason = STOP
+        elif finish is not None:
+            if finish.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                self.failure = finish
+                return None
+            self.finish_reason = STOP if finish.reason is FinishReason.STOP else LENGTH
+        if self.finish_reason is not None:
+            rest = self._text.finish()
+            content += rest.content
+            reasoning += rest.reasoning
+            if self.finish_reason is LENGTH and rest.stop is not None:
+                self.finish_reason = STOP
+        self.token_ids.extend(token_ids)
+        if not (content or reasoning or logprobs or delta.prompt_logprobs or self.finish_reason):
+            return None
+        return Piece(self.index, content, reasoning, token_ids, logprobs, delta.prompt_logprobs, self.finish_reason)

@@ -1,0 +1,134 @@
+"""The text of one choice: tokens in, reasoning and content out, until a stop string ends it.
+
+Owns everything of a generation that is text. The law it keeps, however the tokens come:
+
+    text                = cut_at_stop(decode(tokens), stops)
+    reasoning, content  = style.split(text)
+
+Knows nothing of requests, deltas of the engine, or the wire.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.text.stream.reasoning import ReasoningStyle, Splitter, SplitText
+from penstock.text.stream.stop import StopMatcher, StopSet
+from penstock.text.tokenizer.detokenize import Detokenizer
+from penstock.text.tokenizer.tokenizer import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """New text, and the stop string that ended it, if one did."""
+
+    reasoning: str
+    content: str
+    stop: str | None
+
+
+class TextRules(NamedTuple):
+    """What is to be made of a choice's tokens; the same for all choices of a request."""
+
+    stops: StopSet = StopSet(())
+    include_stop: bool = False
+    """The stop string stays at the end of the text."""
+    min_tokens: int = 0
+    """Stop strings are looked for in what follows the text of this many tokens."""
+    style: ReasoningStyle | None = None
+    """How reasoning is marked; None leaves it in the content."""
+    is_open: bool = False
+    """The prompt has opened the reasoning (`style.is_open(prompt)`)."""
+    skip_special: bool = True
+    at_start: bool = True
+    """The tokens begin a text of their own, as a chat answer does; False where they continue the prompt's."""
+
+
+PLAIN = TextRules()
+
+
+class TextStream:
+    """Feed a choice's tokens as they come, then `finish` once.
+
+    Stop strings are matched in the whole text, reasoning and its markers included. Tokens after the one that completed a
+    stop string are ignored and not counted.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN) -> None:
+        markers = () if rules.style is None else rules.style.markers
+        marker_ids = (tokenizer.token_id(marker) for marker in markers)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special=rules.skip_special,
+            at_start=rules.at_start,
+            visible_ids=frozenset(token_id for token_id in marker_ids if token_id is not None),
+        )
+        self._min_tokens = rules.min_tokens
+        self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop) if rules.stops else None
+        self._splitter: Splitter | None = rules.style.splitter(is_open=rules.is_open) if rules.style else None
+        self._parts: list[str] = []
+        self._is_finished = False
+        self.num_tokens = 0
+        """Tokens that made the text, those that show nothing included."""
+        self.num_reasoning_tokens = 0
+        """Those of them that came before the reasoning was closed."""
+
+    def feed(self, token_ids: Sequence[int], *, silent_last: bool = False) -> TextDelta:
+        """The text these tokens complete.
+
+        `silent_last`: the last token ended the sequence and counts, but adds no text.
+        """
+        if self._matcher is None and self._splitter is None:
+            shown = token_ids[:-1] if silent_last else token_ids
+            self.num_tokens += len(token_ids)
+            return self._emit(self._detokenizer.feed(shown))
+        reasoning, content = [], []
+        for index, token_id in enumerate(token_ids):
+            if self.stop is not None:
+                break
+            is_silent = silent_last and index == len(token_ids) - 1
+            delta = self._feed_one(token_id, is_silent)
+            reasoning.append(delta.reasoning)
+            content.append(delta.content)
+        return TextDelta("".join(reasoning), "".join(content), self.stop)
+
+    def finish(self) -> TextDelta:
+        """What was held back, once no token follows. Nothing may be fed afterwards."""
+        if self._is_finished:
+            return TextDelta("", "", self.stop)
+        text = "" if self.stop is not None else self._match(self._detokenizer.flush())
+        if self._matcher is not None:
+            text += self._matcher.flush()
+        delta = self._emit(text)
+        rest = self._splitter.flush() if self._splitter is not None else SplitText("", "")
+        self._is_finished = True
+        return TextDelta(delta.reasoning + rest.reasoning, delta.content + rest.content, self.stop)
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return None if self._matcher is None else self._matcher.matched
+
+    @property
+    def text(self) -> str:
+        """All text so far that is certain to stay, as the model wrote it."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    def _feed_one(self, token_id: int, is_silent: bool) -> TextDelta:
+        self.num_tokens += 1
+        text = "" if is_silent else self._detokenizer.feed((token_id,))
+        if self._splitter is not None and self._splitter.is_reasoning:
+            self.num_reasoning_tokens += 1
+        return self._emit(self._match(text))
+
+    def _match(self, text: str) -> str:
+        if self._matcher is None or self.num_tokens <= self._min_tokens:
+            return text
+        return self._matcher.feed(text)
+
+    def _emit(self, text: str) -> TextDelta:
+        if text:
+            self._parts.append(text)
+        if self._splitter is None:
+            return TextDelta("", text, self.stop)
+        return TextDelta(*self._splitter.feed(text), self.stop)

@@ -1,0 +1,1 @@
+"""Tokenizers of Hugging Face and GGUF files, and incremental detokenising."""
