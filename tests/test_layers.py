@@ -14,6 +14,7 @@ ANYTHING = ("",)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "preload": (),
+    "docstrings": (),
     "core": ("errors",),
     "models": ("errors",),
     "config": ("errors",),
@@ -36,11 +37,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "store": ("errors",),
     "sim": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft"),
     "planner": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "models.spec"),
+    "calculate": (
+        "errors", "docstrings", "cost", "metrics", "models.spec", "models.catalog", "planner.figures", "planner.money",
+    ),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "metrics"),
     "files": ("errors", "formats", "models", "text"),
     "completion": ("errors", "core", "text"),
-    "console": ("errors",),
+    "console": ("errors", "docstrings"),
     "measure": (
         "errors", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
         "formats", "runtime", "ops", "console",
@@ -97,6 +101,7 @@ NO_CLOCK = (
     "layers",
     "sim",
     "planner",
+    "calculate",
     "doctor",
     "draft",
 )

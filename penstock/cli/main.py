@@ -1,6 +1,7 @@
 """The `penstock` command: finds the subcommand, builds its config, runs it, and turns errors into exit statuses.
 
-A subcommand is a module with a frozen dataclass `Config` and a function `run(config) -> int`, imported when chosen.
+A subcommand is a module with a frozen dataclass `Config` and a function `run(config) -> int`, imported when chosen. One with
+many of a kind has them in a table `MEMBERS`, each with a `Config` and a `run` of its own, chosen by the next word.
 Nothing heavy is imported here: the help of `penstock` must appear at once.
 """
 
@@ -52,6 +53,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "plan": Command("penstock.cli.plan.command", "Tell what to buy for a model and a load, and how to launch it"),
     "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
+    "calc": Command("penstock.cli.calc", "Work out throughput, memory, users, cost and more, formula by formula"),
     "simulate": Command(
         "penstock.cli.simulate.command", "Serve an imagined load on imagined hardware and tell how it went"
     ),
@@ -91,7 +93,11 @@ def _dispatch(words: Sequence[str], commands: Mapping[str, Command]) -> int:
         name = f"{first} {rest[0]}"
         return _run(f"penstock {name}", import_module(commands[name].module), rest[1:])
     elif first in commands:
-        return _run(f"penstock {first}", import_module(commands[first].module), rest)
+        module = import_module(commands[first].module)
+        members = getattr(module, "MEMBERS", {})
+        if rest and rest[0] in members:
+            return _run(f"penstock {first} {rest[0]}", members[rest[0]], rest[1:])
+        return _run(f"penstock {first}", module, rest)
     elif any(name.startswith(f"{first} ") for name in commands):
         raise ConfigError(f"penstock {first} needs a second word: {_second_words(first, commands)}")
     elif first.startswith("-"):

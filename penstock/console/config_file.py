@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.console.flags import Flag, by_tables, flags_of, suggestion
-from penstock.console.help import field_docstrings, flag_help
+from penstock.console.help import flag_help
+from penstock.docstrings import field_docstrings
 from penstock.errors import ConfigError
 
 

@@ -1,17 +1,16 @@
 """Help texts: a command's flags laid out for a terminal of a given width.
 
-Owns the layout, and the reading of field docstrings from source, which Python itself throws away.
+Owns the layout; what a field says of itself is read by `docstrings`.
 """
 
-import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
-from dataclasses import MISSING, is_dataclass
-from itertools import pairwise
+from dataclasses import MISSING
 from typing import Any
 
 from penstock.console.flags import Flag, by_tables, flags_of
+from penstock.docstrings import field_docstrings
 
 INDENT = 28
 MOST_WIDTH = 100
@@ -22,21 +21,6 @@ COMMON_ROWS = (
     ("--no-NAME", "Clear what a config file set for the flag NAME, where it may be empty"),
     ("--help", "Print this help, and end"),
 )
-
-
-def field_docstrings(owner: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, those it inherits included, each on one line."""
-    found: dict[str, str] = {}
-    for base in reversed([base for base in owner.__mro__ if is_dataclass(base)]):
-        source = inspect.getsource(base)
-        # A class made inside a function is indented, and only an enclosing statement makes that a program.
-        tree = ast.parse(f"if True:\n{source}" if source[0].isspace() else source)
-        declaration = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-        for field, text in pairwise(declaration.body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):
-                    found[name] = " ".join(docstring.split())
-    return found
 
 
 def flag_help(flag: Flag, docstrings: Mapping[str, str]) -> str:
