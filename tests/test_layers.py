@@ -77,6 +77,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
+    "llguidance": ("text",),
     "huggingface_hub": ("formats",),
     "rich": ("console", "cli"),
     "fastapi": ("server",),

@@ -1,0 +1,52 @@
+"""A grammar followed token by token, for one generation.
+
+The state is a function of the tokens it was advanced over, and of nothing else. A grammar that cannot be followed any further,
+for want of room or by an error, says so in `fault`; nothing here raises for what a grammar or a model did.
+"""
+
+from collections.abc import Iterable
+
+from llguidance import LLMatcher
+
+from penstock.text.grammar.faults import fault_of
+
+
+class GrammarMatcher:
+    __slots__ = ("_kind", "_matcher")
+
+    def __init__(self, matcher: LLMatcher, kind: str) -> None:
+        self._matcher = matcher
+        self._kind = kind
+
+    def fork(self) -> "GrammarMatcher":
+        """The same state, to go on by itself."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._kind)
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        self._matcher.consume_tokens(list(token_ids))
+
+    @property
+    def is_over(self) -> bool:
+        """The text is complete and nothing may follow."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def is_complete(self) -> bool:
+        """The text may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def fault(self) -> str:
+        """Why the grammar cannot be followed any further; empty if it can."""
+        if not self._matcher.is_error():
+            return ""
+        return str(fault_of(self._matcher.get_error(), self._kind))
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that must come next, whatever the model says."""
+        return tuple(self._matcher.compute_ff_tokens())
+
+    @property
+    def native(self) -> LLMatcher:
+        """What the engine of the grammar works on."""
+        return self._matcher

@@ -1,0 +1,55 @@
+"""A model's tokens as the grammar engine sees them: the bytes each one stands for, and which end an answer.
+
+Special tokens are no text to it: a grammar names them by id. All others are their bytes, however a text is cut into them.
+"""
+
+from collections.abc import Iterable
+
+from llguidance import LLTokenizer
+
+from penstock.text.tokenizer import Tokenizer
+
+
+class TokenBytes:
+    """What the engine reads of a tokenizer; the names are the engine's."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes]) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = tokens
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.eos_token_id = min(tokenizer.eos_ids, default=0)
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, special=False, parse_special=False)
+
+
+def whole_vocabulary(tokenizer: Tokenizer, num_scores: int) -> LLTokenizer:
+    """Every token. `num_scores` is what the model scores: often a few more than there are tokens."""
+    tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+    return _made(tokenizer, tokens, num_scores)
+
+
+def few_tokens(tokenizer: Tokenizer) -> LLTokenizer:
+    """One token a byte, and the special ones: enough to tell whether a grammar can be used, and made in no time."""
+    tokens = [b""] * max(tokenizer.vocab_size, 256 + len(tokenizer.special_ids))
+    plain = (token_id for token_id in range(len(tokens)) if token_id not in tokenizer.special_ids)
+    for byte, token_id in zip(range(256), plain):
+        tokens[token_id] = bytes((byte,))
+    return _made(tokenizer, tokens, len(tokens))
+
+
+def _made(tokenizer: Tokenizer, tokens: list[bytes], size: int) -> LLTokenizer:
+    tokens += [b""] * (size - len(tokens))
+    del tokens[size:]
+    for token_id in tokenizer.special_ids:
+        if token_id < size:
+            tokens[token_id] = (tokenizer.token(token_id) or f"<{token_id}>").encode()
+    wrapper = TokenBytes(tokenizer, tokens)
+    return LLTokenizer(wrapper, eos_token=_within(tokenizer.eos_ids, size) or [0])  # type: ignore[arg-type]
+
+
+def _within(token_ids: Iterable[int], size: int) -> list[int]:
+    return sorted(token_id for token_id in token_ids if token_id < size)
