@@ -17,7 +17,7 @@ from penstock.text.grammar.faults import fault_of
 from penstock.text.grammar.kinds import translate
 from penstock.text.grammar.matcher import GrammarMatcher
 from penstock.text.grammar.vocabulary import few_tokens, whole_vocabulary
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer.tokenizer import Tokenizer
 
 MAX_KEPT = 256
 """Grammars kept compiled."""

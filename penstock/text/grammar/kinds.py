@@ -21,7 +21,7 @@ from penstock.text.grammar.limits import (
     parse_schema,
     too_large,
 )
-from penstock.text.tokenizer import check_unicode
+from penstock.text.tokenizer.tokenizer import check_unicode
 
 WHITESPACE = r"( |\n[ \t]{0,20})?"
 """Between the tokens of JSON. Bounded: a model that likes blanks cannot go on with them for ever."""

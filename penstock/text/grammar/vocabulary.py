@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from llguidance import LLTokenizer
 
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer.tokenizer import Tokenizer
 
 
 class TokenBytes:

@@ -6,7 +6,7 @@ from functools import cache
 from penstock.files import open_files
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.matcher import GrammarMatcher
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT, model_path
 
 CLOSING = '"]},:0123456789truefalsnl- '
