@@ -24,13 +24,8 @@ MAX_KEPT = 256
 MAX_KEPT_CHARACTERS = 1 << 22
 """Of the sources of all that are kept: what a compiled grammar takes goes with its source."""
 
-LIMITS = {
-    "initial_lexer_fuel": 200_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
-}
-"""Work the engine may do for one grammar and for one mask before it gives up."""
+LEXER_WORK, MASK_LEXER_WORK, MASK_ITEMS, LEXER_STATES = 200_000, 200_000, 50_000, 50_000
+"""What the engine may do for one grammar and for one mask before it gives up."""
 
 WORD_BYTES = 4
 
