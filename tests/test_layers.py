@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "calculate": (
         "errors", "docstrings", "cost", "metrics", "models.spec", "models.catalog", "planner.figures", "planner.money",
     ),
+    "advise": ("errors", "calculate", "cost"),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "metrics"),
     "files": ("errors", "formats", "models", "text"),
@@ -103,6 +104,7 @@ NO_CLOCK = (
     "sim",
     "planner",
     "calculate",
+    "advise",
     "doctor",
     "draft",
 )

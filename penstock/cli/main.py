@@ -53,6 +53,9 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "plan": Command("penstock.cli.plan.command", "Tell what to buy for a model and a load, and how to launch it"),
     "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
+    "plan lint": Command("penstock.cli.lint", "Tell common mistakes in a deployment's settings"),
+    "lint": Command("penstock.cli.lint", "Tell common mistakes in a deployment's settings"),
+    "advise": Command("penstock.cli.advise", "Walk a decision tree by questions; print checklists and the cheat sheet"),
     "calc": Command("penstock.cli.calc", "Work out throughput, memory, users, cost and more, formula by formula"),
     "simulate": Command(
         "penstock.cli.simulate.command", "Serve an imagined load on imagined hardware and tell how it went"

@@ -1,0 +1,129 @@
+"""`penstock advise [TREE]`: walks a decision tree by questions on a terminal, or by answers on the command line.
+
+Also prints the checklists and the cheat sheet. What there is to say lies in `penstock.advise`.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.advise import trees
+from penstock.advise.cheatsheet import LAYERS, LOOP, REMEDIES, cheatsheet_data
+from penstock.advise.checklists import CHECKLISTS, checklists_data
+from penstock.advise.tree import Advice, Question, Walk, place_data, tree_data, walk
+from penstock.console.show import print_json, print_table
+from penstock.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Walk a decision tree; every leaf ends in a command.
+
+    Without a name the trees are listed. `checklist` and `cheatsheet` print those.
+    """
+
+    tree: str = field(default="", metadata={"positional": True})
+    """layer, layout, precision, tuning, scaling, new-model, volume, host, bill; checklist or cheatsheet"""
+    answers: str = ""
+    """Answers in order, with commas between (no,yes), or by question (fits=no,node=yes)"""
+    json: bool = False
+    """Print JSON for machines: the tree, and where the answers lead"""
+
+
+def run(config: Config) -> int:
+    if config.tree in PAGES:
+        return PAGES[config.tree](config)
+    if not config.tree:
+        return _list(config)
+    tree = trees.find(config.tree)
+    answers = [answer.strip() for answer in config.answers.split(",") if answer.strip()]
+    found = walk(tree, answers)
+    if config.json:
+        print_json(tree_data(tree) | {"path": _path(found), "end": place_data(found.end)})
+        return 0
+    if isinstance(found.end, Question) and sys.stdin is not None and sys.stdin.isatty():
+        print(f"{tree.title}\n")
+        found = _ask(config.tree, answers, found)
+    _print_end(config.tree, answers, found)
+    return 0
+
+
+def _ask(name: str, answers: list[str], found: Walk) -> Walk:
+    while isinstance(found.end, Question):
+        question = found.end
+        print(question.text)
+        for number, branch in enumerate(question.branches, 1):
+            print(f"  {number}  {branch.label} ({branch.key})")
+        try:
+            said = input("> ").strip()
+        except EOFError:
+            return found
+        key = question.branches[int(said) - 1].key if said in map(str, range(1, len(question.branches) + 1)) else said
+        try:
+            found = walk(trees.find(name), [*answers, f"{question.id}={key}"])
+            answers.append(f"{question.id}={key}")
+        except ConfigError as error:
+            print(f"{error}\n")
+    return found
+
+
+def _print_end(name: str, answers: list[str], found: Walk) -> None:
+    end = found.end
+    if isinstance(end, Advice):
+        print(f"{end.title}\n")
+        for reason in end.reasons:
+            print(f"  {reason}")
+        print()
+        for command in end.commands:
+            print(f"    {command}")
+        return
+    print(f"{end.text}\n")
+    rows = []
+    for branch in end.branches:
+        further = ",".join([*answers, branch.key])
+        rows.append((f"penstock advise {name} --answers {further}", branch.label))
+    print_table(("", ""), rows)
+
+
+def _path(found: Walk) -> list[dict[str, str]]:
+    return [{"id": question.id, "answer": branch.key} for question, branch in found.path]
+
+
+def _list(config: Config) -> int:
+    if config.json:
+        print_json([tree_data(tree) for tree in trees.TREES.values()])
+        return 0
+    rows = [(name, tree.title) for name, tree in trees.TREES.items()]
+    print_table(("", ""), [*rows, ("checklist", "What must hold before production, and before a load test counts")])
+    print_table(("", ""), [("cheatsheet", "Symptoms and their technique, layers and their faults")])
+    return 0
+
+
+def _checklist(config: Config) -> int:
+    if config.json:
+        print_json(checklists_data())
+        return 0
+    for name, items in CHECKLISTS.items():
+        print_table((name, "evidence", "remedy"), [(item.text, item.evidence, item.remedy) for item in items])
+        print()
+    return 0
+
+
+def _cheatsheet(config: Config) -> int:
+    if config.json:
+        print_json(cheatsheet_data())
+        return 0
+    rows: list[tuple[Any, ...]] = [(one.symptom, one.technique, one.layer, one.parameter) for one in REMEDIES]
+    print_table(("symptom", "technique", "layer", "parameter"), rows)
+    print()
+    print_table(
+        ("layer", "", "typical fault", "look at"), [(one.layer, one.name, one.fault, one.look_at) for one in LAYERS]
+    )
+    print()
+    for number, step in enumerate(LOOP, 1):
+        print(f"{number}. {step.title}: {step.text}")
+    return 0
+
+
+PAGES: Mapping[str, Callable[[Config], int]] = {"checklist": _checklist, "cheatsheet": _cheatsheet}

@@ -1,0 +1,95 @@
+"""`penstock lint CONFIG`: the common mistakes of a deployment's settings, read from the file that serve and simulate read."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from penstock.advise.lint import Setup, findings_data, lint, setup_of
+from penstock.console.show import print_json, print_table
+from penstock.errors import ConfigError
+
+FOUND_STATUS = 1
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tell common mistakes in a deployment's settings.
+
+    The file is one of serve, simulate or plan (TOML or JSON). It may also tell what those do not read: context_p99, readiness,
+    liveness_s, load_s, max_tokens, client_timeout_s, e2e_p99_s and so on. Exit status 1: something was found.
+    """
+
+    file: Path = field(metadata={"positional": True, "metavar": "CONFIG"})
+    """Config file to examine"""
+    json: bool = False
+    """Print JSON for machines"""
+
+
+def run(config: Config) -> int:
+    values = read(config.file)
+    findings = lint(read_setup(values))
+    if config.json:
+        known = {one.name for one in fields(Setup)}
+        ignored = sorted(set(values) - known)
+        print_json({"file": str(config.file), "findings": findings_data(findings), "not_examined": ignored})
+    elif findings:
+        print_table(("setting", "found", "remedy"), [(one.setting, one.found, one.remedy) for one in findings])
+    else:
+        print(f"{config.file}: none of the common mistakes")
+    return FOUND_STATUS if findings else 0
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Every leaf of the file by its name, in whatever table it lies."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES).decode("utf-8-sig")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; name a config file") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is neither TOML nor JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds no settings: the outermost value must be an object of keys")
+    return dict(_leaves(data))
+
+
+def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield key.replace("-", "_"), value
+
+
+def read_setup(values: Mapping[str, Any]) -> Setup:
+    """What the rules look at; an SLO in words and lengths as distributions are read here."""
+    from penstock.cli.bench.config import parse_slo
+    from penstock.workload import lengths
+
+    known = dict(values)
+    if isinstance(known.get("slo"), str):
+        slo = parse_slo(known["slo"])
+        known = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s} | known
+    kinds = [lengths.parse(str(known[name])) for name in ("prompts", "answers") if known.get(name)]
+    if kinds and "lengths" not in known:
+        known["lengths"] = "even" if all(isinstance(kind, lengths.Fixed) for kind in kinds) else "mixed"
+    if "replicas" in known and known.get("scale_to") and "scale_from" not in known:
+        known["scale_from"] = known["replicas"]
+    _check_types(known)
+    return setup_of(known)
+
+
+def _check_types(known: Mapping[str, Any]) -> None:
+    """A number where a number belongs: the rules compare."""
+    from typing import get_type_hints
+
+    for name, hint in get_type_hints(Setup).items():
+        value = known.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and ("float" in str(hint) or "int |" in str(hint)) and not is_number:
+            raise ConfigError(f"{name} is {value!r}; it takes a number")
