@@ -1,29 +1,52 @@
-"""How answers are worded: what every voice offers, and the stream of bytes or whole object it makes of a call."""
+"""How OpenAI's API words errors, headers and signs of life. What belongs to no other dialect is worded so too."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from penstock.server.http.call import Call
-from penstock.server.http.faults import ApiError
-from penstock.server.openai.writer import Piece
+import msgspec
+
+from penstock.server.faults import ApiError, ErrorKind
+from penstock.server.http import sse
+
+TYPES: dict[ErrorKind, str] = {
+    ErrorKind.PERMISSION: "permission_error",
+    ErrorKind.RATE_LIMIT: "requests",
+    ErrorKind.QUOTA: "insufficient_quota",
+    ErrorKind.INTERNAL: "server_error",
+    ErrorKind.UNAVAILABLE: "server_error",
+    ErrorKind.DEADLINE: "server_error",
+}
+"""Other kinds are the client's fault: `invalid_request_error`."""
 
 
-class Voice(Protocol):
-    """One kind of answer. Bytes are events of a stream; `whole` is the answer in one piece."""
+class OpenAiDialect:
+    name = "openai"
+    stream_headers = sse.HEADERS
+    ping = sse.PING
 
-    def opening(self) -> bytes:
-        """Before anything is known."""
+    def error(self, error: ApiError, request_id: str) -> tuple[int, bytes]:
+        return error.status, msgspec.json.encode(error_value(error))
 
-    def telling(self, pieces: Sequence[Piece]) -> bytes:
-        """News, in order."""
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        return sse.event(error_value(error))
 
-    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        """After the last news."""
+    def headers(self, request_id: bytes, spent_ms: int) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"x-request-id", request_id),
+            (b"openai-version", b"2020-10-01"),
+            (b"openai-processing-ms", str(spent_ms).encode()),
+        ]
 
-    def failing(self, error: ApiError) -> bytes:
-        """The stream breaks off."""
+    def progress(self, progress: dict[str, Any]) -> bytes:
+        return b"event: progress\n" + sse.event(progress)
 
-    def keep(self, pieces: Sequence[Piece]) -> None:
-        """Remember news for `whole`."""
+    def comment(self, progress: dict[str, Any]) -> bytes:
+        return sse.progress_comment(progress)
 
-    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]: ...
+
+DIALECT = OpenAiDialect()
+
+
+def error_value(error: ApiError) -> dict[str, dict[str, str | None]]:
+    """All four keys are always there; `code` is a text or null."""
+    name = TYPES.get(error.kind, "invalid_request_error")
+    return {"error": {"message": error.message, "type": name, "param": error.param, "code": error.code}}

@@ -1,0 +1,193 @@
+"""From OpenAI's bodies of chats and completions to a generation."""
+
+from typing import Any
+
+from penstock.server.faults import invalid, unsupported
+from penstock.server.generation import (
+    TEXT,
+    CacheHints,
+    Chat,
+    ChatMessage,
+    Delivery,
+    Generation,
+    OutputForm,
+    SamplingOptions,
+    Texts,
+    ToolCall,
+)
+from penstock.server.openai.caching import cache_hints
+from penstock.server.openai.protocol import ChatBody, CompletionBody, Message, Part, Sampling, TokenizeBody
+from penstock.server.openai.tools import tool_choice_of, tools_of
+
+TIER_PRIORITY = {"flex": -1, "priority": 1, "fast": 1}
+DEFAULT_TOKENS = 16
+"""Of a completion that asks for no number."""
+WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
+"""Where a part of each type has its words."""
+
+
+def chat_generation(body: ChatBody) -> Generation:
+    _refuse_what_is_not_served(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise invalid("set continue_final_message or add_generation_prompt, not both", "continue_final_message")
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    chat = Chat(
+        messages=messages_of(body.messages),
+        tools=tools_of(body.tools),
+        tool_choice=tool_choice_of(body.tool_choice, body.parallel_tool_calls),
+        variables=variables,
+        adds_generation_prompt=body.add_generation_prompt is not False,
+        continues_final=bool(body.continue_final_message),
+    )
+    tier = TIER_PRIORITY.get(body.service_tier or "", 0)
+    return Generation(
+        prompt=chat,
+        sampling=sampling_options(
+            body,
+            max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+            num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        ),
+        output=output_form(body.response_format),
+        cache=cache_hints(body, len(chat.messages), body.cache_salt or ""),
+        priority=tier if body.priority is None else body.priority,
+        deadline_ms=body.deadline_ms,
+        kept_prompt_tokens=body.truncate_prompt_tokens,
+        param="messages",
+    )
+
+
+def text_generation(body: CompletionBody) -> Generation:
+    if body.suffix:
+        raise unsupported("suffix", "put the whole text into the prompt")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        raise unsupported("best_of", "ask for n choices and choose among them")
+    max_tokens = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    if not max_tokens and not body.echo:
+        raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
+    num_prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        num_prompt_logprobs = max(body.logprobs, num_prompt_logprobs or 0)
+    sampling = sampling_options(
+        body, max_tokens=max_tokens or 1, num_logprobs=body.logprobs, num_prompt_logprobs=num_prompt_logprobs
+    )
+    return Generation(
+        prompt=Texts(given=body.prompt, adds_special=body.add_special_tokens is not False),
+        sampling=sampling,
+        cache=CacheHints(salt=body.cache_salt or ""),
+        priority=body.priority or 0,
+        deadline_ms=body.deadline_ms,
+        kept_prompt_tokens=body.truncate_prompt_tokens,
+        param="prompt",
+    )
+
+
+def tokenize_chat(body: TokenizeBody) -> Chat:
+    return Chat(
+        messages=messages_of(body.messages or []), adds_generation_prompt=body.add_generation_prompt is not False
+    )
+
+
+def delivery_of(body: Sampling) -> Delivery:
+    return Delivery(
+        is_stream=bool(body.stream),
+        tells_progress=bool(body.stream_options and body.stream_options.include_progress),
+        tells_timings=bool(body.return_timings),
+    )
+
+
+def sampling_options(
+    body: Sampling, *, max_tokens: int | None, num_logprobs: int | None, num_prompt_logprobs: int | None = None
+) -> SamplingOptions:
+    stops = () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    return SamplingOptions(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=body.logit_bias,
+        allowed_token_ids=body.allowed_token_ids,
+        seed=body.seed,
+        n=body.n,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        stops=stops,
+        stop_token_ids=body.stop_token_ids,
+        includes_stop=bool(body.include_stop_str_in_output),
+        ignores_eos=bool(body.ignore_eos),
+        skips_special=body.skip_special_tokens is not False,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+    )
+
+
+def output_form(given: dict[str, Any] | None) -> OutputForm:
+    kind = (given or {}).get("type", "text")
+    if given is None or kind == "text":
+        return TEXT
+    if kind == "json_object":
+        return OutputForm("json")
+    if kind == "json_schema":
+        schema = (given.get("json_schema") or {}).get("schema") if isinstance(given.get("json_schema"), dict) else None
+        if not isinstance(schema, dict):
+            raise invalid("response_format.json_schema.schema must be a JSON schema", "response_format")
+        return OutputForm("schema", schema)
+    raise invalid("response_format.type must be text, json_object or json_schema", "response_format")
+
+
+def messages_of(messages: list[Message]) -> tuple[ChatMessage, ...]:
+    return tuple(_message(message, number) for number, message in enumerate(messages))
+
+
+def _message(message: Message, number: int) -> ChatMessage:
+    """Parts that are not text are refused: nothing of them would reach the model."""
+    where = f"messages[{number}].content"
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(_words(part, where, place) for place, part in enumerate(content))
+    if content is None and message.role != "assistant":
+        raise invalid(f"messages[{number}] has no content; send some text", where)
+    return ChatMessage(
+        role="system" if message.role == "developer" else message.role,
+        content=content,
+        reasoning=message.reasoning_content or message.reasoning or "",
+        tool_calls=tuple(_tool_call(call, number) for call in message.tool_calls or ()),
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def _words(part: Part, where: str, place: int) -> str:
+    name = WORDS.get(part.type)
+    if name is None:
+        raise unsupported(f"{where} of type {part.type[:40]}", "send text")
+    words: str | None = getattr(part, name)
+    if words is None:
+        raise invalid(f"{where}[{place}] of type {part.type} has no {name}; send it", f"{where}[{place}].{name}")
+    return words
+
+
+def _tool_call(call: dict[str, Any], number: int) -> ToolCall:
+    function = call.get("function")
+    where = f"messages[{number}].tool_calls"
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"{where} has a call without a function's name; send it", where)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        raise invalid(f"{where}: arguments must be a JSON text", where)
+    return ToolCall(str(call.get("id") or ""), function["name"], arguments)
+
+
+def _refuse_what_is_not_served(body: ChatBody) -> None:
+    if body.modalities not in (None, [], ["text"]):
+        raise unsupported("modalities", 'ask for ["text"]')
+    if body.verbosity not in (None, "medium"):
+        raise unsupported("verbosity", "ask for the length in the messages")
+    if body.store:
+        raise unsupported("store", "answers are not kept; send false")

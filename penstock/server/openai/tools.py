@@ -1,0 +1,55 @@
+"""Tools as OpenAI's bodies describe them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.server.faults import invalid, unsupported
+from penstock.server.generation import Tool, ToolChoice
+
+MAX_NAME = 64
+
+
+def tools_of(given: Sequence[dict[str, Any]] | None) -> tuple[Tool, ...]:
+    return tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(given or ()))
+
+
+def tool_choice_of(choice: str | dict[str, Any] | None, is_parallel: bool | None) -> ToolChoice:
+    """`auto`, `none`, `required`, one function by its name, or those that are allowed."""
+    parallel = is_parallel is not False
+    if choice in (None, "auto", "none", "required"):
+        return ToolChoice(choice or "auto", (), parallel)  # type: ignore[arg-type]
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        if choice.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str):
+            return ToolChoice("required", (function["name"],), parallel)
+        if choice.get("type") == "allowed_tools":
+            allowed = choice.get("allowed_tools", choice)
+            mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
+            names = tuple(_allowed_name(tool) for tool in allowed.get("tools") or ()) if isinstance(allowed, dict) else ()
+            if mode in ("auto", "required") and names:
+                return ToolChoice(mode, names, parallel)
+    raise invalid(
+        "tool_choice must be auto, none, required, a function by its name, or allowed_tools", "tool_choice"
+    )
+
+
+def _allowed_name(tool: Any) -> str:
+    function = tool.get("function", tool) if isinstance(tool, dict) else {}
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise invalid("tool_choice allows a tool without a name; name it", "tool_choice")
+    return name
+
+
+def _tool(tool: dict[str, Any], where: str) -> Tool:
+    if tool.get("type", "function") != "function":
+        raise unsupported(f"{where} of type {str(tool.get('type'))[:40]}", "describe it as a function")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise invalid(f"{where}.function is missing; send it", f"{where}.function", "missing_required_parameter")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise invalid(f"{where}.function.name is missing; send it", f"{where}.function.name")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise invalid(f"{where}.function.parameters must be a JSON schema", f"{where}.function.parameters")
+    return Tool(name, str(function.get("description") or ""), parameters, bool(function.get("strict")))

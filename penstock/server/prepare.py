@@ -1,0 +1,251 @@
+"""From a generation to a call of one model: prompts as tokens, sampling parameters, text rules, deadline.
+
+Everything that can be wrong with a request is found here, before the first byte of an answer. Knows no dialect.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from penstock.core.request import SamplingParams
+from penstock.errors import RequestError
+from penstock.server.call import Call, CallParameters
+from penstock.server.faults import Overflow, invalid, unsupported
+from penstock.server.generation import Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
+from penstock.server.served import ServedModel
+from penstock.text.stop import StopSet
+from penstock.text.stream import TextRules
+from penstock.text.tokenizer import Tokenizer
+
+INLINE_CHARACTERS = 16_384
+"""Longer texts are tokenized on another thread, so that nobody waits for them."""
+MAX_ITEMS = 2048
+MAX_CHOICES = 1024
+"""Choices of one call, over all its prompts."""
+
+
+class RenderedPrompt(NamedTuple):
+    text: str
+    token_ids: tuple[int, ...]
+
+
+async def prepare(model: ServedModel, caller: Caller, generation: Generation) -> Call:
+    """The call, checked against the model's limits."""
+    model.check_generates()
+    _refuse_what_is_not_served(generation)
+    prompt, sampling = generation.prompt, generation.sampling
+    if isinstance(prompt, Chat):
+        rendered = await prompt_of_chat(model, prompt)
+        prompts, text, continues = [rendered.token_ids], rendered.text, False
+    else:
+        prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
+        text, continues = "", True
+    if generation.kept_prompt_tokens is not None:
+        prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
+    if len(prompts) * (sampling.n or 1) > MAX_CHOICES:
+        raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
+    parameters = CallParameters(
+        params=sampling_params(model, sampling),
+        rules=_text_rules(model, sampling, text, continues=continues),
+        priority=generation.priority,
+        deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
+        tenant=caller.tenant,
+        salt=f"{caller.tenant}/{generation.cache.salt}",
+    )
+    call = Call(model.client, model.tokenizer, prompts, parameters)
+    _check(call, model, generation.param)
+    return call
+
+
+def _refuse_what_is_not_served(generation: Generation) -> None:
+    if isinstance(generation.prompt, Chat):
+        if generation.prompt.tools:
+            raise unsupported("tools", "describe what to call in the messages")
+        if generation.prompt.tool_choice.mode == "required":
+            raise unsupported("tool_choice", "leave it out")
+    if generation.output.kind != "text":
+        raise unsupported(generation.output.param, "ask for the form in the messages, or for plain text")
+
+
+def _check(call: Call, model: ServedModel, param: str) -> None:
+    try:
+        call.check()
+    except RequestError as error:
+        if error.code != "context_length_exceeded":
+            raise invalid(str(error), error.param, error.code) from None
+        longest = max(map(len, call.prompts))
+        overflow = Overflow(longest, call.parameters.params.max_tokens or 1, model.facts.max_context)
+        raise invalid(str(error), param, error.code, overflow=overflow) from None
+
+
+# Prompts
+
+
+async def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> tuple[int, ...]:
+    if len(text) <= INLINE_CHARACTERS:
+        return tuple(tokenizer.encode(text, special=special))
+    return tuple(await asyncio.to_thread(tokenizer.encode, text, special=special))
+
+
+async def prompt_of_chat(model: ServedModel, chat: Chat) -> RenderedPrompt:
+    """The chat as the model's template writes it, and its tokens."""
+    template = model.text.template
+    if template is None:
+        raise invalid("this model has no chat template; use /v1/completions", "messages", "unsupported_model")
+    messages = [template_message(message) for message in chat.messages]
+    options: dict[str, Any] = {
+        "now": datetime.now(),
+        "add_generation_prompt": chat.adds_generation_prompt and not chat.continues_final,
+        "continue_final_message": chat.continues_final,
+        "variables": dict(chat.variables),
+    }
+    if chat.tools and chat.tool_choice.mode != "none":
+        options["tools"] = [template_tool(tool) for tool in chat.tools]
+    size = sum(len(message.get("content") or "") for message in messages)
+    if size <= INLINE_CHARACTERS:
+        text = template.render(messages, **options)
+    else:
+        text = await asyncio.to_thread(template.render, messages, **options)
+    token_ids = await encode(model.tokenizer, text, special=False)
+    return RenderedPrompt(text, (*chat.earlier, *token_ids) if chat.earlier else token_ids)
+
+
+def template_message(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates read it."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        plain["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.name:
+        plain["name"] = message.name
+    return plain
+
+
+def template_tool(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": dict(tool.parameters or {"type": "object"}),
+        },
+    }
+
+
+def _arguments(text: str) -> Any:
+    """Templates write the object out themselves; what is no object stays as the model wrote it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+async def prompts_of(
+    model: ServedModel, given: Any, param: str, *, special: bool = True, max_items: int = MAX_ITEMS
+) -> list[tuple[int, ...]]:
+    """One or many prompts, as texts or as token ids."""
+    if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
+        given = [given]
+    if not given:
+        raise invalid(f"{param} is empty; send a text or token ids", param)
+    if len(given) > max_items:
+        raise invalid(f"{param} has {len(given):,} items; send at most {max_items:,}", param)
+    if len({type(item) for item in given}) > 1 or isinstance(given[0], int):
+        raise invalid(f"{param} mixes texts and token ids; send one kind", param)
+    prompts = []
+    for item in given:
+        if isinstance(item, str):
+            prompts.append(await encode(model.tokenizer, item, special=special))
+        else:
+            check_ids(item, model.vocab_size, param)
+            prompts.append(tuple(item))
+    if not all(prompts):
+        raise invalid(f"{param} holds an empty prompt; send at least one token", param)
+    return prompts
+
+
+# Sampling
+
+
+def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParams:
+    vocab_size = model.vocab_size
+    ends = () if asked.ignores_eos else model.tokenizer.eos_ids
+    stop_token_ids = {*ends, *_token_set(asked.stop_token_ids, vocab_size, "stop_token_ids")}
+    return SamplingParams(
+        temperature=_or(asked.temperature, 1.0),
+        top_k=max(_or(asked.top_k, 0), 0),
+        top_p=_or(asked.top_p, 1.0),
+        min_p=_or(asked.min_p, 0.0),
+        presence_penalty=_or(asked.presence_penalty, 0.0),
+        frequency_penalty=_or(asked.frequency_penalty, 0.0),
+        repetition_penalty=_or(asked.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(asked, vocab_size),
+        allowed_token_ids=_token_set(asked.allowed_token_ids, vocab_size, "allowed_token_ids"),
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+        max_tokens=asked.max_tokens,
+        min_tokens=_or(asked.min_tokens, 0),
+        stop=asked.stops,
+        stop_token_ids=tuple(stop_token_ids),
+        logprobs=asked.num_logprobs,
+        prompt_logprobs=asked.num_prompt_logprobs,
+        n=_or(asked.n, 1),
+    )
+
+
+def _text_rules(model: ServedModel, asked: SamplingOptions, prompt_text: str, *, continues: bool) -> TextRules:
+    style = None if continues else model.text.style
+    return TextRules(
+        stops=StopSet(asked.stops),
+        include_stop=asked.includes_stop,
+        min_tokens=_or(asked.min_tokens, 0),
+        style=style,
+        is_open=style is not None and style.is_open(prompt_text),
+        skip_special=asked.skips_special,
+        at_start=not continues,
+    )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _logit_bias(asked: SamplingOptions, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, bias in (asked.logit_bias or {}).items():
+        if not key.isdecimal() or not key.isascii() or int(key) >= vocab_size:
+            raise invalid(f"logit_bias has the key {key!r}; keys are token ids below {vocab_size}", "logit_bias")
+        pairs.append((int(key), bias))
+    return tuple(pairs)
+
+
+def _token_set(given: Sequence[int] | None, vocab_size: int, param: str) -> tuple[int, ...]:
+    check_ids(given or (), vocab_size, param)
+    return tuple(given or ())
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise invalid(f"{param} has the token id {max(token_ids)}; ids are below {vocab_size}", param)
+
+
+def _deadline_s(*deadlines_ms: float | None) -> float | None:
+    """The earlier of those that were named."""
+    named = [deadline_ms for deadline_ms in deadlines_ms if deadline_ms is not None]
+    return time.monotonic() + min(named) / 1000 if named else None
+
+

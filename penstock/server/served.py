@@ -1,0 +1,144 @@
+"""What is served: one value per model, and the table of them.
+
+A served model is its engine, its text and the facts of both, with who may come in and what is counted. Routes find theirs in
+the table by the name a client sent; nothing here knows a dialect.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from penstock.engine.client import EngineClient, Facts
+from penstock.server.admission import Admission
+from penstock.server.call import greedy_canary
+from penstock.server.faults import ApiError, ErrorKind, busy, invalid
+from penstock.server.meters import Meters
+from penstock.server.text import Text
+from penstock.text.tokenizer import Tokenizer
+
+FRESH_S = 2.0
+"""An engine heard this long ago is alive; a token this old still proves it."""
+CANARY_S = 2.0
+DEFAULT_NAME = "default"
+
+
+class ServedModel:
+    """Made before its engine is ready; `text` is given when it is. Lives on one event loop."""
+
+    def __init__(self, client: EngineClient, *, num_tenants: int) -> None:
+        self.client = client
+        self.admission = Admission(client, num_tenants=num_tenants)
+        self.meters = Meters(client, self.admission)
+        self.created = int(time.time())
+        self._text: Text | None = None
+        self._canary_s = -1e9
+        client.on_step = self.meters.observe
+
+    @property
+    def is_open(self) -> bool:
+        """It can take requests: words and weights are there."""
+        return self._text is not None
+
+    @property
+    def text(self) -> Text:
+        if self._text is None:
+            raise loading()
+        return self._text
+
+    @text.setter
+    def text(self, text: Text) -> None:
+        self._text = text
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.tokenizer
+
+    @property
+    def facts(self) -> Facts:
+        if self.client.facts is None:
+            raise loading()
+        return self.client.facts
+
+    @property
+    def name(self) -> str:
+        return self.facts.model
+
+    @property
+    def vocab_size(self) -> int:
+        return self.facts.vocab_size
+
+    def check_generates(self) -> None:
+        if not self.facts.can_generate:
+            raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
+
+    @property
+    def is_alive(self) -> bool:
+        """The engine has been heard lately."""
+        return self.client.is_ready and self.client.silence_s < FRESH_S
+
+    async def is_ready(self) -> bool:
+        """A token has come through the real path lately, or comes now."""
+        if not self.is_open or not self.is_alive:
+            return False
+        now = time.monotonic()
+        if not self.facts.can_generate:
+            return True
+        if now - max(self._canary_s, self.meters.last_token_s) < FRESH_S:
+            return True
+        request = greedy_canary(self.client.next_id())
+        stream = self.client.submit(request)
+        try:
+            async with asyncio.timeout(CANARY_S):
+                async for delta in stream:
+                    if delta.token_ids:
+                        self._canary_s = time.monotonic()
+                        return True
+        except TimeoutError:
+            return self.meters.last_token_s > now
+        finally:
+            self.client.cancel(request.request_id)
+        return False
+
+
+class ServedModels:
+    """The table. An empty name, or `default`, means the first."""
+
+    def __init__(self, *models: ServedModel) -> None:
+        self._models = list(models)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def first(self) -> ServedModel:
+        return self._models[0]
+
+    @property
+    def only(self) -> ServedModel | None:
+        """The one model there is: requests are admitted to it before their bodies are read."""
+        return self._models[0] if len(self._models) == 1 else None
+
+    @property
+    def known(self) -> list[ServedModel]:
+        """Those whose facts are known."""
+        return [model for model in self._models if model.client.facts is not None]
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model a client means. Raises an error that names those there are."""
+        if not name or name == DEFAULT_NAME:
+            return self.first
+        for model in self._models:
+            if model.client.facts is not None and model.name == name:
+                return model
+        there = ", ".join(repr(model.name) for model in self.known[:20])
+        if not there:
+            raise loading()
+        message = f"the model {name[:80]!r} is not served here; it is {there}"
+        raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
+
+
+def loading() -> ApiError:
+    return busy("the model is being loaded; try again in a moment", 1, code="model_loading")

@@ -1,0 +1,77 @@
+"""What a generated text is made of: reasoning, content, tool calls, in the order they were written.
+
+Owns the segment types that every reader of a text knows. Joining the segments of a text gives the same whatever pieces it came
+in. Knows nothing of tokens, of a model's markers or of the wire.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+
+class ReasoningText(NamedTuple):
+    text: str
+
+
+class ContentText(NamedTuple):
+    text: str
+
+
+class ToolCallStart(NamedTuple):
+    """A call begins. `index` counts the calls of one choice from 0."""
+
+    index: int
+    name: str
+    call_id: str = ""
+    """As the model named it; most models name none."""
+
+
+class ToolCallArguments(NamedTuple):
+    """A part of the JSON text of a call's arguments; the parts of a call join to one valid object."""
+
+    index: int
+    text: str
+
+
+class ToolCallEnd(NamedTuple):
+    index: int
+
+
+Segment = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd
+Segments = tuple[Segment, ...]
+
+
+class ContentParser(Protocol):
+    """Finds tool calls in content as it comes; what is no call is content. The pieces do not matter."""
+
+    def feed(self, text: str) -> Segments: ...
+
+    def flush(self) -> Segments:
+        """What was held back, once nothing follows."""
+        ...
+
+
+MakeContentParser = Callable[[], ContentParser]
+
+
+def content_of(segments: Iterable[Segment]) -> str:
+    return "".join([segment.text for segment in segments if type(segment) is ContentText])
+
+
+def reasoning_of(segments: Iterable[Segment]) -> str:
+    return "".join([segment.text for segment in segments if type(segment) is ReasoningText])
+
+
+def joined(segments: Iterable[Segment]) -> Segments:
+    """The same text in as few segments as there can be: neighbours of one kind become one."""
+    parts: list[Segment] = []
+    for segment in segments:
+        last = parts[-1] if parts else None
+        if isinstance(segment, ContentText) and isinstance(last, ContentText):
+            parts[-1] = ContentText(last.text + segment.text)
+        elif isinstance(segment, ReasoningText) and isinstance(last, ReasoningText):
+            parts[-1] = ReasoningText(last.text + segment.text)
+        elif isinstance(segment, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            parts[-1] = ToolCallArguments(last.index, last.text + segment.text)
+        else:
+            parts.append(segment)
+    return tuple(parts)
