@@ -85,7 +85,7 @@ class Running:
         if choice.finish is not None:
             return False
         ended_by_token = delta.finish is not None and delta.finish.reason is FinishReason.STOP
-        text = TextDelta("", "", None)
+        text = TextDelta(())
         num_before = stream.num_tokens if stream else 0
         if stream is not None:
             text = stream.feed(delta.token_ids, silent_last=ended_by_token)
@@ -100,8 +100,7 @@ class Running:
         elif delta.finish is not None:
             choice.finish, choice.stop = delta.finish, delta.finish.stop_token_id
         if choice.finish is not None and stream is not None:
-            rest = stream.finish()
-            text = TextDelta(text.reasoning + rest.reasoning, text.content + rest.content, text.stop)
+            text = text.then(stream.finish())
         choice.text += text.content
         choice.reasoning += text.reasoning
         self.news.append((self, Update(self.completion, delta.choice, text.content, text.reasoning, num_kept)))

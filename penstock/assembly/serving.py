@@ -25,6 +25,7 @@ from penstock.server.front import Front
 from penstock.server.http.connection import Connection
 from penstock.server.http.record import Recorder
 from penstock.server.http.trace import Tracer
+from penstock.server.served import ServedModel, ServedModels
 from penstock.server.text import Text
 
 KEEP_ALIVE_S = 75
@@ -64,14 +65,15 @@ class Serving:
         self._phases: list[tuple[str, float]] = []
         self._client = client
         self._client.on_phase = self._on_phase
-        self._front = Front(self._client, server, _version())
+        self._model = ServedModel(client, num_tenants=len(server.api_key))
+        self._front = Front(ServedModels(self._model), server, _version())
         self._first_signal: signal.Signals | None = None
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
 
     async def run(self) -> int:
         if self._config.record is not None:
-            self._front.meters.recorder = Recorder(self._config.record, self._start_s)
+            self._model.meters.recorder = Recorder(self._config.record, self._start_s)
         if self._config.otlp_endpoint is not None:
             self._front.tracer = Tracer(self._config.otlp_endpoint, self._front.version)
         listener = _bind(self._config.host, self._config.port)
@@ -112,7 +114,7 @@ class Serving:
                     return False
                 if awaited.done():
                     awaited.result()
-            self._front.text = words.result()
+            self._model.text = words.result()
             gc.freeze()  # what is here now stays: later collections need not look at it
             if self._client.facts is not None:
                 seconds = time.monotonic() - self._start_s
@@ -137,7 +139,7 @@ class Serving:
     async def _stop(self) -> int:
         """Let answers in progress end; a second signal, or the end of our patience, cuts them off."""
         front = self._front
-        num_open = front.admission.num_open
+        num_open = front.num_open
         if num_open:
             answers = "1 answer" if num_open == 1 else f"{num_open} answers"
             print(f"penstock: finishing {answers}; once more to cut short", file=sys.stderr)
@@ -146,13 +148,13 @@ class Serving:
         await _first(drain, hurry)
         drain.cancel()
         hurry.cancel()
-        num_dropped = front.admission.num_open
+        num_dropped = front.num_open
         if num_dropped:
             print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
             await self._client.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
-                    while front.admission.num_open:
+                    while front.num_open:
                         await asyncio.sleep(0.01)
         return DROPPED_STATUS if num_dropped else 0
 

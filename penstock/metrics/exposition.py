@@ -110,14 +110,22 @@ Metric = Counter | Gauge | Buckets
 
 def exposition(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
     """All metrics as text; `common` labels are put on every sample."""
-    shared = tuple(common.items())
-    lines: list[str] = []
-    for metric in metrics:
-        family = f"{metric.name}_total" if metric.kind == "counter" else metric.name
-        lines.append(f"# HELP {family} {_escaped(metric.help)}")
-        lines.append(f"# TYPE {family} {metric.kind}")
-        lines.extend(f"{name}{_braced(shared + labels)} {_number(value)}" for name, labels, value in metric.samples())
-    return "\n".join([*lines, ""])
+    return exposition_of_all([(metrics, common)])
+
+
+def exposition_of_all(groups: Iterable[tuple[Iterable[Metric], Mapping[str, str]]]) -> str:
+    """Metrics of several things with labels that tell them apart: those of one name are one family."""
+    families: dict[str, list[str]] = {}
+    for metrics, common in groups:
+        shared = tuple(common.items())
+        for metric in metrics:
+            family = f"{metric.name}_total" if metric.kind == "counter" else metric.name
+            head = [f"# HELP {family} {_escaped(metric.help)}", f"# TYPE {family} {metric.kind}"]
+            lines = families.setdefault(family, head)
+            lines.extend(
+                f"{name}{_braced(shared + labels)} {_number(value)}" for name, labels, value in metric.samples()
+            )
+    return "\n".join([*(line for lines in families.values() for line in lines), ""])
 
 
 def _braced(labels: Labels) -> str:

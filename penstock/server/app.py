@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
+from penstock.server.dialect import Dialect
 from penstock.server.front import Front
 from penstock.server.http import docs, health
 from penstock.server.http.guard import Guard
+from penstock.server.openai import dialect as openai
 from penstock.server.openai.chat import complete_chat
 from penstock.server.openai.completions import complete_text
 from penstock.server.openai.embeddings import embed, rerank
@@ -74,21 +76,26 @@ def make_app(front: Front) -> Guard:
         for method, handler in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False)
-    guard = Guard(router, front.config, partial(_count, front), partial(_trace, front))
+    guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_trace, front))
     guard.state.front = front
     guard.state.routes = ROUTES
     return guard
 
 
+def dialect_of(path: str, is_anthropic: bool) -> Dialect:
+    """How answers on a path are worded, errors of paths that are not there included."""
+    return openai.DIALECT
+
+
 def _count(front: Front, scope: dict[str, Any], status: int) -> None:
-    front.meters.http.add(1, (("route", _path(scope)), ("status", str(status))))
+    front.http_responses.add(1, (("route", _path(scope)), ("status", str(status))))
 
 
 def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:
     """Tell the collector, if there is one, of a request for work; a fault in telling is nobody else's."""
     if front.tracer is None or scope["method"] != "POST":
         return
-    model = front.client.facts.model if front.client.facts else ""
+    model = scope.get("penstock.model") or front.models.first.known_name
     try:
         front.tracer.tell(scope, _path(scope), status, start_s, model)
     except Exception as error:

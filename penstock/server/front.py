@@ -1,85 +1,76 @@
-"""What all routes share: the engine, the model's text, the meters, and the calls in progress."""
+"""What all routes share: the models that are served, the calls in progress, and the way of a call from body to answer.
+
+Knows no dialect: a route reads a body of its own, makes a `Prepared` call of it, and hands it back here.
+"""
 
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request
 
 from penstock.config import ServerConfig
-from penstock.engine.client import EngineClient, Facts
-from penstock.errors import RequestError
-from penstock.server.http.admission import Admission
+from penstock.metrics.exposition import Counter, exposition_of_all
+from penstock.server.dialect import AnswerEncoder
+from penstock.server.generation import Caller, Delivery
 from penstock.server.http.answer import Answer
 from penstock.server.http.body import parse, read_body
-from penstock.server.http.call import Call, Wishes, greedy_canary
-from penstock.server.http.calls import Calls
-from penstock.server.http.faults import ApiError, busy, invalid, unsupported
-from penstock.server.http.meters import Meters
+from penstock.server.http.call import Call
+from penstock.server.http.calls import Calls, OpenCall
+from penstock.server.http.faults import busy, invalid, unsupported
 from penstock.server.http.trace import Tracer
-from penstock.server.openai.dialect import Voice
-from penstock.server.openai.protocol import Sampling
-from penstock.server.text import Text
-from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.server.served import ServedModel, ServedModels, loading
 
 B = TypeVar("B", bound=Struct)
 
-FRESH_S = 2.0
-"""An engine heard this long ago is alive; a token this old still proves it."""
-CANARY_S = 2.0
+DEADLINE_HEADER = "x-request-timeout-ms"
+IGNORED_HEADER = b"x-penstock-ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[B]):
+    """A request that was let in: its checked body, the model it is for, and who sent it."""
+
+    body: B
+    model: ServedModel
+    caller: Caller
+    ignored: tuple[str, ...]
+    """Fields of the body that nothing reads."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        names = ", ".join(self.ignored)[:1000].encode("ascii", "replace")
+        return [(IGNORED_HEADER, names)] if self.ignored else []
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that could be made, and how its answer is worded and sent."""
+
+    model: ServedModel
+    call: Call
+    encoder: AnswerEncoder
+    delivery: Delivery
 
 
 class Front:
-    """Made before the engine is ready; `text` is given when it is. Lives on one event loop."""
+    """Shared by all requests. Lives on one event loop."""
 
-    def __init__(self, client: EngineClient, config: ServerConfig, version: str) -> None:
-        self.client = client
+    def __init__(self, models: ServedModels, config: ServerConfig, version: str) -> None:
+        self.models = models
         self.config = config
         self.version = version
         self.fingerprint = f"penstock-{version}"
-        self.admission = Admission(client, num_tenants=len(config.api_key))
-        self.meters = Meters(client, self.admission)
-        self.calls = Calls(self.admission, config.stall_s)
+        self.calls = Calls(config.stall_s)
         self.tracer: Tracer | None = None
+        self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
-        self.created = self.unix_time()
-        self._text: Text | None = None
-        self._canary_s = -1e9
-        client.on_step = self.meters.observe
-
-    # What is served
-
-    @property
-    def text(self) -> Text:
-        if self._text is None:
-            raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
-        return self._text
-
-    @text.setter
-    def text(self, text: Text) -> None:
-        self._text = text
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.text.tokenizer
-
-    @property
-    def facts(self) -> Facts:
-        if self.client.facts is None:
-            raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
-        return self.client.facts
-
-    @property
-    def model(self) -> str:
-        return self.facts.model
-
-    @property
-    def vocab_size(self) -> int:
-        return self.facts.vocab_size
 
     @staticmethod
     def unix_time() -> int:
@@ -89,21 +80,34 @@ class Front:
     def new_id(prefix: str) -> str:
         return prefix + secrets.token_hex(12)
 
-    # A call, from its body to its answer
+    @property
+    def num_open(self) -> int:
+        """Calls admitted and not over."""
+        return sum(model.admission.num_open for model in self.models)
 
-    async def begin(self, request: Request, type_: type[B]) -> tuple[B, tuple[str, ...]]:
-        """The checked body of a call that there is room for, and the fields of it that are ignored."""
+    # A request, from its body to its answer
+
+    async def begin(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> Begun[B]:
+        """Read a request for work that there is room for."""
         self.check_open()
-        if issubclass(type_, Sampling) and not self.facts.can_generate:
-            raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
-        tenant = request.scope.get("penstock.tenant", "")
-        self.admission.enter(tenant)
-        request.scope["penstock.leave"] = partial(self.admission.leave, tenant)
-        return await self.body(request, type_)
+        caller = caller_of(request)
+        only = self.models.only
+        if only is not None:  # decided before a byte of the body is read
+            self._enter(request, only, caller.tenant)
+        body, ignored = await self.body(request, type_, refused)
+        model = self.models.find(getattr(body, "model", None))
+        if only is None:
+            self._enter(request, model, caller.tenant)
+        return Begun(body, model, caller, ignored)
 
-    async def body(self, request: Request, type_: type[B]) -> tuple[B, tuple[str, ...]]:
-        body, ignored = parse(await read_body(request, self.config.max_body_mib << 20), type_)
-        self.check_model(getattr(body, "model", None))
+    async def read(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> Begun[B]:
+        """Read a request that the engine has no part in."""
+        self.check_open()
+        body, ignored = await self.body(request, type_, refused)
+        return Begun(body, self.models.find(getattr(body, "model", None)), caller_of(request), ignored)
+
+    async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
+        body, ignored = parse(await read_body(request, self.config.max_body_mib << 20), type_, refused)
         if ignored and self.config.strict:
             raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
         return body, ignored
@@ -111,100 +115,113 @@ class Front:
     def check_open(self) -> None:
         if self.is_draining:
             raise busy("the server is shutting down; send the request elsewhere", 1, code="shutting_down")
-        if self._text is None:
-            raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
+        if not any(model.is_open for model in self.models):
+            raise loading()
 
-    def check_model(self, name: str | None) -> None:
-        """Clients name the model they mean; an empty name means the one that is served."""
-        if name and name not in (self.model, "default"):
-            raise ApiError(
-                404,
-                f"the model {name[:80]!r} is not served here; it is {self.model!r}",
-                param="model",
-                code="model_not_found",
-            )
+    def _enter(self, request: Request, model: ServedModel, tenant: str) -> None:
+        model.admission.enter(tenant)
+        request.scope["penstock.model"] = model.known_name
+        request.scope["penstock.leave"] = partial(model.admission.leave, tenant)
 
-    def call(self, prompts: Sequence[tuple[int, ...]], wishes: Wishes, *, param: str) -> Call:
-        call = Call(self.client, self.tokenizer, prompts, wishes)
-        try:
-            call.check()
-        except RequestError as error:
-            raise invalid(
-                str(error), param if error.code == "context_length_exceeded" else error.param, error.code
-            ) from None
-        return call
-
-    def answer(self, call: Call, voice: Voice, body: Sampling, ignored: Sequence[str]) -> "Counted":
-        headers = list(self.admission.limits(call.wishes.tenant))
-        if ignored:
-            headers.append((b"x-penstock-ignored", ", ".join(ignored)[:1000].encode("ascii", "replace")))
-        call.tells_progress = bool(body.stream_options and body.stream_options.include_progress)
+    def answer(self, prepared: Prepared, begun: Begun[Any]) -> "Counted":
+        model, call = prepared.model, prepared.call
+        call.tells_progress = prepared.delivery.tells_progress
         answer = Answer(
             call,
-            voice,
-            is_stream=bool(body.stream),
-            timings=self.meters.timings,
-            tells_timings=bool(body.return_timings),
-            retry_after_s=self.admission.retry_after_s,
-            headers=headers,
+            prepared.encoder,
+            prepared.delivery,
+            timings=model.meters.timings,
+            retry_after_s=model.admission.retry_after_s,
+            headers=[*model.admission.limits(begun.caller.tenant), *begun.headers],
         )
-        return Counted(self, call, answer)
+        return Counted(self, prepared, answer)
+
+    # A call that nobody waits for on a connection
+
+    @contextmanager
+    def running(self, prepared: Prepared) -> Iterator[Call]:
+        """The call is begun, counted while it runs, and taken back whatever happens."""
+        call, meters = prepared.call, prepared.model.meters
+        meters.enter(call)
+        try:
+            call.start()
+            yield call
+        finally:
+            call.close()
+            meters.leave(call)
+
+    async def collect(self, prepared: Prepared) -> dict[str, Any]:
+        """The whole answer. Raises Failure when a choice ends badly."""
+        with self.running(prepared) as call:
+            while not call.is_over:
+                prepared.encoder.keep(await call.news())
+            return prepared.encoder.whole(call, None)
 
     # Health
 
+    def render_metrics(self) -> str:
+        """Every model's numbers and the server's own."""
+        groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
+        return exposition_of_all([*groups, ([self.http_responses], {"model_name": self.models.first.known_name})])
+
     @property
     def is_alive(self) -> bool:
-        """The engine has been heard lately."""
-        return self.client.is_ready and self.client.silence_s < FRESH_S
+        """Every engine has been heard lately."""
+        return all(model.is_alive for model in self.models)
 
     async def is_ready(self) -> bool:
-        """A token has come through the real path lately, or comes now."""
-        if self.is_draining or self._text is None or not self.is_alive:
+        """A token has come through the real path of every model lately, or comes now."""
+        if self.is_draining:
             return False
-        now = time.monotonic()
-        if not self.facts.can_generate:
-            return True
-        if now - max(self._canary_s, self.meters.last_token_s) < FRESH_S:
-            return True
-        request = greedy_canary(self.client.next_id())
-        stream = self.client.submit(request)
-        try:
-            async with asyncio.timeout(CANARY_S):
-                async for delta in stream:
-                    if delta.token_ids:
-                        self._canary_s = time.monotonic()
-                        return True
-        except TimeoutError:
-            return self.meters.last_token_s > now
-        finally:
-            self.client.cancel(request.request_id)
-        return False
+        return all(await asyncio.gather(*(model.is_ready() for model in self.models)))
 
     async def drain(self, timeout_s: float) -> None:
         """Let calls in progress end; no new ones come in."""
         self.is_draining = True
         deadline_s = time.monotonic() + timeout_s
-        while self.admission.num_open and time.monotonic() < deadline_s:
+        while self.num_open and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
+
+
+def caller_of(request: Request) -> Caller:
+    scope = request.scope
+    return Caller(
+        tenant=scope.get("penstock.tenant", ""),
+        deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
+        request_id=scope.get("penstock.request_id", b"").decode(),
+    )
+
+
+def _deadline_ms(header: str | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        deadline_ms = float(header)
+    except ValueError:
+        deadline_ms = -1.0
+    if not 0.0 < deadline_ms <= 86_400_000.0:
+        raise invalid(f"{DEADLINE_HEADER} must be a number of milliseconds above 0, at most a day", DEADLINE_HEADER)
+    return deadline_ms
 
 
 class Counted:
     """An answer that is watched and measured while it runs."""
 
-    def __init__(self, front: Front, call: Call, answer: Answer) -> None:
+    def __init__(self, front: Front, prepared: Prepared, answer: Answer) -> None:
         self._front = front
-        self._call = call
+        self._prepared = prepared
         self._answer = answer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        front, call = self._front, self._call
+        front, prepared = self._front, self._prepared
+        call, meters = prepared.call, prepared.model.meters
         scope["penstock.call"] = call
-        front.calls.enter(call, send)
-        front.meters.enter(call)
+        front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
+        meters.enter(call)
         try:
             await self._answer(scope, receive, send)
         finally:
             front.calls.leave(call)
             if front.tracer is not None:
-                scope["penstock.timings"] = front.meters.timings(call)
-            front.meters.leave(call)
+                scope["penstock.timings"] = meters.timings(call)
+            meters.leave(call)

@@ -47,6 +47,9 @@ class ToolChoice(NamedTuple):
     """More than one call in an answer is welcome."""
 
 
+ANY_TOOL = ToolChoice()
+
+
 class OutputForm(NamedTuple):
     """What the content must be. `value` is the schema, the expression, the choices or the grammar."""
 
@@ -65,7 +68,7 @@ class Chat:
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = ANY_TOOL
     variables: Mapping[str, Any] = field(default_factory=dict)
     """What the template is given beside messages and tools. It refuses names that are not a client's to set."""
     adds_generation_prompt: bool = True
@@ -96,6 +99,9 @@ class CacheHints(NamedTuple):
     key: str = ""
     """Requests with one key begin alike: send them to one replica."""
     pins: tuple[CachePin, ...] = ()
+
+
+NO_HINTS = CacheHints()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +137,7 @@ class Generation:
     prompt: Chat | Texts
     sampling: SamplingOptions = SamplingOptions()
     output: OutputForm = TEXT
-    cache: CacheHints = CacheHints()
+    cache: CacheHints = NO_HINTS
     priority: int = 0
     deadline_ms: float | None = None
     kept_prompt_tokens: int | None = None

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from penstock.core.request import SamplingParams
 from penstock.errors import RequestError
-from penstock.server.call import Call, CallParameters
-from penstock.server.faults import Overflow, invalid, unsupported
 from penstock.server.generation import Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
+from penstock.server.http.call import Call, CallParameters
+from penstock.server.http.faults import Overflow, invalid, unsupported
 from penstock.server.served import ServedModel
-from penstock.text.stop import StopSet
-from penstock.text.stream import TextRules
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.stream.stop import StopSet
+from penstock.text.stream.stream import TextRules
+from penstock.text.tokenizer.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 16_384
 """Longer texts are tokenized on another thread, so that nobody waits for them."""
@@ -49,7 +49,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     if len(prompts) * (sampling.n or 1) > MAX_CHOICES:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
     parameters = CallParameters(
-        params=sampling_params(model, sampling),
+        sampling=sampling_params(model, sampling),
         rules=_text_rules(model, sampling, text, continues=continues),
         priority=generation.priority,
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
@@ -78,7 +78,7 @@ def _check(call: Call, model: ServedModel, param: str) -> None:
         if error.code != "context_length_exceeded":
             raise invalid(str(error), error.param, error.code) from None
         longest = max(map(len, call.prompts))
-        overflow = Overflow(longest, call.parameters.params.max_tokens or 1, model.facts.max_context)
+        overflow = Overflow(longest, call.parameters.sampling.max_tokens or 1, model.facts.max_context)
         raise invalid(str(error), param, error.code, overflow=overflow) from None
 
 
@@ -247,5 +247,3 @@ def _deadline_s(*deadlines_ms: float | None) -> float | None:
     """The earlier of those that were named."""
     named = [deadline_ms for deadline_ms in deadlines_ms if deadline_ms is not None]
     return time.monotonic() + min(named) / 1000 if named else None
-
-

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 
 from penstock.engine.client import EngineClient, Facts
-from penstock.server.admission import Admission
-from penstock.server.call import greedy_canary
-from penstock.server.faults import ApiError, ErrorKind, busy, invalid
-from penstock.server.meters import Meters
+from penstock.server.http.admission import Admission
+from penstock.server.http.call import greedy_canary
+from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.server.http.meters import Meters
 from penstock.server.text import Text
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer.tokenizer import Tokenizer
 
 FRESH_S = 2.0
 """An engine heard this long ago is alive; a token this old still proves it."""
@@ -62,6 +62,11 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.facts.model
+
+    @property
+    def known_name(self) -> str:
+        """The name, or nothing while it is not known."""
+        return "" if self.client.facts is None else self.client.facts.model
 
     @property
     def vocab_size(self) -> int:

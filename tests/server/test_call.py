@@ -8,8 +8,8 @@ import pytest
 from penstock.core.request import SamplingParams
 from penstock.engine.client import EngineClient
 from penstock.engine.oracle import expected_tokens
-from penstock.server.http.call import Call, Wishes
-from penstock.server.openai.writer import Piece
+from penstock.server.http.call import Call, CallParameters
+from penstock.server.writer import Piece
 from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules
 from penstock.text.tokenizer.byte_level import byte_tokenizer
@@ -38,7 +38,10 @@ def told(pieces: list[Piece]) -> bytes:
 def call_of(client: EngineClient, prompt: bytes, *, max_tokens: int = 40, stop: str = "") -> Call:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return Call(
-        client, TOKENIZER, [tuple(prompt)], Wishes(params=params, rules=TextRules(StopSet([stop] if stop else [])))
+        client,
+        TOKENIZER,
+        [tuple(prompt)],
+        CallParameters(sampling=params, rules=TextRules(StopSet([stop] if stop else []))),
     )
 
 

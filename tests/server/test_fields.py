@@ -9,14 +9,14 @@ import pytest
 from openai.types import completion_create_params as text_params
 from openai.types import embedding_create_params as embedding_params
 from openai.types.chat import completion_create_params as chat_params
-from starlette.requests import Request
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
-from penstock.config import ServerConfig
-from penstock.server.front import Front
-from penstock.server.openai.parameters import wishes_of
+from penstock.server.generation import Caller
 from penstock.server.openai.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
+from penstock.server.openai.request import text_generation
+from penstock.server.prepare import prepare
+from penstock.server.served import ServedModel
 from penstock.server.text import Text
 from penstock.text.tokenizer.tokenizer import Tokenizer
 from penstock.text.tokenizer.vocabulary import SpecialTokens
@@ -113,25 +113,25 @@ def test_openai_s_own_client_can_send_nothing_unknown(body: type, types: tuple[t
     assert sent - REFUSED.keys() <= {field.encode_name for field in msgspec.structs.fields(body)}
 
 
-def front() -> Front:
-    front = Front(idle_client(max_waiting=4, max_sequences=4), ServerConfig(), "0")
+def model() -> ServedModel:
+    model = ServedModel(idle_client(max_waiting=256, max_sequences=4), num_tenants=0)
     words = WordLevel({"end": 0}, unk_token="end")
-    front.text = Text(Tokenizer(Backend(words), SpecialTokens(None, frozenset({0}), {})))
-    return front
+    model.text = Text(Tokenizer(Backend(words), SpecialTokens(None, frozenset({0}), {})))
+    return model
+
+
+async def asked(extra: dict[str, Any]) -> tuple[Any, ...]:
+    """What the engine and the text are asked for by a body with these fields."""
+    body = msgspec.convert({"prompt": "end", "seed": 1, "max_tokens": 40} | extra, CompletionBody)
+    parameters = (await prepare(model(), Caller(), text_generation(body))).parameters
+    rules = parameters.rules._replace(stops=None)  # type: ignore[arg-type]
+    return parameters.sampling, parameters.priority, parameters.deadline_s, parameters.salt, rules
 
 
 @pytest.mark.parametrize(("name", "value"), DRAWN.items())
-def test_wishes_reach_the_engine(name: str, value: Any) -> None:
+def test_what_is_asked_reaches_the_engine(name: str, value: Any) -> None:
     async def session() -> None:
-        request = Request({"type": "http", "headers": []})
-        plain, wished = (
-            wishes_of(front(), request, msgspec.convert({"seed": 1} | extra, Sampling)) for extra in ({}, {name: value})
-        )
-        shown = [
-            (wishes.params, wishes.priority, wishes.deadline_s, wishes.salt, wishes.rules._replace(stops=None))  # type: ignore[arg-type]
-            for wishes in (plain, wished)
-        ]
-        assert shown[0] != shown[1]
+        assert await asked({}) != await asked({name: value})
 
     asyncio.run(session())
 

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from penstock.server.http import sse
 from penstock.server.http.faults import invalid
+from penstock.server.openai.dialect import DIALECT
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\r\n\x0b\x0c\x1c\x85\u2028\u2029"))
 
 
 @given(TEXTS)
 def test_an_event_is_one_line(text: str) -> None:
-    for data, value in ((sse.event({"text": text}), {"text": text}), (sse.error_event(invalid(text)), None)):
+    for data, value in ((sse.event({"text": text}), {"text": text}), (DIALECT.error_event(invalid(text), ""), None)):
         line, blank, rest = data.decode().split("\n")
         assert (blank, rest) == ("", "")
         assert len(line.splitlines()) == 1

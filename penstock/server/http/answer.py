@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from penstock.core.batch import FinishReason
-from penstock.server.http import sse
+from penstock.server.dialect import AnswerEncoder
+from penstock.server.generation import Delivery
 from penstock.server.http.call import Call, Failure, Pipe
-from penstock.server.http.faults import ApiError, error_of_finish
-from penstock.server.openai.dialect import Voice
-from penstock.server.openai.writer import Piece
+from penstock.server.http.faults import error_of_finish
+from penstock.server.writer import Piece
 
 Send = Callable[[Any], Any]
 Receive = Callable[[], Any]
@@ -31,19 +31,18 @@ class Answer:
     def __init__(
         self,
         call: Call,
-        voice: Voice,
+        encoder: AnswerEncoder,
+        delivery: Delivery,
         *,
-        is_stream: bool,
         timings: Callable[[Call], dict[str, float]],
-        tells_timings: bool,
         retry_after_s: Callable[[], int],
         headers: list[tuple[bytes, bytes]],
     ) -> None:
         self._call = call
-        self._voice = voice
-        self._is_stream = is_stream
+        self._encoder = encoder
+        self._is_stream = delivery.is_stream
+        self._tells_timings = delivery.tells_timings
         self._timings = timings
-        self._tells_timings = tells_timings
         self._retry_after_s = retry_after_s
         self._headers = headers
 
@@ -64,11 +63,11 @@ class Answer:
             call.close()
 
     async def _whole(self, send: Send) -> None:
-        call, voice = self._call, self._voice
+        call, encoder = self._call, self._encoder
         while not call.is_over:
-            voice.keep(await call.news())
+            encoder.keep(await call.news())
         times = self._timings(call)
-        body = msgspec.json.encode(voice.whole(call, times if self._tells_timings else None))
+        body = msgspec.json.encode(encoder.whole(call, times if self._tells_timings else None))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -79,30 +78,30 @@ class Answer:
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send, pipe: Pipe) -> None:
-        call, voice = self._call, self._voice
+        call, encoder = self._call, self._encoder
         pieces = await self._first_news()
         waited = f"wait;dur={(time.monotonic() - call.arrival_s) * 1000:.1f}".encode()
-        headers = [*sse.HEADERS, (b"server-timing", waited), *self._headers]
+        headers = [*encoder.dialect.stream_headers, (b"server-timing", waited), *self._headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         call.is_streaming = True
         try:
-            data = voice.opening()
+            data = encoder.opening(call)
             if pieces:
-                data += voice.telling(pieces)
+                data += encoder.telling(pieces)
             await self._write(send, data)
-            call.tell_at_once(pipe, voice.telling)
+            call.tell_at_once(pipe, encoder.telling)
             while not call.is_over:
                 pieces = await call.news()
                 if pieces:
-                    await self._write(send, voice.telling(pieces))
+                    await self._write(send, encoder.telling(pieces))
             call.is_streaming = False
-            data = voice.closing(call, self._timings(call) if self._tells_timings else None)
+            data = encoder.closing(call, self._timings(call) if self._tells_timings else None)
             await send({"type": "http.response.body", "body": data})
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return
             error = error_of_finish(failure.finish, self._retry_after_s())
-            await send({"type": "http.response.body", "body": voice.failing(error)})
+            await send({"type": "http.response.body", "body": encoder.failing(error)})
 
     async def _first_news(self) -> list[Piece]:
         """The first news, or nothing if they take long."""
@@ -149,7 +148,3 @@ class Json:
         ]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})
-
-
-def error_answer(error: ApiError) -> Json:
-    return Json(error.json, error.status, list(error.headers))

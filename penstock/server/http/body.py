@@ -2,13 +2,13 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from penstock.server.http.faults import ApiError, invalid, unsupported
-from penstock.server.openai.protocol import REFUSED
+from penstock.server.http.faults import ApiError, ErrorKind, invalid, unsupported
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -22,7 +22,7 @@ _BEYOND = re.compile(r"(<|>)=? ")
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body, unless it is too long or too slow: measured while it arrives, whatever its length claims."""
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise ApiError(415, "compressed bodies are not read; send it plain", code="unsupported_encoding")
+        raise ApiError(ErrorKind.ENCODING, "compressed bodies are not read; send it plain", code="unsupported_encoding")
     claimed = request.headers.get("content-length", "")
     if claimed.isdecimal() and int(claimed[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -36,12 +36,17 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
                     raise _too_large(max_bytes)
                 parts.append(part)
     except TimeoutError:
-        raise ApiError(408, "the body did not arrive in time; send it again", code="body_timeout") from None
+        raise ApiError(
+            ErrorKind.BODY_TIMEOUT, "the body did not arrive in time; send it again", code="body_timeout"
+        ) from None
     return b"".join(parts)
 
 
-def parse(data: bytes, type_: type[B]) -> tuple[B, tuple[str, ...]]:
-    """The typed body, and the names of fields it has that nothing reads."""
+def parse(data: bytes, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
+    """The typed body, and the names of fields it has that nothing reads.
+
+    `refused` are known fields that are not served, with the way out.
+    """
     try:
         raw = msgspec.json.decode(data)
     except RecursionError:
@@ -50,18 +55,23 @@ def parse(data: bytes, type_: type[B]) -> tuple[B, tuple[str, ...]]:
         raise invalid(f"the body holds a number out of range: {_plain(error)}", code="invalid_value") from None
     except ValueError as error:
         raise invalid(f"the body is not JSON: {_plain(error)}", code="invalid_json") from None
+    return convert(raw, type_, refused)
+
+
+def convert(raw: Any, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
+    """`parse` of what is decoded already."""
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object", code="invalid_type")
     known = msgspec.structs.fields(type_)
     names = {field.encode_name for field in known}
-    for name, way_out in REFUSED.items():
+    for name, way_out in refused.items():
         if name not in names and raw.get(name):
             raise unsupported(name, way_out)
     try:
         body = msgspec.convert(raw, type_)
     except msgspec.ValidationError as error:
         raise _mistyped(error, raw) from None
-    ignored = tuple(name for name in raw if name not in names and name not in REFUSED)
+    ignored = tuple(name for name in raw if name not in names and name not in refused)
     return body, ignored
 
 
@@ -88,4 +98,6 @@ def _plain(error: Exception) -> str:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {max_bytes:,} bytes; send less", code="body_too_large")
+    return ApiError(
+        ErrorKind.TOO_LARGE, f"the body is larger than {max_bytes:,} bytes; send less", code="body_too_large"
+    )

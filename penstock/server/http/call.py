@@ -1,6 +1,6 @@
 """One call that generates: its requests at the engine, its choices being written, and how it ends.
 
-A call has one or more prompts with the same wishes, n choices each; choice k of prompt i has index i * n + k.
+A call has one or more prompts with the same parameters, n choices each; choice k of prompt i has index i * n + k.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from penstock.core.batch import Delta, Finish, FinishReason
 from penstock.core.request import Request, SamplingParams
 from penstock.engine.client import DeltaStream, EngineClient, folded
-from penstock.server.openai.writer import Piece, Writer
+from penstock.server.writer import Piece, Writer
 from penstock.text.stream.stream import TextRules
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
@@ -20,10 +20,10 @@ CANCELLED = Finish(FinishReason.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class CallParameters:
     """What every prompt of a call asks for."""
 
-    params: SamplingParams
+    sampling: SamplingParams
     rules: TextRules
     priority: int = 0
     deadline_s: float | None = None
@@ -52,11 +52,11 @@ class Call:
     """`news` until `is_over`; `close` in any case. Lives on one event loop."""
 
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, prompts: Sequence[tuple[int, ...]], wishes: Wishes
+        self, client: EngineClient, tokenizer: Tokenizer, prompts: Sequence[tuple[int, ...]], parameters: CallParameters
     ) -> None:
         self.arrival_s = time.monotonic()
         self.prompts = prompts
-        self.wishes = wishes
+        self.parameters = parameters
         self.sending_since_s: float | None = None
         """Since when a write to the client has been waiting."""
         self.tells_progress = False
@@ -69,8 +69,8 @@ class Call:
         self.ended: list[Any] = []
         """What the meters keep of requests that have ended."""
         self._client = client
-        self._num_choices = wishes.params.n
-        self.writers = [Writer(index, tokenizer, wishes.rules) for index in range(len(prompts) * self._num_choices)]
+        self._num_choices = parameters.sampling.n
+        self.writers = [Writer(index, tokenizer, parameters.rules) for index in range(len(prompts) * self._num_choices)]
         self._num_unended = len(self.writers)
         self._requests = [self._request(prompt) for prompt in prompts]
         self._streams: list[DeltaStream] = []
@@ -159,16 +159,16 @@ class Call:
             pump.cancel()
 
     def _request(self, prompt: tuple[int, ...]) -> Request:
-        wishes = self.wishes
+        parameters = self.parameters
         return Request(
             request_id=self._client.next_id(),
             prompt=prompt,
-            params=wishes.params,
+            params=parameters.sampling,
             arrival_s=self.arrival_s,
-            priority=wishes.priority,
-            deadline_s=wishes.deadline_s,
-            tenant=wishes.tenant,
-            salt=wishes.salt,
+            priority=parameters.priority,
+            deadline_s=parameters.deadline_s,
+            tenant=parameters.tenant,
+            salt=parameters.salt,
         )
 
     def _written(self, number: int, deltas: list[Delta]) -> list[Piece]:

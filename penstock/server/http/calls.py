@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.server.http import sse
+from penstock.server.dialect import Dialect, Progress
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import Call
 
@@ -14,30 +14,38 @@ PING_S = 10.0
 SWEEP_S = 0.5
 
 
+class OpenCall(NamedTuple):
+    """A call, where its answer goes and how it is worded, and who knows its place in the queue."""
+
+    call: Call
+    send: Any
+    dialect: Dialect
+    admission: Admission
+
+
 class Calls:
     """Every call is here from its first news to its last byte."""
 
-    def __init__(self, admission: Admission, stall_s: float) -> None:
-        self._admission = admission
+    def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
-        self._sends: dict[Call, Any] = {}
+        self._open: dict[Call, OpenCall] = {}
         self._pings: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._sends)
+        return len(self._open)
 
-    def enter(self, call: Call, send: Any) -> None:
-        self._sends[call] = send
+    def enter(self, opened: OpenCall) -> None:
+        self._open[opened.call] = opened
 
     def leave(self, call: Call) -> None:
-        del self._sends[call]
+        del self._open[call]
 
     async def watch(self) -> None:
         """Runs for ever."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
-            for call, send in tuple(self._sends.items()):
+            for call, opened in tuple(self._open.items()):
                 since_s = call.sending_since_s
                 if since_s is not None and now - since_s > self._stall_s:
                     call.cancel()
@@ -45,27 +53,31 @@ class Calls:
                     continue
                 patience_s = SWEEP_S if call.tells_progress and call.waiting else PING_S
                 if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
-                    self._pings.add(ping := asyncio.create_task(self._ping(call, send)))
+                    self._pings.add(ping := asyncio.create_task(_ping(opened)))
                     ping.add_done_callback(self._pings.discard)
 
-    async def _ping(self, call: Call, send: Any) -> None:
-        """A task of its own: a client that does not read holds up nobody else's."""
-        call.wrote_s = call.sending_since_s = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # the answer may end while this waits to be written
-            if call.is_streaming:
-                await send({"type": "http.response.body", "body": self._comfort(call), "more_body": True})
-        call.sending_since_s = None
 
-    def _comfort(self, call: Call) -> bytes:
-        """How far a call that waits has come: an event if it was asked for, else a comment that parsers skip."""
-        waiting = call.waiting
-        if waiting is None:
-            return sse.PING
-        num_prompt = len(waiting.request.prompt)
-        progress: dict[str, Any] = {"stage": "prefill", "percent": round(100 * waiting.num_computed / num_prompt)}
-        if not waiting.num_computed:
-            position = self._admission.position(waiting)
-            progress = {"stage": "queued", "position": position, "eta_s": self._admission.eta_s(position)}
-        if call.tells_progress:
-            return b"event: progress\n" + sse.event(progress)
-        return sse.comment(", ".join(f"{name} {value}" for name, value in progress.items()))
+async def _ping(opened: OpenCall) -> None:
+    """A task of its own: a client that does not read holds up nobody else's."""
+    call = opened.call
+    call.wrote_s = time.monotonic()
+    data = _sign_of_life(opened)
+    if not data:
+        return
+    call.sending_since_s = call.wrote_s
+    with contextlib.suppress(RuntimeError):  # the answer may end while this waits to be written
+        if call.is_streaming:
+            await opened.send({"type": "http.response.body", "body": data, "more_body": True})
+    call.sending_since_s = None
+
+
+def _sign_of_life(opened: OpenCall) -> bytes:
+    """How far a call that waits has come, as an event if that was asked for; else something that parsers skip."""
+    waiting = opened.call.waiting
+    if waiting is None:
+        return opened.dialect.ping
+    progress = Progress("prefill", percent=round(100 * waiting.num_computed / len(waiting.request.prompt)))
+    if not waiting.num_computed:
+        position = opened.admission.position(waiting)
+        progress = Progress("queued", position, opened.admission.eta_s(position))
+    return opened.dialect.progress(progress) if opened.call.tells_progress else opened.dialect.comment(progress)

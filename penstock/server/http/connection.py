@@ -3,9 +3,8 @@
 import asyncio
 from typing import Any
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from penstock.server.http.faults import ApiError
 
 HEADERS_S = 10.0
 """A request's headers must be complete this long after its first byte."""
@@ -75,7 +74,9 @@ class Connection(HttpToolsProtocol):
         self._refuse(400, "the request is not HTTP as we read it; mend it")
 
     def _refuse(self, status: int, message: str) -> None:
-        body = ApiError(status, message, code="invalid_http").json
+        body = msgspec.json.encode(
+            {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_http"}}
+        )
         head = (
             f"HTTP/1.1 {status} {_ERRORS[status]}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nx-request-id: none\r\nconnection: close\r\n\r\n"

@@ -1,9 +1,10 @@
-"""Errors as clients see them: a status, and an object whose four keys are always there.
+"""Errors of ours: what kind of fault it is, and what the client can do. How they are worded is the dialect's.
 
-Says what the client can do and never how we are built: no paths, no addresses, no stacks.
+Messages never say how we are built: no paths, no addresses, no stacks.
 """
 
-import msgspec
+from enum import Enum
+from typing import NamedTuple
 
 from penstock.core.batch import Fault, Finish
 from penstock.engine.client import GONE
@@ -13,38 +14,97 @@ Headers = tuple[tuple[bytes, bytes], ...]
 NO_RETRY: Headers = ((b"x-should-retry", b"false"),)
 
 
+class ErrorKind(Enum):
+    """Kinds below 500 are the client's fault."""
+
+    INVALID = "invalid"
+    AUTHENTICATION = "authentication"
+    PERMISSION = "permission"
+    NOT_FOUND = "not found"
+    METHOD = "method"
+    BODY_TIMEOUT = "body timeout"
+    CONFLICT = "conflict"
+    TOO_LARGE = "too large"
+    ENCODING = "encoding"
+    HEADERS = "headers"
+    RATE_LIMIT = "rate limit"
+    """This key has had its share for now."""
+    QUOTA = "quota"
+    """This key has spent what it may."""
+    INTERNAL = "internal"
+    NOT_IMPLEMENTED = "not implemented"
+    UNAVAILABLE = "unavailable"
+    """There is no room for anyone, or no engine."""
+    DEADLINE = "deadline"
+    STORAGE = "storage"
+    """What is to be kept cannot be written now."""
+
+    @property
+    def status(self) -> int:
+        """As HTTP has it; a dialect may have another."""
+        return _STATUS[self]
+
+
+_STATUS = {
+    ErrorKind.INVALID: 400,
+    ErrorKind.AUTHENTICATION: 401,
+    ErrorKind.PERMISSION: 403,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.METHOD: 405,
+    ErrorKind.BODY_TIMEOUT: 408,
+    ErrorKind.CONFLICT: 409,
+    ErrorKind.TOO_LARGE: 413,
+    ErrorKind.ENCODING: 415,
+    ErrorKind.HEADERS: 431,
+    ErrorKind.RATE_LIMIT: 429,
+    ErrorKind.QUOTA: 429,
+    ErrorKind.INTERNAL: 500,
+    ErrorKind.NOT_IMPLEMENTED: 501,
+    ErrorKind.UNAVAILABLE: 503,
+    ErrorKind.DEADLINE: 504,
+    ErrorKind.STORAGE: 507,
+}
+
+
+class Overflow(NamedTuple):
+    """A prompt that is longer than the model's context, in tokens."""
+
+    num_prompt: int
+    max_tokens: int
+    """Wanted beside it."""
+    max_context: int
+
+
 class ApiError(Exception):
-    """What ends a call: a client's fault (4xx) or ours (5xx)."""
+    """What ends a call."""
 
     def __init__(
         self,
-        status: int,
+        kind: ErrorKind,
         message: str,
         *,
-        type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         headers: Headers = (),
+        overflow: Overflow | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.kind = kind
         self.message = message
-        self.type = type
         self.param = param
         self.code = code
         self.headers = headers
+        self.overflow = overflow
 
     @property
-    def body(self) -> dict[str, dict[str, str | None]]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    @property
-    def json(self) -> bytes:
-        return msgspec.json.encode(self.body)
+    def status(self) -> int:
+        return self.kind.status
 
 
-def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, message, param=param, code=code)
+def invalid(
+    message: str, param: str | None = None, code: str = "invalid_value", overflow: Overflow | None = None
+) -> ApiError:
+    return ApiError(ErrorKind.INVALID, message, param=param, code=code, overflow=overflow)
 
 
 def unsupported(param: str, way_out: str) -> ApiError:
@@ -54,11 +114,15 @@ def unsupported(param: str, way_out: str) -> ApiError:
 def busy(
     message: str, retry_after_s: int, *, is_tenant: bool = False, code: str = "overloaded", headers: Headers = ()
 ) -> ApiError:
-    """There is no room now: for this key (429), or for anyone (503)."""
+    """There is no room now: for this key, or for anyone."""
     headers = ((b"retry-after", str(retry_after_s).encode()), *headers)
     if is_tenant:
-        return ApiError(429, message, type="requests", code="rate_limit_exceeded", headers=headers)
-    return ApiError(503, message, type="server_error", code=code, headers=headers)
+        return ApiError(ErrorKind.RATE_LIMIT, message, code="rate_limit_exceeded", headers=headers)
+    return ApiError(ErrorKind.UNAVAILABLE, message, code=code, headers=headers)
+
+
+def failed() -> ApiError:
+    return ApiError(ErrorKind.INTERNAL, "the server failed to answer; the fault is ours")
 
 
 def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
@@ -67,7 +131,7 @@ def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
         return invalid(str(error), error.param, error.code)
     if isinstance(error, CapacityError):
         return busy(str(error), retry_after_s)
-    return ApiError(500, "the server failed to answer; the fault is ours", type="server_error")
+    return failed()
 
 
 def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
@@ -77,7 +141,7 @@ def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
     if finish.fault is Fault.CAPACITY:
         return busy(finish.message, retry_after_s)
     if finish.fault is Fault.DEADLINE:
-        return ApiError(504, finish.message, type="server_error", code="deadline_exceeded", headers=NO_RETRY)
+        return ApiError(ErrorKind.DEADLINE, finish.message, code="deadline_exceeded", headers=NO_RETRY)
     if finish.message == GONE:
         return busy(GONE, retry_after_s, code="engine_restarting")
-    return ApiError(500, "the model failed on this request; others are not affected", type="server_error")
+    return ApiError(ErrorKind.INTERNAL, "the model failed on this request; others are not affected")

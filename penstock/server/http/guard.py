@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect
 
 from penstock.config import ServerConfig, is_loopback
 from penstock.errors import PenstockError
-from penstock.server.http import sse
-from penstock.server.http.answer import Json, error_answer
-from penstock.server.http.faults import ApiError, error_of
+from penstock.server.dialect import Dialect
+from penstock.server.http.answer import Json
+from penstock.server.http.faults import ApiError, ErrorKind, error_of, failed
 
 PUBLIC_PATHS = ("/livez", "/readyz")
 """What may be asked without a key: nothing but whether we live."""
@@ -33,6 +33,8 @@ OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 Scope = dict[str, Any]
 OnResponse = Callable[[Scope, int], None]
+DialectOf = Callable[[str, bool], Dialect]
+"""The dialect of a path, given whether the client speaks of an Anthropic version."""
 OnEnd = Callable[[Scope, int, float], None]
 """Told of every request that is over: its status, 0 if it had no answer, and when it began."""
 
@@ -59,7 +61,9 @@ class Keys:
 class Guard:
     """An ASGI application around another."""
 
-    def __init__(self, app: Any, config: ServerConfig, on_response: OnResponse, on_end: OnEnd) -> None:
+    def __init__(
+        self, app: Any, config: ServerConfig, dialect_of: DialectOf, on_response: OnResponse, on_end: OnEnd
+    ) -> None:
         self.state = State()
         """What handlers find as `request.app.state`."""
         self._app = app
@@ -67,6 +71,7 @@ class Guard:
         self._hosts = {host.lower() for host in (*OWN_HOSTS, config.host, *config.allowed_host)}
         self._checks_host = is_loopback(config.host) or bool(config.allowed_host)
         self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origin}
+        self._dialect_of = dialect_of
         self._on_response = on_response
         self._on_end = on_end
 
@@ -79,18 +84,19 @@ class Guard:
         request_id = _request_id(headers)
         scope["penstock.request_id"] = request_id
         scope["app"] = self
-        extra = [(b"x-request-id", request_id), (b"openai-version", b"2020-10-01")]
-        extra += self._cors(headers)
+        dialect = self._dialect_of(scope["path"], bool(headers.get(b"anthropic-version")))
+        scope["penstock.dialect"] = dialect
+        extra = self._cors(headers)
         status = 0
-        is_events = False
+        is_stream = False
 
         async def tell(message: Any) -> None:
-            nonlocal status, is_events
+            nonlocal status, is_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
-                spent_ms = f"{(time.monotonic() - start_s) * 1000:.0f}".encode()
-                message["headers"] = [*message["headers"], *extra, (b"openai-processing-ms", spent_ms)]
-                is_events = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                spent_ms = round((time.monotonic() - start_s) * 1000)
+                is_stream = any(pair in message["headers"] for pair in dialect.stream_headers[:1])
+                message["headers"] = [*message["headers"], *extra, *dialect.headers(request_id, spent_ms)]
                 self._on_response(scope, status)
             await send(message)
 
@@ -100,13 +106,14 @@ class Guard:
         except ClientDisconnect:
             return  # it left while it was still sending
         except Exception as error:
-            told = _told(error, request_id)
-            if not status and scope["method"] == "OPTIONS" and told.status == HTTPStatus.METHOD_NOT_ALLOWED:
-                await Json(b"", 200, list(told.headers))(scope, receive, tell)
+            fault = _fault(error, request_id)
+            if not status and scope["method"] == "OPTIONS" and fault.kind is ErrorKind.METHOD:
+                await Json(b"", 200, list(fault.headers))(scope, receive, tell)
             elif not status:
-                await error_answer(told)(scope, receive, tell)
-            elif is_events:
-                await send({"type": "http.response.body", "body": sse.error_event(told)})
+                code, body = dialect.error(fault, request_id.decode())
+                await Json(body, code, list(fault.headers))(scope, receive, tell)
+            elif is_stream:
+                await send({"type": "http.response.body", "body": dialect.error_event(fault, request_id.decode())})
         finally:
             leave = scope.get("penstock.leave")
             if leave is not None:
@@ -115,14 +122,20 @@ class Guard:
 
     def _check(self, scope: Scope, headers: "_Headers") -> None:
         if headers.num_bytes > MAX_HEADER_BYTES or headers.count > MAX_HEADERS:
-            raise ApiError(431, "the request has too many or too long headers; send fewer", code="headers_too_large")
+            raise ApiError(
+                ErrorKind.HEADERS, "the request has too many or too long headers; send fewer", code="headers_too_large"
+            )
         if self._checks_host and _host_name(headers.get(b"host")) not in self._hosts:
             raise ApiError(
-                403, "this host name is not one we go by; allow it with --allowed-host", code="host_not_allowed"
+                ErrorKind.PERMISSION,
+                "this host name is not one we go by; allow it with --allowed-host",
+                code="host_not_allowed",
             )
         if scope["method"] not in ("GET", "HEAD", "OPTIONS") and not self._is_known_origin(headers):
             raise ApiError(
-                403, "pages of this origin may not call us; allow it with --allowed-origin", code="origin_not_allowed"
+                ErrorKind.PERMISSION,
+                "pages of this origin may not call us; allow it with --allowed-origin",
+                code="origin_not_allowed",
             )
         if self._keys and scope["path"] not in PUBLIC_PATHS and scope["method"] != "OPTIONS":
             self._check_key(scope, headers)
@@ -133,7 +146,7 @@ class Guard:
         tenant = self._keys.tenant_of(key)
         if tenant is None:
             raise ApiError(
-                401,
+                ErrorKind.AUTHENTICATION,
                 "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
                 code="invalid_api_key",
                 headers=((b"www-authenticate", b"Bearer"),),
@@ -188,7 +201,7 @@ def _host_name(host: bytes) -> str:
     return name if colon and port.isdecimal() and not (name.startswith("[") and not name.endswith("]")) else text
 
 
-def _told(error: Exception, request_id: bytes) -> ApiError:
+def _fault(error: Exception, request_id: bytes) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PenstockError):
@@ -197,13 +210,15 @@ def _told(error: Exception, request_id: bytes) -> ApiError:
         return _unrouted(error)
     print(f"penstock: request {request_id.decode()} failed:", file=sys.stderr)
     traceback.print_exception(error)
-    return ApiError(500, "the server failed to answer; the fault is ours", type="server_error")
+    return failed()
 
 
 def _unrouted(error: HTTPException) -> ApiError:
     """A path or method that is not there."""
-    messages = {404: "there is no such path; see /docs", 405: "this path does not take that method; see /docs"}
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     headers = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
-    message = messages.get(error.status_code, "the request cannot be served")
-    return ApiError(error.status_code, message, code=code, headers=headers)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return ApiError(ErrorKind.NOT_FOUND, "there is no such path; see /docs", code="not_found", headers=headers)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = "this path does not take that method; see /docs"
+        return ApiError(ErrorKind.METHOD, message, code="method_not_allowed", headers=headers)
+    return ApiError(ErrorKind.INVALID, "the request cannot be served", headers=headers)

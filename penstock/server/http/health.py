@@ -29,8 +29,7 @@ async def health(request: Request) -> Json:
 
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
-    model = front.client.facts.model if front.client.facts else ""
-    return Plain(front.meters.render(model).encode(), CONTENT_TYPE)
+    return Plain(front.render_metrics().encode(), CONTENT_TYPE)
 
 
 async def version(request: Request) -> Json:

@@ -13,7 +13,6 @@ from penstock.metrics.exposition import (
     Counter,
     Gauge,
     Metric,
-    exposition,
 )
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.server.http.admission import Admission
@@ -31,7 +30,7 @@ class Watch:
     def __init__(self, call: Call, prompt: tuple[int, ...]) -> None:
         self.call = call
         self.prompt = prompt
-        self.timeline = Timeline(call.arrival_s, len(prompt), call.wishes.params.n)
+        self.timeline = Timeline(call.arrival_s, len(prompt), call.parameters.sampling.n)
         self.admitted_s: float | None = None
 
 
@@ -61,7 +60,6 @@ class Meters:
         self.decode = Buckets("vllm:request_decode_time_seconds", "Seconds an answer is generated", DURATION_BUCKETS)
         self.prompt_sizes = Buckets("vllm:request_prompt_tokens", "Prompt tokens a request", COUNT_BUCKETS)
         self.output_sizes = Buckets("vllm:request_generation_tokens", "Generated tokens a request", COUNT_BUCKETS)
-        self.http = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.steps = Counter("penstock_engine_steps", "Steps of the engine")
 
     # Calls come and go
@@ -150,10 +148,8 @@ class Meters:
 
     # Reading
 
-    def render(self, model: str) -> str:
-        return exposition(self._metrics(), {"model_name": model})
-
-    def _metrics(self) -> list[Metric]:
+    @property
+    def metrics(self) -> list[Metric]:
         client, admission = self._client, self._admission
         load = client.load
         facts = client.facts

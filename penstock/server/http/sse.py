@@ -2,8 +2,6 @@
 
 import msgspec
 
-from penstock.server.http.faults import ApiError
-
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -35,5 +33,5 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
-def error_event(error: ApiError) -> bytes:
-    return event(error.body)
+def named_event(name: str, value: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + quoted(value) + END

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
 from penstock.server.http.call import Call
-from penstock.server.openai.usage import usage_of
+from penstock.server.usage import usage_of
 
 PARTS = ("queue", "prefill", "decode", "flush")
 """Of a request's time, in order."""
@@ -62,7 +62,7 @@ class Tracer:
             attributes["http.response.status_code"] = status
         error = str(status) if status >= 400 else ""
         if call is not None:
-            attributes |= _wishes(call) | _outcome(call)
+            attributes |= _asked(call) | _outcome(call)
             error = error or next((writer.failure.reason.value for writer in call.writers if writer.failure), "")
         if error:
             attributes["error.type"] = error
@@ -90,9 +90,9 @@ class Tracer:
         closing.join(FLUSH_S)
 
 
-def _wishes(call: Call) -> dict[str, Any]:
-    params = call.wishes.params
-    wishes = {
+def _asked(call: Call) -> dict[str, Any]:
+    params = call.parameters.sampling
+    asked = {
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
@@ -100,7 +100,7 @@ def _wishes(call: Call) -> dict[str, Any]:
         "seed": params.seed,
         "choice.count": params.n,
     }
-    return {f"gen_ai.request.{name}": value for name, value in wishes.items() if value is not None}
+    return {f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None}
 
 
 def _outcome(call: Call) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import re
 from typing import Any, Protocol
 
-from penstock.server.faults import invalid
 from penstock.server.generation import CacheHints, CachePin
+from penstock.server.http.faults import invalid
 
 RETENTION_S = {"in_memory": None, "in-memory": None, "24h": 24 * 3600.0}
 """How long the prompt is kept on purpose; None for as long as there is room."""

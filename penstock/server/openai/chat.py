@@ -1,60 +1,56 @@
 """/v1/chat/completions: messages in, a message or its chunks out."""
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 
-from penstock.server.front import Counted, Front
+from penstock.server.front import Counted, Front, Prepared
+from penstock.server.generation import Caller
 from penstock.server.http import sse
 from penstock.server.http.call import Call
-from penstock.server.http.faults import ApiError, invalid, unsupported
+from penstock.server.http.faults import ApiError
+from penstock.server.openai.dialect import DIALECT
 from penstock.server.openai.logprobs import chat_entries
-from penstock.server.openai.parameters import prompt_of_messages, wishes_of
-from penstock.server.openai.protocol import ChatBody
+from penstock.server.openai.protocol import REFUSED, ChatBody
+from penstock.server.openai.request import chat_generation, delivery_of
 from penstock.server.openai.usage import usage_value
-from penstock.server.openai.writer import Piece
+from penstock.server.prepare import prepare
+from penstock.server.served import ServedModel
+from penstock.server.writer import Piece
+from penstock.text.stream.segments import (
+    ContentText,
+    Segment,
+    ToolCallArguments,
+    ToolCallStart,
+    content_of,
+    joined,
+    reasoning_of,
+)
 from penstock.text.tokenizer.tokenizer import Tokenizer
-
-TIER_PRIORITY = {"flex": -1, "priority": 1, "fast": 1}
 
 
 async def complete_chat(request: Request) -> Counted:
     front: Front = request.app.state.front
-    body, ignored = await front.begin(request, ChatBody)
-    _refuse_what_is_not_served(body)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
-    if body.max_completion_tokens is not None:
-        body.max_tokens = body.max_completion_tokens
-    if body.priority is None:
-        body.priority = TIER_PRIORITY.get(body.service_tier or "", 0)
-    prompt = await prompt_of_messages(front, body)
-    num_top = (body.top_logprobs or 0) if body.logprobs else None
-    wishes = wishes_of(front, request, body, prompt_text=prompt.text, num_logprobs=num_top)
-    call = front.call([prompt.token_ids], wishes, param="messages")
-    voice = ChatVoice(front, body, num_top)
-    return front.answer(call, voice, body, ignored)
+    begun = await front.begin(request, ChatBody, REFUSED)
+    return front.answer(await prepare_chat(front, begun.model, begun.caller, begun.body), begun)
 
 
-def _refuse_what_is_not_served(body: ChatBody) -> None:
-    if body.tools:
-        raise unsupported("tools", "describe what to call in the messages")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "leave it out")
-    if body.response_format and body.response_format.get("type") != "text":
-        raise unsupported("response_format", 'ask for the form in the messages, or send {"type": "text"}')
-    if body.modalities not in (None, [], ["text"]):
-        raise unsupported("modalities", 'ask for ["text"]')
-    if body.verbosity not in (None, "medium"):
-        raise unsupported("verbosity", "ask for the length in the messages")
-    if body.store:
-        raise unsupported("store", "answers are not kept; send false")
+async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: ChatBody) -> Prepared:
+    generation = chat_generation(body)
+    call = await prepare(model, caller, generation)
+    encoder = ChatEncoder(front, model, body, generation.sampling.num_logprobs)
+    return Prepared(model, call, encoder, delivery_of(body))
 
 
-class ChatVoice:
-    def __init__(self, front: Front, body: ChatBody, num_top: int | None) -> None:
-        self._tokenizer: Tokenizer = front.tokenizer
+class ChatEncoder:
+    """A chat completion, or its chunks."""
+
+    dialect = DIALECT
+
+    def __init__(self, front: Front, model: ServedModel, body: ChatBody, num_top: int | None) -> None:
+        self._tokenizer: Tokenizer = model.tokenizer
         self._num_top = num_top
         self._num_choices = body.n or 1
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -64,7 +60,7 @@ class ChatVoice:
             "id": front.new_id("chatcmpl-"),
             "object": "chat.completion",
             "created": front.unix_time(),
-            "model": front.model,
+            "model": model.name,
             "system_fingerprint": front.fingerprint,
         }
         self._kept: list[list[Piece]] = [[] for _ in range(self._num_choices)]
@@ -75,15 +71,22 @@ class ChatVoice:
         self._end = b"}]" + usage + b"}\n\n"
         self._plain_end = b'},"logprobs":null,"finish_reason":null' + self._end
 
-    def opening(self) -> bytes:
+    def opening(self, call: Call) -> bytes:
         delta = b'{"role":"assistant","content":"","refusal":null}'
         return b"".join(self._event(index, delta, b"null", b"null") for index in range(self._num_choices))
 
     def telling(self, pieces: Sequence[Piece]) -> bytes:
         if len(pieces) == 1:
             piece = pieces[0]
-            if piece.finish_reason is None and not piece.logprobs and not piece.reasoning and not self._tells_ids:
-                return self._starts[piece.choice] + sse.quoted(piece.content) + self._plain_end
+            segments = piece.segments
+            if (
+                len(segments) == 1
+                and type(segments[0]) is ContentText
+                and piece.finish_reason is None
+                and not piece.logprobs
+                and not self._tells_ids
+            ):
+                return self._starts[piece.choice] + sse.quoted(segments[0].text) + self._plain_end
         return b"".join(map(self._tell, pieces))
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
@@ -92,7 +95,7 @@ class ChatVoice:
         return self._begin + b'[],"usage":' + sse.quoted(usage_value(call, timings)) + b"}\n\n" + sse.DONE
 
     def failing(self, error: ApiError) -> bytes:
-        return sse.error_event(error)
+        return DIALECT.error_event(error, "")
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
@@ -103,14 +106,18 @@ class ChatVoice:
         return self._head | {"choices": choices, "usage": usage_value(call, timings)} | self._tier
 
     def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
+        segments = joined([segment for piece in kept for segment in piece.segments])
+        content, calls = content_of(segments), _whole_calls(segments)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": "".join(piece.content for piece in kept),
+            "content": content if content or not calls else None,
             "refusal": None,
         }
-        reasoning = "".join(piece.reasoning for piece in kept)
+        reasoning = reasoning_of(segments)
         if reasoning:
             message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
         logprobs = None
         if self._num_top is not None:
             entries = [entry for piece in kept for entry in self._entries(piece)]
@@ -127,15 +134,15 @@ class ChatVoice:
 
     def _tell(self, piece: Piece) -> bytes:
         """Text first, then an empty delta that carries the finish."""
+        deltas = _deltas(piece.segments)
+        if not deltas and (piece.logprobs or (self._tells_ids and piece.token_ids)):
+            deltas = [{"content": ""}]
+        if deltas and self._tells_ids:
+            deltas[0]["token_ids"] = piece.token_ids
         events = []
-        if piece.content or piece.reasoning or piece.logprobs or (self._tells_ids and piece.token_ids):
-            delta: dict[str, Any] = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
-            if piece.content or not piece.reasoning:
-                delta["content"] = piece.content
-            if self._tells_ids:
-                delta["token_ids"] = piece.token_ids
+        for number, delta in enumerate(deltas):
             logprobs = b"null"
-            if self._num_top is not None and piece.logprobs:
+            if not number and self._num_top is not None and piece.logprobs:
                 logprobs = sse.quoted({"content": self._entries(piece), "refusal": None})
             events.append(self._event(piece.choice, sse.quoted(delta), logprobs, b"null"))
         if piece.finish_reason is not None:
@@ -148,3 +155,41 @@ class ChatVoice:
 
     def _entries(self, piece: Piece) -> list[dict[str, Any]]:
         return chat_entries(self._tokenizer, piece.logprobs, self._num_top or 0)
+
+
+def _deltas(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    """Reasoning and content of one piece stand in one delta; what a call is made of in one each."""
+    deltas: list[dict[str, Any]] = []
+    words: dict[str, Any] = {}
+    reasoning, content = reasoning_of(segments), content_of(segments)
+    if reasoning:
+        words["reasoning_content"] = reasoning
+    if content:
+        words["content"] = content
+    if words:
+        deltas.append(words)
+    for segment in segments:
+        match segment:
+            case ToolCallStart(index, name, call_id):
+                function = {"name": name, "arguments": ""}
+                start = {"index": index, "id": call_id or _new_call_id(), "type": "function", "function": function}
+                deltas.append({"tool_calls": [start]})
+            case ToolCallArguments(index, text):
+                deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+    return deltas
+
+
+def _whole_calls(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for segment in segments:
+        match segment:
+            case ToolCallStart(_, name, call_id):
+                function = {"name": name, "arguments": ""}
+                calls.append({"id": call_id or _new_call_id(), "type": "function", "function": function})
+            case ToolCallArguments(_, text):
+                calls[-1]["function"]["arguments"] += text
+    return calls
+
+
+def _new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

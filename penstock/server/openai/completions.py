@@ -6,60 +6,54 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.core.batch import Logprob
-from penstock.server.front import Counted, Front
+from penstock.server.front import Counted, Front, Prepared
+from penstock.server.generation import Caller
 from penstock.server.http import sse
 from penstock.server.http.call import Call
-from penstock.server.http.faults import ApiError, invalid, unsupported
+from penstock.server.http.faults import ApiError
+from penstock.server.openai.dialect import DIALECT
 from penstock.server.openai.logprobs import CompletionLogprobs
-from penstock.server.openai.parameters import prompts_of, truncated, wishes_of
-from penstock.server.openai.protocol import CompletionBody
+from penstock.server.openai.protocol import REFUSED, CompletionBody
+from penstock.server.openai.request import delivery_of, text_generation
 from penstock.server.openai.usage import usage_value
-from penstock.server.openai.writer import Piece
-
-DEFAULT_TOKENS = 16
-MAX_CHOICES = 1024
-"""Choices of one call, over all its prompts."""
+from penstock.server.prepare import prepare
+from penstock.server.served import ServedModel
+from penstock.server.writer import Piece
 
 
 async def complete_text(request: Request) -> Counted:
     front: Front = request.app.state.front
-    body, ignored = await front.begin(request, CompletionBody)
-    if body.suffix:
-        raise unsupported("suffix", "put the whole text into the prompt")
-    if body.best_of is not None and body.best_of > (body.n or 1):
-        raise unsupported("best_of", "ask for n choices and choose among them")
-    if body.max_tokens is None:
-        body.max_tokens = DEFAULT_TOKENS
-    is_judged_only = body.max_tokens == 0
-    if is_judged_only and not body.echo:
-        raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
-    body.max_tokens = body.max_tokens or 1
-    prompts = await prompts_of(front, body.prompt, "prompt", special=body.add_special_tokens is not False)
-    prompts = [truncated(prompt, body.truncate_prompt_tokens) for prompt in prompts]
-    if len(prompts) * (body.n or 1) > MAX_CHOICES:
-        raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
-    wants_prompt = body.prompt_logprobs
-    if body.echo and body.logprobs is not None:
-        wants_prompt = max(body.logprobs, wants_prompt or 0)
-    wishes = wishes_of(
-        front, request, body, num_logprobs=body.logprobs, num_prompt_logprobs=wants_prompt, continues=True
-    )
-    call = front.call(prompts, wishes, param="prompt")
-    voice = CompletionVoice(front, body, prompts, shows_answer=not is_judged_only)
-    return front.answer(call, voice, body, ignored)
+    begun = await front.begin(request, CompletionBody, REFUSED)
+    return front.answer(await prepare_text(front, begun.model, begun.caller, begun.body), begun)
+
+
+async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: CompletionBody) -> Prepared:
+    call = await prepare(model, caller, text_generation(body))
+    encoder = CompletionEncoder(front, model, body, call.prompts, shows_answer=body.max_tokens != 0)
+    return Prepared(model, call, encoder, delivery_of(body))
 
 
 def _hidden(piece: Piece) -> Piece:
     """The one token that had to be drawn is kept from a client that asked for none."""
-    return piece._replace(content="", token_ids=(), logprobs=())
+    return piece._replace(segments=(), token_ids=(), logprobs=())
 
 
-class CompletionVoice:
+class CompletionEncoder:
+    """A text completion, or its chunks."""
+
+    dialect = DIALECT
+
     def __init__(
-        self, front: Front, body: CompletionBody, prompts: Sequence[tuple[int, ...]], *, shows_answer: bool = True
+        self,
+        front: Front,
+        model: ServedModel,
+        body: CompletionBody,
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        shows_answer: bool = True,
     ) -> None:
         self._shows_answer = shows_answer
-        self._tokenizer = front.tokenizer
+        self._tokenizer = model.tokenizer
         self._prompts = prompts
         self._num_choices = body.n or 1
         self._echoes = bool(body.echo)
@@ -71,7 +65,7 @@ class CompletionVoice:
             "id": front.new_id("cmpl-"),
             "object": "text_completion",
             "created": front.unix_time(),
-            "model": front.model,
+            "model": model.name,
             "system_fingerprint": front.fingerprint,
         }
         count = len(prompts) * self._num_choices
@@ -84,7 +78,7 @@ class CompletionVoice:
         self._plain_end = b',"logprobs":null,"finish_reason":null' + self._end
         self._starts = [self._begin + b'[{"index":%d,"text":' % index for index in range(count)]
 
-    def opening(self) -> bytes:
+    def opening(self, call: Call) -> bytes:
         """Nothing; with `echo`, the prompts, unless their log probabilities have to come with them."""
         if not self._echoes or self._num_top is not None:
             return b""
@@ -107,7 +101,7 @@ class CompletionVoice:
         return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
 
     def failing(self, error: ApiError) -> bytes:
-        return sse.error_event(error)
+        return DIALECT.error_event(error, "")
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces if self._shows_answer else map(_hidden, pieces):

@@ -1,11 +1,10 @@
 """How OpenAI's API words errors, headers and signs of life. What belongs to no other dialect is worded so too."""
 
-from typing import Any
-
 import msgspec
 
-from penstock.server.faults import ApiError, ErrorKind
+from penstock.server.dialect import Progress
 from penstock.server.http import sse
+from penstock.server.http.faults import ApiError, ErrorKind
 
 TYPES: dict[ErrorKind, str] = {
     ErrorKind.PERMISSION: "permission_error",
@@ -36,11 +35,11 @@ class OpenAiDialect:
             (b"openai-processing-ms", str(spent_ms).encode()),
         ]
 
-    def progress(self, progress: dict[str, Any]) -> bytes:
-        return b"event: progress\n" + sse.event(progress)
+    def progress(self, progress: Progress) -> bytes:
+        return sse.named_event("progress", progress.value)
 
-    def comment(self, progress: dict[str, Any]) -> bytes:
-        return sse.progress_comment(progress)
+    def comment(self, progress: Progress) -> bytes:
+        return sse.comment(", ".join(f"{name} {value}" for name, value in progress.value.items()))
 
 
 DIALECT = OpenAiDialect()

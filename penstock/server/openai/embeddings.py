@@ -10,62 +10,64 @@ from starlette.requests import Request
 from penstock.engine.client import Vector
 from penstock.server.front import Front
 from penstock.server.http.answer import Json
-from penstock.server.http.faults import invalid
-from penstock.server.openai.parameters import prompts_of
-from penstock.server.openai.protocol import EmbeddingBody, RerankBody
+from penstock.server.http.faults import Overflow, invalid
+from penstock.server.openai.protocol import REFUSED, EmbeddingBody, RerankBody
+from penstock.server.prepare import prompts_of
+from penstock.server.served import ServedModel
 
 
 async def embed(request: Request) -> Json:
     front: Front = request.app.state.front
-    body, ignored = await front.begin(request, EmbeddingBody)
-    prompts = await prompts_of(front, body.input, "input")
-    size = _size(front)
-    if body.dimensions is not None and body.dimensions > size:
-        raise invalid(f"dimensions is {body.dimensions}; this model's vectors have {size}", "dimensions")
-    vectors = await _embedded(front, prompts, "input")
-    if body.dimensions is not None:
-        vectors = tuple(_unit(vector[: body.dimensions]) for vector in vectors)
+    begun = await front.begin(request, EmbeddingBody, REFUSED)
+    return Json(await embed_body(begun.model, begun.body), headers=begun.headers)
+
+
+async def embed_body(model: ServedModel, body: EmbeddingBody) -> dict[str, Any]:
+    prompts = await prompts_of(model, body.input, "input")
+    vectors = await embedded(model, prompts, "input", body.dimensions)
     data = [
         {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
-    headers = [(b"x-penstock-ignored", ", ".join(ignored)[:1000].encode("ascii", "replace"))] if ignored else []
-    return Json({"object": "list", "data": data, "model": front.model, "usage": _usage(prompts)}, headers=headers)
+    return {"object": "list", "data": data, "model": model.name, "usage": _usage(prompts)}
 
 
 async def rerank(request: Request) -> Json:
     """Nearest first, by the cosine of the angle between vectors."""
     front: Front = request.app.state.front
-    body, _ = await front.begin(request, RerankBody)
+    begun = await front.begin(request, RerankBody, REFUSED)
+    body, model = begun.body, begun.model
     texts = [_document(document, number) for number, document in enumerate(body.documents)]
-    prompts = await prompts_of(front, [body.query, *texts], "documents", max_items=len(texts) + 1)
-    query, *documents = await _embedded(front, prompts, "documents")
+    prompts = await prompts_of(model, [body.query, *texts], "documents", max_items=len(texts) + 1)
+    query, *documents = await embedded(model, prompts, "documents")
     scores = [sum(a * b for a, b in zip(query, document, strict=True)) for document in documents]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or len(scores)]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if body.return_documents:
         results = [result | {"document": {"text": texts[result["index"]]}} for result in results]
-    return Json({"id": front.new_id("rerank-"), "model": front.model, "results": results, "usage": _usage(prompts)})
+    return Json({"id": front.new_id("rerank-"), "model": model.name, "results": results, "usage": _usage(prompts)})
 
 
-def _size(front: Front) -> int:
-    size = front.facts.embedding_size
+async def embedded(
+    model: ServedModel, prompts: list[tuple[int, ...]], param: str, dimensions: int | None = None
+) -> tuple[Vector, ...]:
+    """The vectors of prompts, cut to so many dimensions and made of length 1 again."""
+    size, max_context = model.facts.embedding_size, model.facts.max_context
     if size is None:
         raise invalid("this model does not embed; serve one that does", "model", "unsupported_model")
-    return size
-
-
-async def _embedded(front: Front, prompts: list[tuple[int, ...]], param: str) -> tuple[Vector, ...]:
-    _size(front)
+    if dimensions is not None and dimensions > size:
+        raise invalid(f"dimensions is {dimensions}; this model's vectors have {size}", "dimensions")
     longest = max(map(len, prompts))
-    if longest > front.facts.max_context:
+    if longest > max_context:
         raise invalid(
-            f"This model's maximum context length is {front.facts.max_context:,} tokens. However, {param} has a text of "
+            f"This model's maximum context length is {max_context:,} tokens. However, {param} has a text of "
             f"{longest:,} tokens; shorten it",
             param,
             "context_length_exceeded",
+            Overflow(longest, 0, max_context),
         )
-    return await front.client.embed(prompts)
+    vectors = await model.client.embed(prompts)
+    return vectors if dimensions is None else tuple(_unit(vector[:dimensions]) for vector in vectors)
 
 
 def _document(document: str | dict[str, Any], number: int) -> str:

@@ -6,28 +6,40 @@ from starlette.requests import Request
 
 from penstock.server.front import Front
 from penstock.server.http.answer import Json
-from penstock.server.http.faults import ApiError
+from penstock.server.http.faults import ApiError, ErrorKind
+from penstock.server.served import ServedModel, loading
 
 
 async def list_models(request: Request) -> Json:
     front: Front = request.app.state.front
-    return Json({"object": "list", "data": [_model(front)]})
+    known = front.models.known
+    if not known:
+        raise loading()
+    return Json({"object": "list", "data": [model_value(model) for model in known]})
 
 
 async def show_model(request: Request) -> Json:
     front: Front = request.app.state.front
-    name = request.path_params["name"]
-    if name != front.model:
-        raise ApiError(404, f"the model {name[:80]!r} is not served here", param="model", code="model_not_found")
-    return Json(_model(front))
+    return Json(model_value(named_model(front, request.path_params["name"])))
 
 
-def _model(front: Front) -> dict[str, Any]:
-    facts = front.facts
+def named_model(front: Front, name: str) -> ServedModel:
+    known = front.models.known
+    if not known:
+        raise loading()
+    for model in known:
+        if model.name == name:
+            return model
+    message = f"the model {name[:80]!r} is not served here"
+    raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
+
+
+def model_value(model: ServedModel) -> dict[str, Any]:
+    facts = model.facts
     return {
         "id": facts.model,
         "object": "model",
-        "created": front.created,
+        "created": model.created,
         "owned_by": "penstock",
         "max_model_len": facts.max_context,
         "capabilities": [

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from penstock.server.faults import invalid, unsupported
 from penstock.server.generation import (
     TEXT,
     CacheHints,
@@ -15,6 +14,7 @@ from penstock.server.generation import (
     Texts,
     ToolCall,
 )
+from penstock.server.http.faults import invalid, unsupported
 from penstock.server.openai.caching import cache_hints
 from penstock.server.openai.protocol import ChatBody, CompletionBody, Message, Part, Sampling, TokenizeBody
 from penstock.server.openai.tools import tool_choice_of, tools_of

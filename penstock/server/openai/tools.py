@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.server.faults import invalid, unsupported
 from penstock.server.generation import Tool, ToolChoice
+from penstock.server.http.faults import invalid, unsupported
 
 MAX_NAME = 64
 
@@ -25,12 +25,12 @@ def tool_choice_of(choice: str | dict[str, Any] | None, is_parallel: bool | None
         if choice.get("type") == "allowed_tools":
             allowed = choice.get("allowed_tools", choice)
             mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
-            names = tuple(_allowed_name(tool) for tool in allowed.get("tools") or ()) if isinstance(allowed, dict) else ()
+            names = (
+                tuple(_allowed_name(tool) for tool in allowed.get("tools") or ()) if isinstance(allowed, dict) else ()
+            )
             if mode in ("auto", "required") and names:
                 return ToolChoice(mode, names, parallel)
-    raise invalid(
-        "tool_choice must be auto, none, required, a function by its name, or allowed_tools", "tool_choice"
-    )
+    raise invalid("tool_choice must be auto, none, required, a function by its name, or allowed_tools", "tool_choice")
 
 
 def _allowed_name(tool: Any) -> str:

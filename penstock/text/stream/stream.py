@@ -1,9 +1,10 @@
-"""The text of one choice: tokens in, reasoning and content out, until a stop string ends it.
+"""The text of one choice: tokens in, segments out, until a stop string ends it.
 
 Owns everything of a generation that is text. The law it keeps, however the tokens come:
 
     text                = cut_at_stop(decode(tokens), stops)
     reasoning, content  = style.split(text)
+    content, calls      = parser(content)
 
 Knows nothing of requests, deltas of the engine, or the wire.
 """
@@ -12,6 +13,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.text.stream.reasoning import ReasoningStyle, Splitter, SplitText
+from penstock.text.stream.segments import (
+    ContentParser,
+    ContentText,
+    MakeContentParser,
+    ReasoningText,
+    Segment,
+    Segments,
+    content_of,
+    joined,
+    reasoning_of,
+)
 from penstock.text.stream.stop import StopMatcher, StopSet
 from penstock.text.tokenizer.detokenize import Detokenizer
 from penstock.text.tokenizer.tokenizer import Tokenizer
@@ -20,9 +32,20 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 class TextDelta(NamedTuple):
     """New text, and the stop string that ended it, if one did."""
 
-    reasoning: str
-    content: str
-    stop: str | None
+    segments: Segments
+    stop: str | None = None
+
+    @property
+    def reasoning(self) -> str:
+        return reasoning_of(self.segments)
+
+    @property
+    def content(self) -> str:
+        return content_of(self.segments)
+
+    def then(self, later: "TextDelta") -> "TextDelta":
+        """Both, in order."""
+        return TextDelta(joined((*self.segments, *later.segments)), later.stop)
 
 
 class TextRules(NamedTuple):
@@ -40,6 +63,8 @@ class TextRules(NamedTuple):
     skip_special: bool = True
     at_start: bool = True
     """The tokens begin a text of their own, as a chat answer does; False where they continue the prompt's."""
+    make_parser: MakeContentParser | None = None
+    """Makes what finds tool calls in the content; None where none are looked for."""
 
 
 PLAIN = TextRules()
@@ -64,6 +89,7 @@ class TextStream:
         self._min_tokens = rules.min_tokens
         self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop) if rules.stops else None
         self._splitter: Splitter | None = rules.style.splitter(is_open=rules.is_open) if rules.style else None
+        self._parser: ContentParser | None = rules.make_parser() if rules.make_parser is not None else None
         self._parts: list[str] = []
         self._is_finished = False
         self.num_tokens = 0
@@ -79,28 +105,29 @@ class TextStream:
         if self._matcher is None and self._splitter is None:
             shown = token_ids[:-1] if silent_last else token_ids
             self.num_tokens += len(token_ids)
-            return self._emit(self._detokenizer.feed(shown))
-        reasoning, content = [], []
+            return TextDelta(self._emit(self._detokenizer.feed(shown)))
+        if len(token_ids) == 1:
+            return TextDelta(self._feed_one(token_ids[0], silent_last), self.stop)
+        segments: list[Segment] = []
         for index, token_id in enumerate(token_ids):
-            if self.stop is not None:
-                break
             is_silent = silent_last and index == len(token_ids) - 1
-            delta = self._feed_one(token_id, is_silent)
-            reasoning.append(delta.reasoning)
-            content.append(delta.content)
-        return TextDelta("".join(reasoning), "".join(content), self.stop)
+            segments.extend(self._feed_one(token_id, is_silent))
+        return TextDelta(joined(segments), self.stop)
 
     def finish(self) -> TextDelta:
         """What was held back, once no token follows. Nothing may be fed afterwards."""
         if self._is_finished:
-            return TextDelta("", "", self.stop)
+            return TextDelta((), self.stop)
         text = "" if self.stop is not None else self._match(self._detokenizer.flush())
         if self._matcher is not None:
             text += self._matcher.flush()
-        delta = self._emit(text)
-        rest = self._splitter.flush() if self._splitter is not None else SplitText("", "")
+        segments = [*self._emit(text)]
+        if self._splitter is not None:
+            segments.extend(self._parsed(self._splitter.flush()))
+        if self._parser is not None:
+            segments.extend(self._parser.flush())
         self._is_finished = True
-        return TextDelta(delta.reasoning + rest.reasoning, delta.content + rest.content, self.stop)
+        return TextDelta(joined(segments), self.stop)
 
     @property
     def stop(self) -> str | None:
@@ -114,7 +141,9 @@ class TextStream:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
 
-    def _feed_one(self, token_id: int, is_silent: bool) -> TextDelta:
+    def _feed_one(self, token_id: int, is_silent: bool) -> Segments:
+        if self.stop is not None:
+            return ()
         self.num_tokens += 1
         text = "" if is_silent else self._detokenizer.feed((token_id,))
         if self._splitter is not None and self._splitter.is_reasoning:
@@ -126,9 +155,18 @@ class TextStream:
             return text
         return self._matcher.feed(text)
 
-    def _emit(self, text: str) -> TextDelta:
+    def _emit(self, text: str) -> Segments:
         if text:
             self._parts.append(text)
-        if self._splitter is None:
-            return TextDelta("", text, self.stop)
-        return TextDelta(*self._splitter.feed(text), self.stop)
+        if self._splitter is not None:
+            return self._parsed(self._splitter.feed(text))
+        if not text:
+            return ()
+        return (ContentText(text),) if self._parser is None else self._parser.feed(text)
+
+    def _parsed(self, split: SplitText) -> Segments:
+        reasoning, content = split
+        found: Segments = (ReasoningText(reasoning),) if reasoning else ()
+        if not content:
+            return found
+        return (*found, ContentText(content)) if self._parser is None else found + self._parser.feed(content)

@@ -17,9 +17,9 @@ class ContentText(NamedTuple):
 
 
 class ToolCallStart(NamedTuple):
-    """A call begins. `index` counts the calls of one choice from 0."""
+    """A call begins. `call` counts the calls of one choice from 0."""
 
-    index: int
+    call: int
     name: str
     call_id: str = ""
     """As the model named it; most models name none."""
@@ -28,12 +28,12 @@ class ToolCallStart(NamedTuple):
 class ToolCallArguments(NamedTuple):
     """A part of the JSON text of a call's arguments; the parts of a call join to one valid object."""
 
-    index: int
+    call: int
     text: str
 
 
 class ToolCallEnd(NamedTuple):
-    index: int
+    call: int
 
 
 Segment = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd
@@ -71,7 +71,7 @@ def joined(segments: Iterable[Segment]) -> Segments:
         elif isinstance(segment, ReasoningText) and isinstance(last, ReasoningText):
             parts[-1] = ReasoningText(last.text + segment.text)
         elif isinstance(segment, ToolCallArguments) and isinstance(last, ToolCallArguments):
-            parts[-1] = ToolCallArguments(last.index, last.text + segment.text)
+            parts[-1] = ToolCallArguments(last.call, last.text + segment.text)
         else:
             parts.append(segment)
     return tuple(parts)

@@ -3,29 +3,50 @@
 from typing import NamedTuple
 
 from penstock.core.batch import Delta, Finish, FinishReason, Logprob
+from penstock.text.stream.segments import Segments, ToolCallStart, content_of, joined, reasoning_of
 from penstock.text.stream.stream import TextRules, TextStream
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
 STOP = "stop"
 LENGTH = "length"
+TOOL_CALLS = "tool_calls"
 
 
 class Piece(NamedTuple):
     """News of one choice."""
 
     choice: int
-    content: str
-    reasoning: str
+    segments: Segments
     token_ids: tuple[int, ...]
     logprobs: tuple[Logprob, ...]
     prompt_logprobs: tuple[Logprob, ...]
     finish_reason: str | None
+    stop: str | None = None
+    """The stop string that ended the text."""
+
+    @property
+    def content(self) -> str:
+        return content_of(self.segments)
+
+    @property
+    def reasoning(self) -> str:
+        return reasoning_of(self.segments)
 
 
 class Writer:
     """Ends once: by the engine's finish, or by a stop string that only the text shows."""
 
-    __slots__ = ("_includes_stop", "_text", "failure", "finish_reason", "index", "num_cached", "token_ids")
+    __slots__ = (
+        "_has_calls",
+        "_includes_stop",
+        "_text",
+        "cache_miss",
+        "failure",
+        "finish_reason",
+        "index",
+        "num_cached",
+        "token_ids",
+    )
 
     def __init__(self, index: int, tokenizer: Tokenizer, rules: TextRules) -> None:
         self.index = index
@@ -33,8 +54,11 @@ class Writer:
         self.failure: Finish | None = None
         """How it ended if it ended badly."""
         self.num_cached = 0
+        self.cache_miss = ""
+        """Why the prefix cache had no more of the prompt."""
         self.token_ids: list[int] = []
         self._includes_stop = rules.include_stop
+        self._has_calls = False
         self._text = TextStream(tokenizer, rules)
 
     @property
@@ -56,12 +80,13 @@ class Writer:
         finish = delta.finish
         if delta.prefix is not None:
             self.num_cached = delta.prefix.num_tokens
+            self.cache_miss = delta.prefix.miss
         token_ids, logprobs = delta.token_ids, delta.logprobs
         is_silent = finish is not None and finish.reason is FinishReason.STOP and not self._includes_stop
         before = self._text.num_tokens
         text = self._text.feed(token_ids, silent_last=is_silent)
-        content, reasoning = text.content, text.reasoning
-        if text.stop is not None:
+        segments, stop = text.segments, text.stop
+        if stop is not None:
             count = self._text.num_tokens - before
             token_ids, logprobs = token_ids[:count], logprobs[:count]
             self.finish_reason = STOP
@@ -71,12 +96,21 @@ class Writer:
                 return None
             self.finish_reason = STOP if finish.reason is FinishReason.STOP else LENGTH
         if self.finish_reason is not None:
-            rest = self._text.finish()
-            content += rest.content
-            reasoning += rest.reasoning
-            if self.finish_reason is LENGTH and rest.stop is not None:
-                self.finish_reason = STOP
+            segments, stop = self._end(segments)
         self.token_ids.extend(token_ids)
-        if not (content or reasoning or logprobs or delta.prompt_logprobs or self.finish_reason):
+        if not (segments or logprobs or delta.prompt_logprobs or self.finish_reason):
             return None
-        return Piece(self.index, content, reasoning, token_ids, logprobs, delta.prompt_logprobs, self.finish_reason)
+        if len(segments) > 1 or (segments and type(segments[0]) is ToolCallStart):
+            self._has_calls |= any(type(segment) is ToolCallStart for segment in segments)
+        return Piece(self.index, segments, token_ids, logprobs, delta.prompt_logprobs, self.finish_reason, stop)
+
+    def _end(self, segments: Segments) -> tuple[Segments, str | None]:
+        """All that is left to say, and the stop string that ended it. Settles how the choice ended."""
+        rest = self._text.finish()
+        segments = joined((*segments, *rest.segments))
+        if self.finish_reason is LENGTH and rest.stop is not None:
+            self.finish_reason = STOP
+        self._has_calls |= any(type(segment) is ToolCallStart for segment in segments)
+        if self.finish_reason is STOP and self._has_calls:
+            self.finish_reason = TOOL_CALLS
+        return segments, rest.stop
