@@ -45,8 +45,9 @@ class Begun(Generic[B]):
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        names = ", ".join(self.ignored)[:1000].encode("ascii", "replace")
-        return [(IGNORED_HEADER, names)] if self.ignored else []
+        """Names are a client's: what no header can hold is shown as a question mark."""
+        names = "".join(c if c.isascii() and c.isprintable() else "?" for c in ", ".join(self.ignored)[:1000])
+        return [(IGNORED_HEADER, names.encode())] if self.ignored else []
 
 
 @dataclass(frozen=True, slots=True)
