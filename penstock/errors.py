@@ -35,3 +35,7 @@ class EngineError(PenstockError):
 
 class StoreError(PenstockError):
     """What is kept between runs cannot be read or written (HTTP 503)."""
+
+
+class RankLostError(EngineError):
+    """One of the ranks that compute a model together has ended or hangs: none of them can go on without it."""

@@ -95,10 +95,11 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 @operation(_examples)
 def mix_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    """The weighted sum, for each token of x [tokens, hidden], of what its chosen experts make of it."""
+    """The weighted sum, for each token of x [tokens, hidden], of what its chosen experts make of it; those of weight 0 are
+    not asked."""
     mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for number in torch.unique(chosen).tolist():
-        tokens, places = torch.where(chosen == number)
+        tokens, places = torch.where((chosen == number) & (weights != 0))
         made = functional.linear(
             gate(
                 functional.linear(x[tokens], experts.gate_up[number], _row(experts.gate_up_bias, number)),

@@ -52,8 +52,22 @@ def load_model(
 ) -> Decoder | Encoder:
     """With `packs`, matrices of a decoder that the file holds in few bits stay in them."""
     model = build_model(spec, dtype)
+    used = fill_model(model, recipes, checkpoint, device, progress, packs)
+    check_all_used(checkpoint.names, used, spec)
+    return model.eval()
+
+
+def fill_model(
+    model: Decoder | Encoder,
+    recipes: recipes.Recipes,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    progress: Progress | None = None,
+    packs: bool = False,
+) -> set[str]:
+    """Put numbers into all parameters of a model that has none; returns the names of the tensors they came from."""
     parameters = dict(model.named_parameters())
-    _check_names(parameters, recipes, spec)
+    _check_names(parameters, recipes, model.spec)
     total, done = sum(parameter.numel() for parameter in parameters.values()), 0
     used: set[str] = set()
     for name, parameter in parameters.items():
@@ -73,8 +87,7 @@ def load_model(
         done += parameter.numel()
         if progress is not None:
             progress(done, total)
-    check_all_used(checkpoint.names, used, spec)
-    return model.eval()
+    return used
 
 
 def dummy_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Decoder | Encoder:

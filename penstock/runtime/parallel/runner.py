@@ -1,0 +1,166 @@
+"""Runners of several ranks: the first is told what to compute and tells the others, who compute the same step.
+
+Draws are deterministic, and what is drawn from is the same to the bit on every rank that draws: nobody asks what another drew.
+Only the first stage of a pipeline, which draws nothing, is told.
+
+A step that fails on one rank leaves the others in the middle of it. None can go on: whoever runs the engine starts all anew.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from penstock.core.batch import Batch, StepOutput
+from penstock.errors import RankLostError
+from penstock.runtime.parallel.frames import decode_batch, decode_output, encode_batch, encode_output
+from penstock.runtime.parallel.micro import joined, micro_batches
+from penstock.runtime.parallel.world import World
+from penstock.runtime.runner import ModelRunner, Ticket
+
+DEPTH = 2
+"""Steps under way at once, at most."""
+
+
+class RankRunner(Protocol):
+    """What each rank computes its part of a step by."""
+
+    def launch(self, batch: Batch) -> Ticket: ...
+
+
+class LeadingRunner:
+    """The first rank's: implements the engine's `Runner` for all of them."""
+
+    def __init__(self, runner: RankRunner, world: World) -> None:
+        self._runner = runner
+        self._world = world
+
+    def launch(self, batch: Batch) -> Ticket:
+        with together():
+            self._world.announce(encode_batch(batch))
+            return LeadTicket(self._runner.launch(batch))
+
+    def close(self) -> None:
+        """The others end."""
+        self._world.announce(encode_batch(None))
+
+
+@dataclass(frozen=True, slots=True)
+class LeadTicket:
+    ticket: Ticket
+
+    def result(self) -> StepOutput:
+        with together():
+            return self.ticket.result()
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Whatever goes wrong in here goes wrong for all ranks."""
+    try:
+        yield
+    except RankLostError:
+        raise
+    except Exception as error:
+        raise RankLostError(f"a step failed on one rank, and so on all: {type(error).__name__}: {error}") from error
+
+
+def follow(runner: RankRunner, world: World) -> None:
+    """Compute what the first rank announces until it has no more."""
+    launched: deque[Ticket] = deque()
+    while (batch := decode_batch(world.listen())) is not None:
+        launched.append(runner.launch(batch))
+        if len(launched) >= DEPTH:
+            launched.popleft().result()
+
+
+class StageRunner(ModelRunner):
+    """A stage of a pipeline. Its model takes hidden states over and passes them on by itself.
+
+        first      waits for the tokens its chunks read, computes, and goes on: another stage draws
+        between    computes
+        last       computes, draws, and tells the first stage
+    """
+
+    def __init__(self, model, world: World, *room: int, cache_dtype: torch.dtype | None = None) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(model, *room, cache_dtype)
+        self._world = world
+        self._awaited: deque[MicroStep] = deque()
+        """Parts of steps whose tokens have not come back, oldest first."""
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Ticket:
+        place = self._world.place
+        parts = micro_batches(batch, place.ranks.pipeline)
+        if place.is_last_stage:
+            return joined([self._answered(part) for part in parts], [len(part.chunks) for part in parts])
+        steps = [self._passed(part) for part in parts]
+        return StageTicket(self, steps) if place.is_first_stage else StepOutput(((),) * len(batch.chunks))
+
+    def _answered(self, part: Batch) -> StepOutput:
+        output = super().launch(part).result()
+        self._world.reply(encode_output(output))
+        return output
+
+    def _passed(self, part: Batch) -> "MicroStep":
+        self._cache.copy(part.copies)
+        chunks = [chunk for chunk in part.chunks if self._refusal(chunk) is None]
+        is_first = self._world.place.is_first_stage
+        if chunks:
+            if is_first:
+                self._catch_up({chunk.row for chunk in chunks})
+            self._rows.place(part.step, chunks)
+            self._forward(chunks)
+            self._rows.grow(part.step, chunks)
+        step = MicroStep(part)
+        if is_first:
+            self._awaited.append(step)
+        return step
+
+    def _catch_up(self, rows: set[int]) -> None:
+        """Wait for the tokens that these rows read next."""
+        while any(not rows.isdisjoint(step.rows) for step in self._awaited):
+            self.hear()
+
+    def hear(self) -> None:
+        """Take in what the oldest part of a step gave."""
+        step = self._awaited.popleft()
+        output = step.output = decode_output(self._world.hear())
+        drawn = [
+            (chunk.row, chunk.end - chunk.num_drafts + len(tokens) - 1, tokens[-1])
+            for chunk, tokens in zip(step.part.chunks, output.tokens, strict=True)
+            if tokens
+        ]
+        self._rows.commit(step.part.step, [], drawn)
+
+
+@dataclass(slots=True)
+class MicroStep:
+    """A part of a step on its way through the stages."""
+
+    part: Batch
+    output: StepOutput | None = None
+
+    @property
+    def rows(self) -> set[int]:
+        """Rows that read next what is drawn here."""
+        return {chunk.row for chunk in self.part.chunks if chunk.samples}
+
+
+@dataclass(frozen=True, slots=True)
+class StageTicket:
+    """A step whose tokens come back from the last stage."""
+
+    runner: StageRunner
+    steps: list[MicroStep]
+
+    def result(self) -> StepOutput:
+        outputs: list[StepOutput] = []
+        for step in self.steps:
+            while step.output is None:
+                self.runner.hear()
+            outputs.append(step.output)
+        return joined(outputs, [len(step.part.chunks) for step in self.steps])
