@@ -107,12 +107,29 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How a model is cut over several devices, or several processes of a CPU."""
+
+    tensor: int = 1
+    """Ranks that share every layer: heads, columns, vocabulary"""
+    pipeline: int = 1
+    """Stages that layers are dealt out to, one after another"""
+    expert: int = 1
+    """Ranks of a stage that experts are dealt out to; divides --tensor or is a multiple of it"""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "expert"):
+            _check_positive("--" + name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is told."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 @dataclass(frozen=True, slots=True)
