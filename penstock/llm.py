@@ -83,7 +83,9 @@ class LLM:
             self._engine = make_engine(config, loaded, self._sizing)
 
     def close(self) -> None:
-        """Give weights and cache back. What is under way is dropped."""
+        """Give weights and cache back, and end what other ranks there are. What is under way is dropped."""
+        if self._model is not None and self._model.group is not None:
+            self._model.group.close()
         self._model = self._engine = self._encoder = None
         self._running.clear()
         self._waiting.clear()

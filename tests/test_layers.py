@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "layers": ("errors", "ops", "models.spec"),
     "runtime": (
         "errors", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
-        "models.spec", "models.weights",
+        "models.spec", "models.weights", "models.ranks", "models.sharding",
     ),
     "draft": ("errors",),
     "engine": ("errors", "core", "config", "sizing", "metrics", "draft"),
@@ -84,7 +84,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "fastapi": ("server",),
     "starlette": ("server",),
     "uvicorn": ("server", "assembly"),
-    "msgspec": ("engine", "server", "bench", "assembly", "cli"),
+    "msgspec": ("engine", "runtime", "server", "bench", "assembly", "cli"),
     "httptools": ("bench",),
     "zmq": ("engine",),
     "prometheus_client": ("metrics", "server"),

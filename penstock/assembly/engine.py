@@ -5,9 +5,10 @@ A composition root beside the command line: it may know every layer, and nothing
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
 from penstock.config import EngineConfig
 from penstock.core.features import StepTime
 from penstock.engine.engine import Engine
@@ -15,11 +16,12 @@ from penstock.errors import ConfigError
 from penstock.files import ModelFiles, dummy_spec, open_files
 from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
+from penstock.models.ranks import RankPlace
 from penstock.models.spec import ModelSpec
 from penstock.ops.packed import TILE
 from penstock.runtime.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.cuda.runner import CudaRunner
-from penstock.runtime.device import CpuDevice, Device, open_device
+from penstock.runtime.device import CpuDevice, Device, open_device, settle
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.kv_cache import CACHE_DTYPES, bytes_per_kv_value
 from penstock.runtime.load.parameters import dummy_model, load_model
@@ -27,6 +29,10 @@ from penstock.runtime.load.quantize import quantize_fp8
 from penstock.runtime.native.decoder import NativeDecoder
 from penstock.runtime.native.load import load_native
 from penstock.runtime.native.runner import NativeRunner
+from penstock.runtime.parallel.part import ModelPart, rank_runner
+from penstock.runtime.parallel.runner import LeadingRunner, follow
+from penstock.runtime.parallel.stage import StagedDecoder
+from penstock.runtime.parallel.world import World
 from penstock.sizing import (
     GIB,
     SERVED_STEP_S,
@@ -52,9 +58,11 @@ Progress = Callable[[str, int, int | None], None]
 class LoadedModel:
     """Weights on a device, and the files they came from unless they are made up."""
 
-    network: Decoder | Encoder | NativeDecoder
+    network: Decoder | Encoder | NativeDecoder | StagedDecoder
     device: Device
     files: ModelFiles | None
+    group: RankGroup | None = None
+    """The other ranks, where this is the first of several."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -66,7 +74,9 @@ class LoadedModel:
 
 
 def load(config: EngineConfig, cache: Path | None = None, progress: Progress | None = None) -> LoadedModel:
-    """Find the model, fetching it if need be, and put its weights on the device."""
+    """Find the model, fetching it if need be, and put its weights on the device, or its part of them."""
+    if ranks_of(config).num_ranks > 1:
+        return _load_first(config, cache, progress)
     device = open_device(config.model.device)
     dtype = device.dtype(config.model.dtype)
     spec = dummy_spec(config.model.model)
@@ -84,9 +94,71 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     return LoadedModel(_kept(config, network), device, files)
 
 
+def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | None) -> LoadedModel:
+    """The first of several ranks: nothing is loaded anywhere before it is known that the model can be cut so."""
+    ranks, device = ranks_of(config), open_device(config.model.device)
+    _check_invariance(config)
+    spec = dummy_spec(config.model.model)
+    files = None if spec is not None else open_files(config.model.model, cache, progress)
+    ranks.check(spec or files.spec)  # type: ignore[union-attr]
+    check_machine(ranks, device)
+    group = RankGroup(config, ranks)
+    try:
+        device = settle(device, 0, ranks.num_ranks)
+        told = None if progress is None else lambda done, total: progress("load", done, total)
+        part = _load_part(config, device, files, ranks.place(0), told)
+        return LoadedModel(part.join(group.join(device)), device, files, group)
+    except BaseException:
+        group.close()
+        raise
+
+
+def _load_part(
+    config: EngineConfig,
+    device: Device,
+    files: ModelFiles | None,
+    place: RankPlace,
+    told: Callable[[int, int], None] | None = None,
+) -> ModelPart:
+    spec = dummy_spec(config.model.model) if files is None else files.spec
+    if spec is None:
+        raise ConfigError(f"{config.model.model} names no model")
+    part = ModelPart(spec, place.ranks, place.rank, device.torch_device, device.dtype(config.model.dtype))
+    if files is None:
+        part.make_up()
+    else:
+        part.load(files.model.recipes, files.checkpoint, told, _packs(config, device, part.shard.spec))
+    _kept(config, part.model)
+    return part
+
+
+def run_rank(setup: RankSetup) -> None:
+    """The life of a rank that is not the first: it loads its part, joins, and computes what is announced."""
+    config, place = setup.config, ranks_of(setup.config).place(setup.rank)
+    device = settle(open_device(config.model.device), place.rank, place.ranks.num_ranks)
+    files = None if dummy_spec(config.model.model) is not None else open_files(config.model.model)
+    part = _load_part(config, device, files, place)
+    world = World(place, setup.meeting, device.torch_device)
+    loaded = LoadedModel(part.join(world), device, files)
+    sizing = agree_with_first(world, _size_own(config, loaded, SERVED_STEP_S))
+    follow(rank_runner(loaded.network, world, _room(config, sizing), CACHE_DTYPES[config.cache.kv]), world)
+
+
 def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_S) -> Sizing:
-    """How much cache the device holds beside the weights it holds already; how long steps are, on a GPU for `step_s`."""
+    """How much cache the device holds beside the weights it holds already; how long steps are, on a GPU for `step_s`.
+
+    Of several ranks, what all have room for.
+    """
+    own = _size_own(config, loaded, step_s)
+    return own if loaded.group is None else loaded.group.agree(own)
+
+
+def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizing:
     spec = loaded.spec
+    num_ranks = ranks_of(config).num_ranks
+    if num_ranks > 1 and isinstance(loaded.device, CpuDevice):  # they share its memory
+        share = config.cache.memory_fraction / num_ranks
+        config = replace(config, cache=replace(config.cache, memory_fraction=share))
     pace = _pace(loaded.device, config, step_s)
     bytes_per_value = bytes_per_kv_value(spec, CACHE_DTYPES[config.cache.kv] or loaded.network.cache_dtype)
     memory = Memory(
@@ -114,9 +186,13 @@ def make_engine(
     """
     if isinstance(loaded.network, Encoder):
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
-    room = sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
+    room = _room(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
+    if loaded.group is not None:
+        world = loaded.group.world
+        leading = LeadingRunner(rank_runner(loaded.network, world, room, cache_dtype), world)
+        return Engine(scheduler, leading, time.monotonic, depth=leading.depth, on_step=on_step)
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         if rehearses:
@@ -124,7 +200,13 @@ def make_engine(
         return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step)
     if isinstance(loaded.network, NativeDecoder):
         return Engine(scheduler, NativeRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
+    if not isinstance(loaded.network, Decoder):
+        raise ConfigError("a stage of a pipeline runs with the other ranks alone")
     return Engine(scheduler, ModelRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
+
+
+def _room(config: EngineConfig, sizing: Sizing) -> tuple[int, int, int, int]:
+    return sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
 
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:

@@ -4,6 +4,8 @@
 Options follow the colon: `oracle:step_ms=5,vocab=256`.
 """
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -75,7 +77,9 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
         return _encoder(config, loaded, on_phase)
     sizing = size(config, loaded)
     name = loaded.files.name if loaded.files is not None else config.model.model
-    depth = 2 if loaded.device.torch_device.type == "cuda" else 1
+    depth = 2 if loaded.device.torch_device.type == "cuda" or config.parallel.pipeline > 1 else 1
+    if loaded.group is not None:
+        loaded.group.processes.on_lost = _end
     on_step = _step_writer(step_log, name, config, sizing, loaded.spec.vocab_size, depth)
     engine = make_engine(config, loaded, sizing, on_step, rehearses=True)
     on_phase("make room for the cache")
@@ -96,6 +100,12 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
         device=str(loaded.device.torch_device),
     )
     return Machine(engine, facts)
+
+
+def _end(fault: str) -> None:
+    """The engine cannot go on without a rank. Whoever watches this process starts another."""
+    print(f"penstock engine: {fault}; all ranks start anew", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _encoder(config: EngineConfig, loaded: "LoadedModel", on_phase: OnPhase) -> Machine:

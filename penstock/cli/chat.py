@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import open_llm
 from penstock.cli.sampling import SamplingConfig
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from penstock.console.speech import dimmed, shown, write_text
 from penstock.errors import RequestError
 
@@ -42,12 +42,13 @@ class Config:
     """Who the model is and how it answers: the system message"""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 def run(config: Config) -> int:
     scheduler = SchedulerConfig(max_sequences=MAX_SEQUENCES)
     start_s = time.monotonic()
-    with open_llm(EngineConfig(config.model, config.cache, scheduler)) as llm:
+    with open_llm(EngineConfig(config.model, config.cache, scheduler, config.parallel)) as llm:
         chat = Chat(llm, config.sampling, config.system)
         chat.check()
         _aside(f"{llm.files.name}, ready in {time.monotonic() - start_s:.1f} s; /help tells more, Ctrl-D leaves")

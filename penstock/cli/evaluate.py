@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.cli.loading import open_llm
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -37,11 +37,12 @@ class Config:
     """Print JSON for machines"""
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(prefix_caching=False))
     scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_sequences=16))
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 def run(config: Config) -> int:
     text = _read(config.file)
-    with open_llm(EngineConfig(config.model, config.cache, config.scheduler)) as llm:
+    with open_llm(EngineConfig(config.model, config.cache, config.scheduler, config.parallel)) as llm:
         from penstock.perplexity import longest_context, measure
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens]

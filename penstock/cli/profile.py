@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from penstock.console.output import check_writable, write_file
 from penstock.errors import ConfigError
 from penstock.measure.this_machine import NAME as THIS_MACHINE
@@ -52,6 +52,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.seconds <= 3600.0:
@@ -59,7 +60,7 @@ class Config:
 
     @property
     def engine(self) -> EngineConfig:
-        return EngineConfig(self.model, self.cache, self.scheduler)
+        return EngineConfig(self.model, self.cache, self.scheduler, self.parallel)
 
 
 def run(config: Config) -> int:

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 
@@ -23,10 +23,11 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     @property
     def engine(self) -> EngineConfig:
-        return EngineConfig(self.model, self.cache, self.scheduler)
+        return EngineConfig(self.model, self.cache, self.scheduler, self.parallel)
 
 
 def run(config: Config) -> int:

@@ -17,7 +17,7 @@ from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
 from penstock.engine.runner import Runner, Ticket
 from penstock.engine.step_log import StepLog
-from penstock.errors import CapacityError, EngineError, RequestError
+from penstock.errors import CapacityError, EngineError, RankLostError, RequestError
 
 MAX_LOST_STEPS = 3
 """Steps in a row in which nothing could be computed before the engine, not the requests, is held at fault."""
@@ -163,6 +163,8 @@ class Engine:
                 return self._runner.launch(batch)
             ticket = self._runner.launch(batch.only(indices)) if indices else None
             return Part(ticket, indices, len(batch.chunks))
+        except RankLostError:
+            raise  # nothing can be computed any more, by nobody's fault among the requests
         except Exception as error:
             return NotLaunched(error)
 
@@ -177,6 +179,8 @@ class Engine:
             self._num_lost_steps = 0
             if log is not None:
                 log.output(asked_s, self._clock())
+        except RankLostError:
+            raise
         except Exception as error:
             if log is not None:
                 log.lose()

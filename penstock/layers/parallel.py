@@ -8,10 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from penstock.layers.embedding import Embedding
+from penstock.layers.linear import Linear
 from penstock.layers.moe import Mixture
 from penstock.layers.norm import RMSNorm
+from penstock.layers.packed import PackedMatrix
 from penstock.ops.collective import Peers, join_columns, likeliest_over, sum_over
 from penstock.ops.moe import mix_experts, route
+
+AnyTable = Embedding | Linear | PackedMatrix
 
 
 class SummedLinear(nn.Module):
@@ -22,7 +27,7 @@ class SummedLinear(nn.Module):
         self.linear = linear
         bias = linear.bias
         self.bias = bias if isinstance(bias, nn.Parameter) else None
-        linear.bias = None
+        linear.bias = None  # type: ignore[assignment]
         self._peers = peers
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +38,7 @@ class SummedLinear(nn.Module):
 class VocabularyScores(nn.Module):
     """An output matrix cut by tokens: scores of all of them, put side by side."""
 
-    def __init__(self, table: nn.Module, held: range, widths: tuple[int, ...], peers: Peers) -> None:
+    def __init__(self, table: AnyTable, held: range, widths: tuple[int, ...], peers: Peers) -> None:
         super().__init__()
         self.table = table
         self.held = held
@@ -92,7 +97,9 @@ class NormedProjection(nn.Module):
     `copies` ranks hold the same keys.
     """
 
-    def __init__(self, linear: nn.Module, norms: tuple[RMSNorm, RMSNorm], sizes: tuple[int, int], copies: int, peers: Peers) -> None:
+    def __init__(
+        self, linear: nn.Module, norms: tuple[RMSNorm, RMSNorm], sizes: tuple[int, int], copies: int, peers: Peers
+    ) -> None:
         super().__init__()
         self.linear = linear
         self.q_norm, self.k_norm = norms

@@ -69,9 +69,7 @@ def shard_model(spec: ModelSpec, ranks: Ranks, rank: int) -> ModelShard:
 
 def _layer(layer: Layer, place: RankPlace) -> Layer:
     attention = layer.grouped
-    local = replace(
-        attention, num_heads=len(place.heads(attention)), num_kv_heads=len(place.kv_heads(attention))
-    )
+    local = replace(attention, num_heads=len(place.heads(attention)), num_kv_heads=len(place.kv_heads(attention)))
     return replace(layer, attention=local, mlp=_mlp(layer.mlp, place))
 
 
@@ -104,7 +102,7 @@ def _outside(name: str, recipe: Recipe, shard: ModelShard) -> Recipes:
     is_first, is_last = place.is_first_stage, place.is_last_stage
     match name:
         case "embedding.weight":
-            found = {name: _rows(recipe, rows)} if is_first else {}
+            found: Recipes = {name: _rows(recipe, rows)} if is_first else {}
             if shard.whole.tied_embedding and is_last and not is_first:
                 found["output.weight"] = _rows(recipe, rows)
             return found

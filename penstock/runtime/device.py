@@ -82,6 +82,21 @@ def open_device(asked: str) -> Device:
     return CudaDevice()
 
 
+def num_devices(device: Device) -> int | None:
+    """Devices of its kind that ranks can have one each of; None where they share one."""
+    return torch.cuda.device_count() if device.torch_device.type == "cuda" else None
+
+
+def settle(device: Device, index: int, count: int) -> Device:
+    """One rank's of `count` on this machine: a GPU of its own, or its share of the processor's threads."""
+    if device.torch_device.type == "cuda":
+        torch.cuda.set_device(index)
+        return device
+    num_threads = max(1, torch.get_num_threads() // count)
+    torch.set_num_threads(num_threads)
+    return CpuDevice(num_threads)
+
+
 def _available_bytes() -> int:
     """What the machine could give without swapping."""
     meminfo = Path("/proc/meminfo")

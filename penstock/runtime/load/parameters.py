@@ -93,6 +93,12 @@ def fill_model(
 def dummy_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Decoder | Encoder:
     """A model of random numbers, the same on every run, of a size that keeps activations near one."""
     model = build_model(spec, dtype)
+    fill_dummy(model, device, seed)
+    return model.eval()
+
+
+def fill_dummy(model: nn.Module, device: torch.device, seed: int = 0) -> None:
+    """The same for a model that has no numbers yet."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(model.named_parameters()):
         values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -101,7 +107,6 @@ def dummy_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed:
         else:
             values.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
         _put(model, name, values)
-    return model.eval()
 
 
 def _read(recipe: recipes.Recipe, source: Source, leaves: Leaves, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from penstock.runtime.parallel.world import open_store
 
@@ -94,7 +94,7 @@ class RankProcesses:
                     self.on_lost(fault)
                 return
 
-    def _silent(self, store: dist.Store, heard: dict[int, tuple[int, float]]) -> str | None:
+    def _silent(self, store: Store, heard: dict[int, tuple[int, float]]) -> str | None:
         now = time.monotonic()
         for rank, (beats, last_s) in list(heard.items()):
             found = store.add(beat_key(rank), 0)

@@ -16,10 +16,11 @@ import torch
 
 from penstock.core.batch import Batch, StepOutput
 from penstock.errors import RankLostError
+from penstock.runtime.eager.runner import ModelRunner, Ticket
 from penstock.runtime.parallel.frames import decode_batch, decode_output, encode_batch, encode_output
 from penstock.runtime.parallel.micro import joined, micro_batches
+from penstock.runtime.parallel.stage import StagedDecoder
 from penstock.runtime.parallel.world import World
-from penstock.runtime.runner import ModelRunner, Ticket
 
 DEPTH = 2
 """Steps under way at once, at most."""
@@ -37,6 +38,11 @@ class LeadingRunner:
     def __init__(self, runner: RankRunner, world: World) -> None:
         self._runner = runner
         self._world = world
+
+    @property
+    def depth(self) -> int:
+        """Steps worth having under way: stages compute one while another is on its way back; a GPU never waits."""
+        return DEPTH if self._world.place.ranks.pipeline > 1 or self._world.device.type == "cuda" else 1
 
     def launch(self, batch: Batch) -> Ticket:
         with together():
@@ -80,13 +86,19 @@ def follow(runner: RankRunner, world: World) -> None:
 class StageRunner(ModelRunner):
     """A stage of a pipeline. Its model takes hidden states over and passes them on by itself.
 
-        first      waits for the tokens its chunks read, computes, and goes on: another stage draws
-        between    computes
-        last       computes, draws, and tells the first stage
+    first      waits for the tokens its chunks read, computes, and goes on: another stage draws
+    between    computes
+    last       computes, draws, and tells the first stage
     """
 
-    def __init__(self, model, world: World, *room: int, cache_dtype: torch.dtype | None = None) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(model, *room, cache_dtype)
+    def __init__(
+        self,
+        model: StagedDecoder,
+        world: World,
+        room: tuple[int, int, int, int],
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, *room, cache_dtype)  # type: ignore[arg-type]  # it stands where a decoder stands
         self._world = world
         self._awaited: deque[MicroStep] = deque()
         """Parts of steps whose tokens have not come back, oldest first."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from penstock.errors import RankLostError
 

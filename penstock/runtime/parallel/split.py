@@ -1,10 +1,12 @@
 """A rank's part of a model, made from outside: layers do not know that there are other ranks.
 
-    build     the modules of the rank's own spec, without what its stage or its experts leave out
-    join      once loaded (and quantized): what gives a part of a sum gives the sum, what has some tokens has all
+build     the modules of the rank's own spec, without what its stage or its experts leave out
+join      once loaded (and quantized): what gives a part of a sum gives the sum, what has some tokens has all
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from torch import nn
 from penstock.layers.attention import Attention
 from penstock.layers.build import build_decoder
 from penstock.layers.decoder import Decoder
+from penstock.layers.layer import AnyLayer
 from penstock.layers.moe import ExpertStack, Mixture
 from penstock.layers.norm import NoNorm
 from penstock.layers.parallel import (
@@ -46,13 +49,13 @@ def build_shard(shard: ModelShard, device: torch.device, dtype: torch.dtype) -> 
 
 def join_shard(model: Decoder, shard: ModelShard, world: World) -> None:
     """In place. Afterwards the model's spec says what all ranks hold together of the vocabulary."""
-    for number, layer in zip(shard.layers, model.layers, strict=True):
+    for number, layer in zip(shard.layers, cast(Iterable[AnyLayer], model.layers), strict=True):
         whole = shard.whole.layers[number]
         _join_attention(layer.attention, whole.grouped, shard, world.tensor)
         if isinstance(layer.mlp, Mixture) and isinstance(whole.mlp, MoE):
-            layer.mlp = _dealt(layer.mlp, whole.mlp, shard, world.stage)
+            layer.register_module("mlp", _dealt(layer.mlp, whole.mlp, shard, world.stage))
         else:
-            layer.mlp.down = SummedLinear(layer.mlp.down, world.tensor)
+            layer.mlp.register_module("down", SummedLinear(layer.mlp.get_submodule("down"), world.tensor))
     held = shard.vocabulary
     tensor = shard.place.ranks.tensor
     widths = tuple(len(shard.place.ranks.place(index).vocabulary(shard.whole.vocab_size)) for index in range(tensor))

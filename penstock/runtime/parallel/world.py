@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+)
 
 from penstock.errors import RankLostError
 from penstock.models.ranks import RankPlace
@@ -80,7 +85,7 @@ class GroupPeers:
 class World:
     """Joining waits for all ranks. Every rank calls the same methods in the same order, but for those of the pipe."""
 
-    def __init__(self, place: RankPlace, meeting: Meeting, device: torch.device, store: dist.Store | None = None) -> None:
+    def __init__(self, place: RankPlace, meeting: Meeting, device: torch.device, store: Store | None = None) -> None:
         """The first rank made the store; the others call it."""
         self.place = place
         self.device = device
@@ -97,7 +102,9 @@ class World:
             self._replies = self._gloo("replies", everyone, PATIENT)
         first = place.stage * ranks.per_stage
         copy = place.column // ranks.tensor
-        self.tensor = self._peers(f"tensor.{place.stage}.{copy}", [first + copy * ranks.tensor + i for i in range(ranks.tensor)])
+        self.tensor = self._peers(
+            f"tensor.{place.stage}.{copy}", [first + copy * ranks.tensor + i for i in range(ranks.tensor)]
+        )
         self.stage = self._peers(f"stage.{place.stage}", [first + i for i in range(ranks.per_stage)])
 
     def close(self) -> None:
@@ -156,30 +163,32 @@ class World:
         if folder is not None and self.device.type == "cpu":
             home = Path(folder) / name
             home.mkdir(mode=0o700, exist_ok=True)
-            return SharedPeers(home, dist.PrefixStore(name, self.store), index, len(ranks), self._meeting.step_s)
+            return SharedPeers(home, PrefixStore(name, self.store), index, len(ranks), self._meeting.step_s)
         return GroupPeers(self._group(name, ranks), index, len(ranks))
 
     def _group(self, name: str, ranks: list[int]) -> Any:
         step = timedelta(seconds=self._meeting.step_s)
         if self._backend == "gloo":
             return self._gloo(name, ranks, step)
-        options = dist.ProcessGroupNCCL.Options()
+        from torch.distributed import ProcessGroupNCCL  # only builds for GPUs have it
+
+        options = ProcessGroupNCCL.Options()
         options._timeout = step
-        store = dist.PrefixStore(name, self.store)
-        return dist.ProcessGroupNCCL(store, ranks.index(self.place.rank), len(ranks), options)
+        store = PrefixStore(name, self.store)
+        return ProcessGroupNCCL(store, ranks.index(self.place.rank), len(ranks), options)
 
     def _gloo(self, name: str, ranks: list[int], timeout: timedelta) -> Any:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._meeting.here)]
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname=self._meeting.here)]
         options._timeout = timeout
         options._threads = 1
-        store = dist.PrefixStore(name, self.store)
-        return dist.ProcessGroupGloo(store, ranks.index(self.place.rank), len(ranks), options)
+        store = PrefixStore(name, self.store)
+        return ProcessGroupGloo(store, ranks.index(self.place.rank), len(ranks), options)
 
 
-def open_store(host: str, port: int, *, is_host: bool) -> dist.TCPStore:
+def open_store(host: str, port: int, *, is_host: bool) -> TCPStore:
     """The place where ranks meet; the host may ask for any port by 0."""
-    return dist.TCPStore(host, port, is_master=is_host, wait_for_workers=False, timeout=timedelta(seconds=JOIN_S))
+    return TCPStore(host, port, is_master=is_host, wait_for_workers=False, timeout=timedelta(seconds=JOIN_S))
 
 
 def _pieces(frame: bytes) -> list[Tensor]:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.files import ModelFiles
 from penstock.models.ranks import Ranks
 from penstock.models.spec import MoE
-from penstock.files import ModelFiles
-from penstock.runtime.load import load_model
+from penstock.runtime.load.parameters import load_model
 from penstock.runtime.parallel.stage import StagedDecoder
 from penstock.runtime.parallel.world import World
 from tests.models.tiny import DECODERS
@@ -36,7 +36,7 @@ def test_every_architecture(name: str, tmp_path: Path) -> None:
 
         def logits(world: World) -> torch.Tensor | None:
             model, _ = load_shard(tmp_path, world)
-            found = all_logits(StagedDecoder(model, world) if ranks.pipeline > 1 else model, TOKENS)
+            found = all_logits(StagedDecoder(model, world) if world.place.ranks.pipeline > 1 else model, TOKENS)
             return found if world.place.is_last_stage else None
 
         found = [each for each in in_ranks(ranks, logits) if each is not None]

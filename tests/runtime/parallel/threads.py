@@ -13,7 +13,7 @@ from penstock.files import ModelFiles
 from penstock.layers.decoder import Decoder
 from penstock.models.ranks import Ranks
 from penstock.models.sharding import ModelShard, shard_model, shard_recipes
-from penstock.runtime.load import fill_model
+from penstock.runtime.load.parameters import fill_model
 from penstock.runtime.parallel.split import build_shard, join_shard
 from penstock.runtime.parallel.world import Meeting, World, open_store
 

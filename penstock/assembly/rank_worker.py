@@ -1,0 +1,40 @@
+"""The process of a rank that is not the first: `python -m penstock.assembly.rank_worker`, its setup as JSON on standard input.
+
+Not for people. It ends when its input does, and with it the first rank.
+"""
+
+import os
+import signal
+import sys
+import threading
+
+from penstock.assembly.engine import run_rank
+from penstock.assembly.ranks import decode_setup
+from penstock.errors import PenstockError
+from penstock.runtime.parallel.processes import beat
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first rank decides when an interrupt ends us
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0
+    setup = decode_setup(line)
+    threading.Thread(target=_end_with_input, name="orphan", daemon=True).start()
+    beat(setup.meeting.host, setup.meeting.port, setup.rank)
+    try:
+        run_rank(setup)
+    except PenstockError as error:
+        print(f"penstock rank {setup.rank}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _end_with_input() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # nothing is ever written there after the setup: this waits for its end
+        continue
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
