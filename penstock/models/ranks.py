@@ -76,10 +76,10 @@ class Ranks:
         heads, kv_heads, count = attention.num_heads, attention.num_kv_heads, self.tensor
         if count > kv_heads and (count % kv_heads or heads % count):
             fitting = [n for n in range(1, heads + 1) if n <= kv_heads or not (n % kv_heads or heads % n)]
-            near = sorted(fitting, key=lambda n: (abs(n - count), n))[:2]
+            near = [max(n for n in fitting if n < count), *[n for n in fitting if n > count][:1]]
             raise ConfigError(
                 f"--tensor {count} cannot share {heads} attention heads of {kv_heads} key-value heads; "
-                f"choose {' or '.join(str(n) for n in sorted(near))}"
+                f"choose {' or '.join(map(str, near))}"
             )
 
     def _check_mlp(self, layer: Layer) -> None:

@@ -17,7 +17,10 @@ from penstock.models.weights import HalvesPaired, Recipe, Recipes, Rows, Stack, 
 
 @dataclass(frozen=True, slots=True)
 class ModelShard:
-    """`spec` is what the rank builds and loads; `whole` is the model that all of them are together."""
+    """`spec` is what the rank builds and loads; `whole` is the model that all of them are together.
+
+    A mixture's count of experts stays that of all: every rank routes every token.
+    """
 
     place: RankPlace
     whole: ModelSpec
@@ -34,17 +37,16 @@ class ModelShard:
     @property
     def num_parameters(self) -> int:
         """Held by this rank: an embedding in the first stage, an output matrix in the last."""
-        count = self.spec.num_parameters
-        table, norm = self.spec.vocab_size * self.spec.hidden_size, self._norm_size
-        if not self.place.is_first_stage:
-            count -= table
-        if not self.place.is_last_stage:
-            count -= norm
+        spec, place = self.spec, self.place
+        count = spec.num_parameters
+        if not place.is_first_stage:
+            count -= spec.vocab_size * spec.hidden_size
+        if not place.is_last_stage:
+            count -= spec.hidden_size * (2 if spec.norm.kind == "layer" else 1)
+        mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)]
+        for mlp in mixtures:
+            count -= (mlp.num_experts - len(place.experts(mlp))) * mlp.expert.num_parameters(spec.hidden_size)
         return count
-
-    @property
-    def _norm_size(self) -> int:
-        return self.spec.hidden_size * (2 if self.spec.norm.kind == "layer" else 1)
 
 
 def shard_model(spec: ModelSpec, ranks: Ranks, rank: int) -> ModelShard:
@@ -76,8 +78,7 @@ def _layer(layer: Layer, place: RankPlace) -> Layer:
 def _mlp(mlp: MLP, place: RankPlace) -> MLP:
     if not isinstance(mlp, MoE):
         return replace(mlp, width=len(place.width(mlp.width)))
-    expert = replace(mlp.expert, width=len(place.expert_width(mlp)))
-    return replace(mlp, expert=expert)
+    return replace(mlp, expert=replace(mlp.expert, width=len(place.expert_width(mlp))))
 
 
 def shard_recipes(recipes: Recipes, shard: ModelShard) -> Recipes:

@@ -9,6 +9,7 @@ import torch
 
 from penstock.core.batch import Arrival, Batch, Chunk, Logprob, StepOutput
 from penstock.core.request import SamplingParams
+from penstock.engine.runner import Runner
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
@@ -61,7 +62,10 @@ class Text:
 
 class Driver:
     def __init__(self, model: Decoder, num_blocks: int = 128, max_sequences: int = 16, max_context: int = 160) -> None:
-        self.runner = ModelRunner(model, num_blocks, BLOCK_SIZE, max_sequences, max_context)
+        self.start(ModelRunner(model, num_blocks, BLOCK_SIZE, max_sequences, max_context), num_blocks, max_sequences)
+
+    def start(self, runner: Runner, num_blocks: int, max_sequences: int) -> None:
+        self.runner = runner
         self.free = list(range(num_blocks))
         random.Random(7).shuffle(self.free)
         self.rows = list(range(max_sequences))

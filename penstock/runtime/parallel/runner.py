@@ -81,6 +81,8 @@ def follow(runner: RankRunner, world: World) -> None:
         launched.append(runner.launch(batch))
         if len(launched) >= DEPTH:
             launched.popleft().result()
+    for ticket in launched:
+        ticket.result()
 
 
 class StageRunner(ModelRunner):

@@ -1,6 +1,7 @@
 """Ranks as threads of one process: the same worlds, groups and models, without the start of a process each."""
 
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -9,12 +10,14 @@ from typing import TypeVar
 
 import torch
 
+from penstock.errors import RankLostError
 from penstock.files import ModelFiles
 from penstock.layers.decoder import Decoder
 from penstock.models.ranks import Ranks
-from penstock.models.sharding import ModelShard, shard_model, shard_recipes
-from penstock.runtime.load.parameters import fill_model
-from penstock.runtime.parallel.split import build_shard, join_shard
+from penstock.runtime.parallel.frames import encode_batch
+from penstock.runtime.parallel.part import ModelPart, rank_runner
+from penstock.runtime.parallel.runner import LeadingRunner, follow
+from penstock.runtime.parallel.stage import StagedDecoder
 from penstock.runtime.parallel.world import Meeting, World, open_store
 
 R = TypeVar("R")
@@ -25,20 +28,47 @@ HOST = "127.0.0.1"
 def in_ranks(ranks: Ranks, body: Callable[[World], R], *, shares_memory: bool = True) -> list[R]:
     """What `body` gives for each rank, all of them at once."""
     store = open_store(HOST, 0, is_host=True)
+    all_done = threading.Barrier(ranks.num_ranks)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks.num_ranks) as pool:
         meeting = Meeting(HOST, store.port, folder=folder if shares_memory else None, step_s=30.0)
 
         def run(rank: int) -> R:
             with closing(World(ranks.place(rank), meeting, CPU, store if rank == 0 else None)) as world:
-                return body(world)
+                try:
+                    result = body(world)
+                except BaseException:
+                    all_done.abort()
+                    raise
+                all_done.wait(60.0)
+                return result
 
-        return [future.result() for future in [pool.submit(run, rank) for rank in range(ranks.num_ranks)]]
+        futures = [pool.submit(run, rank) for rank in range(ranks.num_ranks)]
+        faults = [fault for future in futures if (fault := future.exception()) is not None]
+        for fault in sorted(faults, key=lambda fault: isinstance(fault, threading.BrokenBarrierError | RankLostError)):
+            raise fault
+        return [future.result() for future in futures]
 
 
-def load_shard(folder: Path, world: World, dtype: torch.dtype = torch.float32) -> tuple[Decoder, ModelShard]:
+def load_part(folder: Path, world: World, dtype: torch.dtype = torch.float32) -> Decoder | StagedDecoder:
     files = ModelFiles(str(folder), folder)
-    shard = shard_model(files.spec, world.place.ranks, world.place.rank)
-    model = build_shard(shard, CPU, dtype)
-    fill_model(model, shard_recipes(files.model.recipes, shard), files.checkpoint, CPU)
-    join_shard(model, shard, world)
-    return model.eval(), shard
+    part = ModelPart(files.spec, world.place.ranks, world.place.rank, CPU, dtype)
+    part.load(files.model.recipes, files.checkpoint)
+    return part.join(world)
+
+
+def lead(ranks: Ranks, folder: Path, room: tuple[int, int, int, int], body: Callable[[LeadingRunner], R]) -> R:
+    """What `body` makes of a runner over all ranks."""
+
+    def run(world: World) -> R | None:
+        runner = rank_runner(load_part(folder, world), world, room, None)
+        if world.place.rank:
+            follow(runner, world)
+            return None
+        try:
+            return body(LeadingRunner(runner, world))
+        finally:
+            world.announce(encode_batch(None))
+
+    result, *_ = in_ranks(ranks, run)
+    assert result is not None
+    return result

@@ -1,0 +1,71 @@
+"""What holds for one rank holds for several: batches, chunks, forks, preemption and draws, whoever computes them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.core.request import SamplingParams
+from penstock.models.ranks import Ranks
+from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.parallel.runner import LeadingRunner
+from tests.models.tiny import llama
+from tests.runtime.driving import BLOCK_SIZE, Driver, Text, prompts
+from tests.runtime.parallel.test_split import whole_model
+from tests.runtime.parallel.threads import lead
+
+ROOM = (128, BLOCK_SIZE, 16, 160)
+LAYOUTS = [Ranks(2), Ranks(pipeline=2), Ranks(2, 2)]
+DRAWN = SamplingParams(temperature=0.9, seed=11, top_p=0.9, frequency_penalty=0.3, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    llama(tie_word_embeddings=True).save(folder)
+    return folder
+
+
+def driver(runner: LeadingRunner | ModelRunner) -> Driver:
+    driver = Driver.__new__(Driver)
+    driver.start(runner, *ROOM[::2])
+    return driver
+
+
+def texts() -> list[Text]:
+    greedy, drawn, long, chunked = prompts(5, 9, 61, 40)
+    return [
+        Text(greedy),
+        Text(drawn, DRAWN, choice=1),
+        Text(long, SamplingParams(temperature=0.0, prompt_logprobs=1), chunk_size=16),
+        Text(chunked, chunk_size=7),
+    ]
+
+
+def computed(driver: Driver, every: Sequence[Text]) -> list[tuple[object, ...]]:
+    driver.finish(every, 6)
+    driver.leave(every[0])  # preempted: its tokens are computed again
+    answers = driver.finish(every, 12)
+    return [
+        (answer, [each.token_id for each in text.logprobs], [each.token_id for each in text.prompt_logprobs])
+        for answer, text in zip(answers, every)
+    ]
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
+def test_ranks_together_give_what_one_gives(ranks: Ranks, folder: Path) -> None:
+    alone = computed(driver(ModelRunner(whole_model(folder), *ROOM)), texts())
+    together = lead(ranks, folder, ROOM, lambda runner: computed(driver(runner), texts()))
+    assert together == alone
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
+def test_a_token_outside_the_vocabulary_fails_its_own_sequence(ranks: Ranks, folder: Path) -> None:
+    def body(runner: LeadingRunner) -> list[str | None]:
+        every = [Text((1, 2, 3)), Text((1, 2_000_000)), Text((4, 5))]
+        driver(runner).finish(every, 3)
+        return [text.failure for text in every]
+
+    first, second, third = lead(ranks, folder, ROOM, body)
+    assert (first, third) == (None, None)
+    assert "outside the vocabulary" in (second or "")
