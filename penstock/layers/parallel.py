@@ -13,8 +13,8 @@ from penstock.layers.linear import Linear
 from penstock.layers.moe import Mixture
 from penstock.layers.norm import RMSNorm
 from penstock.layers.packed import PackedMatrix
-from penstock.ops.collective import Peers, join_columns, likeliest_over, sum_over
 from penstock.ops.moe import mix_experts, route
+from penstock.ops.parallel.collective import Peers, join_columns, likeliest_over, sum_over
 
 AnyTable = Embedding | Linear | PackedMatrix
 

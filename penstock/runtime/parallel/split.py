@@ -27,7 +27,7 @@ from penstock.layers.parallel import (
 )
 from penstock.models.sharding import ModelShard
 from penstock.models.spec import GQA, MoE
-from penstock.ops.collective import Peers
+from penstock.ops.parallel.collective import Peers
 from penstock.runtime.parallel.world import World
 
 

@@ -27,7 +27,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from penstock.errors import RankLostError
 from penstock.models.ranks import RankPlace
-from penstock.ops.collective import Alone, Peers
+from penstock.ops.parallel.collective import Alone, Peers
 from penstock.runtime.parallel.shared import SharedPeers
 
 FRAME_BYTES = 16 << 10
