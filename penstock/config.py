@@ -17,6 +17,8 @@ Weights = Literal["auto", "packed", "fp8"]
 KV = Literal["auto", "fp8", "int8"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+Speculate = Literal["off", "auto", "ngram", "suffix", "prediction"]
+MAX_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,25 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Several tokens a step: guesses of what comes next, checked by the model. Answers stay the same."""
+
+    speculate: Speculate = "off"
+    """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
+    the client expects), auto (whoever is right most often) or off"""
+    draft_tokens: int | None = None
+    """Guesses to check in each step, for each sequence (default: as many as pay, by what steps take and how many come true)"""
+
+    def __post_init__(self) -> None:
+        _check_choice("--speculate", self.speculate, Speculate)
+        _check_positive("--draft-tokens", self.draft_tokens)
+        if self.draft_tokens is not None and self.draft_tokens > MAX_DRAFT_TOKENS:
+            raise ConfigError(f"--draft-tokens is {self.draft_tokens}; choose at most {MAX_DRAFT_TOKENS}")
+        if self.draft_tokens is not None and self.speculate == "off":
+            raise ConfigError("--draft-tokens says how many guesses to check but nobody guesses; add --speculate auto")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is told."""
 
@@ -130,6 +151,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
         "models.spec", "models.weights", "models.ranks", "models.sharding",
     ),
-    "draft": ("errors",),
+    "draft": ("errors", "core"),
     "engine": ("errors", "core", "config", "sizing", "metrics", "draft"),
     "server": ("errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config"),
     "router": ("errors", "core", "metrics", "config"),

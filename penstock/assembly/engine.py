@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
 from penstock.config import EngineConfig
 from penstock.core.features import StepTime
+from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
 from penstock.errors import ConfigError
 from penstock.files import ModelFiles, dummy_spec, open_files
@@ -189,20 +190,23 @@ def make_engine(
     room = _room(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
+    speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens)
     if loaded.group is not None:
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, room, cache_dtype), world)
-        return Engine(scheduler, leading, time.monotonic, depth=leading.depth, on_step=on_step)
+        return Engine(scheduler, leading, time.monotonic, depth=leading.depth, on_step=on_step, speculator=speculator)
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         if rehearses:
             runner.rehearse()
-        return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step)
+        return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step, speculator=speculator)
     if isinstance(loaded.network, NativeDecoder):
-        return Engine(scheduler, NativeRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
+        native = NativeRunner(loaded.network, *room, cache_dtype)
+        return Engine(scheduler, native, time.monotonic, on_step=on_step, speculator=speculator)
     if not isinstance(loaded.network, Decoder):
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
-    return Engine(scheduler, ModelRunner(loaded.network, *room, cache_dtype), time.monotonic, on_step=on_step)
+    eager = ModelRunner(loaded.network, *room, cache_dtype)
+    return Engine(scheduler, eager, time.monotonic, on_step=on_step, speculator=speculator)
 
 
 def _room(config: EngineConfig, sizing: Sizing) -> tuple[int, int, int, int]:

@@ -17,6 +17,7 @@ from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
 from penstock.core.batch import Batch
 from penstock.core.features import StepTime
+from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Facts, Machine, Vector
 from penstock.engine.oracle import OracleRunner, mix
@@ -156,7 +157,8 @@ def _machine(
     step_log: Path | None = None,
 ) -> Machine:
     on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
-    engine = Engine(make_scheduler(config, sizing), runner, time.monotonic, on_step=on_step)
+    speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens)
+    engine = Engine(make_scheduler(config, sizing), runner, time.monotonic, on_step=on_step, speculator=speculator)
     on_phase("make the model")
     facts = Facts(
         model=config.model.model,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import open_llm
 from penstock.cli.sampling import SamplingConfig
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.progress import ProgressBar
 from penstock.console.speech import dimmed, write_text
 from penstock.errors import ConfigError
@@ -49,13 +49,16 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 def run(config: Config) -> int:
     prompts = _prompts(config)
     sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens or DEFAULT_TOKENS)
     with (
-        open_llm(EngineConfig(config.model, config.cache, config.scheduler, config.parallel)) as llm,
+        open_llm(
+            EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)
+        ) as llm,
         ProgressBar("prompts") as progress,
     ):
         report = Report(len(prompts), config.json, progress)

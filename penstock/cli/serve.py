@@ -5,7 +5,15 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
+from penstock.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 
@@ -24,10 +32,11 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     @property
     def engine(self) -> EngineConfig:
-        return EngineConfig(self.model, self.cache, self.scheduler, self.parallel)
+        return EngineConfig(self.model, self.cache, self.scheduler, self.parallel, self.speculation)
 
 
 def run(config: Config) -> int:

@@ -136,6 +136,17 @@ class PrefixHit(NamedTuple):
     """When it was admitted: before that it waited, after that it computed."""
 
 
+class Drafted(NamedTuple):
+    """Drafts that one step checked for a sequence."""
+
+    num_checked: int
+    num_accepted: int
+    """So many tokens of the delta, from `begin` on, were drafts that came true."""
+    source: str
+    """Who guessed them."""
+    begin: int = 0
+
+
 class Delta(NamedTuple):
     """New tokens of one choice of a request, and how it ended if it did."""
 
@@ -147,3 +158,5 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[Logprob, ...] = ()
     prefix: PrefixHit | None = None
     """On the first delta of a choice only."""
+    drafts: tuple[Drafted, ...] = ()
+    """Of each step that checked some."""

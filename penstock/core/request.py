@@ -13,6 +13,7 @@ MAX_TOKEN_LIST = 4096
 MAX_SEED = 2**63
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TIME_S = 1e12
+MAX_SPECULATE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,10 @@ class Request:
     """Who is charged under the fair order."""
     salt: str = ""
     """Prefix cache namespace: requests share blocks only under equal salts."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects the answer to be: drafts, if anybody drafts."""
+    speculate: int | None = None
+    """Drafts to check in each step; 0 for none, None leaves it to the engine."""
     adapter: str = ""
     """Identity of the weights laid over the model; part of every block's hash."""
 
@@ -120,6 +125,9 @@ class Request:
             raise RequestError("the prompt is empty; send at least one token", param="prompt")
         _check_token_ids("prompt", self.prompt)
         _check_int("request_id", self.request_id, 0, 2**63)
+        _check_token_ids("prediction", self.prediction)
+        if self.speculate is not None:
+            _check_int("speculate", self.speculate, 0, MAX_SPECULATE)
         _check_int("priority", self.priority, -(2**31), 2**31)
         _check_number("arrival_s", self.arrival_s, -MAX_TIME_S, MAX_TIME_S)
         if self.deadline_s is not None:

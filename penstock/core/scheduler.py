@@ -11,7 +11,7 @@ way in `flights`. Here requests come and end, and results are taken in.
 
 from typing import NamedTuple
 
-from penstock.core.batch import Batch, Chunk, Delta, Fault, Finish, FinishReason, Logprob, StepOutput, make
+from penstock.core.batch import Batch, Chunk, Delta, Drafted, Fault, Finish, FinishReason, Logprob, StepOutput, make
 from penstock.core.batching import CONTINUOUS, Batching
 from penstock.core.blocks import BlockPool
 from penstock.core.deadlines import Deadlines
@@ -100,6 +100,11 @@ class Scheduler:
             return opens_s if deadline_s is None else deadline_s
         return min(deadline_s, opens_s)
 
+    @property
+    def generating(self) -> list[Sequence]:
+        """Those that draw a token in every step. Drafts can be checked for the ones of them that have none pending."""
+        return [one for one in self.roster.present if one.holds_next and not one.num_verifying]
+
     def check(self) -> None:
         """Raise RuntimeError if any book does not balance. Costs O(blocks)."""
         self.pool.check(self.roster.running)
@@ -164,6 +169,11 @@ class Scheduler:
         """
         return self.pool.adopt(Sequence(request, 0, 0, 0), spare=self.num_running)
 
+    def draft(self, sequence: Sequence, token_ids: tuple[int, ...], source: str) -> None:
+        """Guesses for a sequence whose tokens are all known, to be checked in its next step as far as there is room."""
+        sequence.drafts = token_ids
+        sequence.draft_source = source
+
     def schedule(self, now: float) -> Batch | None:
         """The next step's work, or None if there is none to do."""
         self.roster.now = now
@@ -213,7 +223,7 @@ class Scheduler:
                     order.charge(sequence, 1)
                 if not num_known % block_size:
                     self.pool.publish(sequence, num_known)
-                deltas.append(make(Delta, (sequence.request_id, sequence.choice, drawn, None, (), (), None)))
+                deltas.append(make(Delta, (sequence.request_id, sequence.choice, drawn, None, (), (), None, ())))
                 continue
             if index in failures:
                 deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, failures[index], Fault.ENGINE)))
@@ -241,9 +251,13 @@ class Scheduler:
             sequence.num_verifying = 0
             self.roster.come_back(sequence)
         finish = None
+        num_accepted = len(drawn) - 1
         if drawn:
             drawn, finish = sequence.append(drawn)
             self._order.charge(sequence, len(drawn))
+        drafts: tuple[Drafted, ...] = ()
+        if chunk.num_drafts and chunk.token_ids:
+            drafts = (Drafted(chunk.num_drafts, min(num_accepted, len(drawn)), sequence.draft_source),)
         if output.drafts and not sequence.num_pending:
             sequence.drafts = output.drafts[index]
         if sequence.num_computed >= (sequence.num_published + 1) * self.limits.block_size:
@@ -253,10 +267,10 @@ class Scheduler:
             sequence.untold_prompt_logprobs(chunk, output.prompt_logprobs[index]) if output.prompt_logprobs else ()
         )
         if finish is not None:
-            return self._finish(sequence, finish, drawn, logprobs, prompt_logprobs)
+            return self._finish(sequence, finish, drawn, logprobs, prompt_logprobs, drafts)
         if not drawn and not prompt_logprobs:
             return None
-        return sequence.tell(drawn, None, logprobs, prompt_logprobs)
+        return sequence.tell(drawn, None, logprobs, prompt_logprobs, drafts)
 
     def _retract(self, sequence: Sequence, last_stay: int, chunk: Chunk) -> None:
         """A chunk was not computed: whoever took what it was to write as cached leaves, and comes back to compute it."""
@@ -283,6 +297,7 @@ class Scheduler:
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[Logprob, ...] = (),
         prompt_logprobs: tuple[Logprob, ...] = (),
+        drafts: tuple[Drafted, ...] = (),
     ) -> Delta:
         sequence.finish = finish
         if sequence.is_running:
@@ -293,7 +308,7 @@ class Scheduler:
         request_id = sequence.request_id
         if all(choice.finish for choice in self._requests[request_id]):
             del self._requests[request_id]
-        return sequence.tell(token_ids, finish, logprobs, prompt_logprobs)
+        return sequence.tell(token_ids, finish, logprobs, prompt_logprobs, drafts)
 
     def _end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
         """End every choice of a request, or one, that has not ended yet."""

@@ -10,7 +10,7 @@ Written by the scheduler on the engine's thread; its blocks by the pool alone. P
 
 from functools import lru_cache
 
-from penstock.core.batch import Chunk, Delta, Finish, FinishReason, Logprob, PrefixHit, make
+from penstock.core.batch import Chunk, Delta, Drafted, Finish, FinishReason, Logprob, PrefixHit, make
 from penstock.core.prefix import Content, Namespace
 from penstock.core.request import Request
 
@@ -21,6 +21,7 @@ class Progress:
     __slots__ = (
         "blocks",
         "choice",
+        "draft_source",
         "drafts",
         "holds_next",
         "is_prefix_told",
@@ -93,6 +94,8 @@ class Sequence(Progress):
         self.holds_next = False
         """The runner drew the token at `num_launched` itself and holds it in its row."""
         self.drafts: tuple[int, ...] = ()
+        self.draft_source = ""
+        """Who guessed the drafts, those being checked included."""
         self.steps_ahead = 0
         """Steps it goes on by itself after the next; while it is away it takes one token of every step's budget."""
 
@@ -165,13 +168,14 @@ class Sequence(Progress):
         finish: Finish | None,
         logprobs: tuple[Logprob, ...],
         prompt_logprobs: tuple[Logprob, ...],
+        drafts: tuple[Drafted, ...] = (),
     ) -> Delta:
         """What the client hears; the first time, what the prefix cache gave too."""
         prefix = None
         if not self.is_prefix_told:
             prefix = self.prefix
             self.is_prefix_told = True
-        return make(Delta, (self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix))
+        return make(Delta, (self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix, drafts))
 
     def enter(self, row: int, num_cached: int, stay: int) -> None:
         self.stay = stay

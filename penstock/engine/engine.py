@@ -15,6 +15,8 @@ from penstock.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepO
 from penstock.core.features import StepTime
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
+from penstock.draft.proposals import Proposals
+from penstock.draft.speculator import Speculator
 from penstock.engine.runner import Runner, Ticket
 from penstock.engine.step_log import StepLog
 from penstock.errors import CapacityError, EngineError, RankLostError, RequestError
@@ -70,8 +72,12 @@ class Engine:
         *,
         depth: int = 1,
         on_step: Callable[[StepTime], None] | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.proposals = None if speculator is None else Proposals(scheduler, speculator)
+        self._output_s = 0.0
+        """When the last step's tokens came."""
         self.num_steps = 0
         """Ever launched."""
         self._num_loops = 0
@@ -80,10 +86,12 @@ class Engine:
         self._clock = clock
         self.depth = depth
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
+        self._is_timed = self._log is not None or self.proposals is not None
         self._inbox: SimpleQueue[Request | Cancel] = SimpleQueue()
         self._taken: deque[Request | Cancel] = deque()
         """What `wait` took out of the inbox: older than all that is in it."""
-        self._launched: deque[tuple[Batch, Ticket]] = deque()
+        self._launched: deque[tuple[Batch, Ticket, float]] = deque()
+        """With the time of each launch."""
         self._num_lost_steps = 0
         self._num_raised = 0
         """Chunks of the failed step that fail by themselves. Others may come out wrong for want of what those were to write."""
@@ -125,18 +133,31 @@ class Engine:
         scheduler = self.scheduler
         deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
         deltas += scheduler.expire(now)
+        if self.proposals is not None:
+            deltas += self._propose(self.proposals)
         batch = scheduler.schedule(now)
         if batch is not None:
+            launched_s = self._clock() if self._is_timed else now
             if log is not None:
-                log.launch(batch, self._clock())
+                log.launch(batch, launched_s)
             self.num_steps += 1
-            self._launched.append((batch, self._launch(batch)))
+            self._launched.append((batch, self._launch(batch), launched_s))
         if self._launched and (batch is None or len(self._launched) >= self.depth):
             deltas += self._collect()
         while self._launched and batch is not None and batch.copies:
             deltas += self._collect()
+        if self.proposals is not None:
+            self.proposals.observe(deltas)
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
+        return deltas
+
+    def _propose(self, proposals: Proposals) -> tuple[Delta, ...]:
+        """Have drafts made for the next step. Where they need tokens that are still on their way, those are awaited first."""
+        deltas: tuple[Delta, ...] = ()
+        while self._launched and proposals.waits:
+            deltas += self._collect()
+        proposals.propose()
         return deltas
 
     def _take_in(self, now: float) -> tuple[Delta, ...]:
@@ -170,15 +191,15 @@ class Engine:
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find out whose fault it was; the others' results stand."""
-        batch, ticket = self._launched.popleft()
+        batch, ticket, launched_s = self._launched.popleft()
         later: list[Batch] = []
         log = self._log
         try:
             asked_s = 0.0 if log is None else self._clock()
             output = ticket.result()
             self._num_lost_steps = 0
-            if log is not None:
-                log.output(asked_s, self._clock())
+            if self._is_timed:
+                self._time(batch, launched_s, asked_s, self._clock())
         except RankLostError:
             raise
         except Exception as error:
@@ -186,21 +207,30 @@ class Engine:
                 log.lose()
             later = self._withdraw()
             output = self._recover(batch, error)
-        deltas = self.scheduler.commit(batch, output, self._clock())
+        now = self._clock()
+        deltas = self.scheduler.commit(batch, output, now)
         for again in later:
-            self._launched.append((again, self._launch(again, self.scheduler.flights.live(again))))
+            self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas
+
+    def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
+        """A step's tokens have come."""
+        if self._log is not None:
+            self._log.output(asked_s, now)
+        if self.proposals is not None:
+            self.proposals.take(batch, now - max(launched_s, self._output_s))
+        self._output_s = now
 
     def _withdraw(self) -> list[Batch]:
         """Steps launched after a failed one read its tokens: wait until they are over, to launch them anew."""
         launched = list(self._launched)
         self._launched.clear()
-        for _, ticket in launched:
+        for _, ticket, _ in launched:
             try:
                 ticket.result()
             except Exception:
                 continue
-        return [batch for batch, _ in launched]
+        return [batch for batch, _, _ in launched]
 
     def _recover(self, batch: Batch, error: Exception) -> StepOutput:
         """Compute a failed step again in parts, without the sequences that have left since: their rows may be others'."""

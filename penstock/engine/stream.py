@@ -4,9 +4,9 @@ A reader that falls behind finds fewer, larger deltas, so what waits stays as sm
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
-from penstock.core.batch import Delta
+from penstock.core.batch import Delta, Drafted
 from penstock.core.request import Request
 
 MAX_PENDING = 64
@@ -108,4 +108,13 @@ def _joined(parts: list[Delta]) -> Delta:
         tuple(logprob for part in parts for logprob in part.logprobs),
         tuple(logprob for part in parts for logprob in part.prompt_logprobs),
         first.prefix,
+        tuple(_drafts(parts)),
     )
+
+
+def _drafts(parts: list[Delta]) -> Iterator[Drafted]:
+    """Those of all parts, counted from the first token of the first."""
+    num_before = 0
+    for part in parts:
+        yield from (drafts._replace(begin=drafts.begin + num_before) for drafts in part.drafts)
+        num_before += len(part.token_ids)

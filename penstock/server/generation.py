@@ -142,6 +142,10 @@ class Generation:
     deadline_ms: float | None = None
     kept_prompt_tokens: int | None = None
     """Only the last tokens of a longer prompt are kept."""
+    prediction: str = ""
+    """What the answer is expected to be."""
+    speculate: int | None = None
+    """Drafts to check in each step; 0 for none."""
     param: str = "messages"
 
 

@@ -55,6 +55,8 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
         tenant=caller.tenant,
         salt=f"{caller.tenant}/{generation.cache.salt}",
+        prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
+        speculate=generation.speculate,
     )
     call = Call(model.client, model.tokenizer, prompts, parameters)
     _check(call, model, generation.param)

@@ -11,6 +11,9 @@ class Usage(NamedTuple):
     """Prompt tokens that the prefix cache gave."""
     num_output: int
     num_reasoning: int
+    num_accepted: int
+    """Tokens of the client's prediction that were checked and came true."""
+    num_rejected: int
 
 
 def usage_of(call: Call) -> Usage:
@@ -21,4 +24,6 @@ def usage_of(call: Call) -> Usage:
         num_cached=sum(writer.num_cached for writer in call.writers[::num_choices]),
         num_output=sum(writer.num_tokens for writer in call.writers),
         num_reasoning=sum(writer.num_reasoning_tokens for writer in call.writers),
+        num_accepted=sum(writer.predicted[1] for writer in call.writers),
+        num_rejected=sum(writer.predicted[0] - writer.predicted[1] for writer in call.writers),
     )

@@ -10,6 +10,8 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 STOP = "stop"
 LENGTH = "length"
 TOOL_CALLS = "tool_calls"
+PREDICTION = "prediction"
+"""Who guessed where drafts came from the client."""
 
 
 class Piece(NamedTuple):
@@ -45,6 +47,7 @@ class Writer:
         "finish_reason",
         "index",
         "num_cached",
+        "predicted",
         "token_ids",
     )
 
@@ -54,6 +57,8 @@ class Writer:
         self.failure: Finish | None = None
         """How it ended if it ended badly."""
         self.num_cached = 0
+        self.predicted = (0, 0)
+        """Tokens of the client's prediction that were checked, and of those the ones that came true."""
         self.cache_miss = ""
         """Why the prefix cache had no more of the prompt."""
         self.token_ids: list[int] = []
@@ -81,6 +86,10 @@ class Writer:
         if delta.prefix is not None:
             self.num_cached = delta.prefix.num_tokens
             self.cache_miss = delta.prefix.miss
+        for drafts in delta.drafts:
+            if drafts.source == PREDICTION:
+                checked, accepted = self.predicted
+                self.predicted = (checked + drafts.num_checked, accepted + drafts.num_accepted)
         token_ids, logprobs = delta.token_ids, delta.logprobs
         is_silent = finish is not None and finish.reason is FinishReason.STOP and not self._includes_stop
         before = self._text.num_tokens

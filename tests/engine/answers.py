@@ -12,6 +12,7 @@ from penstock.core.limits import Limits
 from penstock.core.order import ORDERS
 from penstock.core.request import Request, SamplingParams
 from penstock.core.scheduler import Scheduler
+from penstock.draft.speculator import Speculator
 from penstock.engine.engine import Engine
 from penstock.engine.oracle import OracleRunner, expected_tokens
 from penstock.engine.runner import Runner
@@ -55,6 +56,8 @@ class Answer:
     finish: Finish | None = None
     prefix: PrefixHit | None = None
     num_deltas: int = 0
+    num_checked: int = 0
+    num_accepted: int = 0
 
     @property
     def reason(self) -> FinishReason | None:
@@ -67,6 +70,10 @@ class Answer:
         self.tokens.extend(delta.token_ids)
         self.finish = delta.finish
         self.prefix = self.prefix or delta.prefix
+        for drafts in delta.drafts:
+            assert 0 <= drafts.num_accepted <= drafts.num_checked
+            self.num_checked += drafts.num_checked
+            self.num_accepted += drafts.num_accepted
 
 
 class Answers(dict[tuple[int, int], Answer]):
@@ -89,9 +96,10 @@ def make_engine(
     depth: int = 1,
     runner: Runner | None = None,
     num_drafts: int = 0,
+    speculator: Speculator | None = None,
 ) -> Engine:
     runner = runner or OracleRunner(limits.num_blocks, limits.block_size, vocab_size=VOCAB_SIZE, num_drafts=num_drafts)
-    return Engine(Scheduler(limits, ORDERS[order](), batching), runner, Clock(), depth=depth)
+    return Engine(Scheduler(limits, ORDERS[order](), batching), runner, Clock(), depth=depth, speculator=speculator)
 
 
 def drain(

@@ -316,7 +316,7 @@ def test_whoever_leaves_in_any_state_gives_everything_back_at_once(state, depth,
         assert engine.has_work, "the state was never reached"
         if not engine._launched and not reached(engine) and state == "in flight" and depth == 1:
             batch = scheduler.schedule(0.0)
-            engine._launched.append((batch, engine._launch(batch)))
+            engine._launched.append((batch, engine._launch(batch), 0.0))
     answers.hear(scheduler.cancel(1) if ending == "cancel" else scheduler.expire(1e6))
     assert 1 not in holders(engine) | waits(engine)
     assert 1 not in scheduler._requests

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
-from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.amounts import counted
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
@@ -47,13 +47,16 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 def run(config: Config) -> int:
     from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
 
     load = config.load
-    with open_llm(EngineConfig(config.model, config.cache, config.scheduler, config.parallel)) as llm:
+    with open_llm(
+        EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)
+    ) as llm:
         recipe = Recipe(AtOnce(), Fixed(load.prompt), Fixed(load.answer), load.batch, vocab_size=llm.spec.vocab_size)
 
         def run_once(name: str) -> OfflineRun:

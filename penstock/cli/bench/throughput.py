@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
-from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.amounts import counted
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
@@ -69,13 +69,16 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 def run(config: Config) -> int:
     from penstock.cli.bench.offline import INTERRUPTED_STATUS, print_intervals, repeat_offline, run_offline
 
     load = config.load
-    with open_llm(EngineConfig(config.model, config.cache, config.scheduler, config.parallel)) as llm:
+    with open_llm(
+        EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)
+    ) as llm:
         recipe = load.recipe(llm.spec.vocab_size)
         if load.warm_up:
             warm = Recipe(AtOnce(), lengths.Fixed(16), lengths.Fixed(4), 4, vocab_size=llm.spec.vocab_size)

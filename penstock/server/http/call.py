@@ -29,6 +29,8 @@ class CallParameters:
     deadline_s: float | None = None
     tenant: str = ""
     salt: str = ""
+    prediction: tuple[int, ...] = ()
+    speculate: int | None = None
 
 
 class Failure(Exception):
@@ -169,6 +171,8 @@ class Call:
             deadline_s=parameters.deadline_s,
             tenant=parameters.tenant,
             salt=parameters.salt,
+            prediction=parameters.prediction,
+            speculate=parameters.speculate,
         )
 
     def _written(self, number: int, deltas: list[Delta]) -> list[Piece]:

@@ -73,6 +73,8 @@ class Sampling(Struct, kw_only=True):
     truncate_prompt_tokens: Count | None = None
     """Keep only the last tokens of a longer prompt."""
     user: Name | None = None
+    speculate: Annotated[int, Meta(ge=0, le=64)] | None = None
+    """Drafts to check in each step; 0 for none. The answer is the same, the time it takes is not."""
     return_timings: bool | None = None
     """Add the request's times to its usage."""
 
@@ -96,6 +98,13 @@ class Message(Struct, kw_only=True):
     refusal: str | None = None
 
 
+class Prediction(Struct, kw_only=True):
+    """What the answer is expected to be."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[Part], Meta(max_length=MAX_ITEMS)]
+
+
 class ChatBody(Sampling, kw_only=True):
     """A chat completion."""
 
@@ -107,6 +116,7 @@ class ChatBody(Sampling, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -174,7 +184,6 @@ REFUSED = {
     "functions": "describe what to call in the messages",
     "function_call": "describe what to call in the messages",
     "moderation": "check texts elsewhere",
-    "prediction": "leave it out",
     "web_search_options": "put what the model should know into the messages",
     "guided_json": "ask for the form in the messages",
     "guided_regex": "ask for the form in the messages",

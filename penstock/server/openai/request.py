@@ -56,6 +56,8 @@ def chat_generation(body: ChatBody) -> Generation:
         priority=tier if body.priority is None else body.priority,
         deadline_ms=body.deadline_ms,
         kept_prompt_tokens=body.truncate_prompt_tokens,
+        prediction=prediction_of(body),
+        speculate=body.speculate,
         param="messages",
     )
 
@@ -81,6 +83,7 @@ def text_generation(body: CompletionBody) -> Generation:
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
         kept_prompt_tokens=body.truncate_prompt_tokens,
+        speculate=body.speculate,
         param="prompt",
     )
 
@@ -139,6 +142,13 @@ def output_form(given: dict[str, Any] | None) -> OutputForm:
             raise invalid("response_format.json_schema.schema must be a JSON schema", "response_format")
         return OutputForm("schema", schema)
     raise invalid("response_format.type must be text, json_object or json_schema", "response_format")
+
+
+def prediction_of(body: ChatBody) -> str:
+    content = "" if body.prediction is None else body.prediction.content
+    if isinstance(content, list):
+        content = "".join(_words(part, "prediction.content", place) for place, part in enumerate(content))
+    return content
 
 
 def messages_of(messages: list[Message]) -> tuple[ChatMessage, ...]:

@@ -17,8 +17,8 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": usage.num_reasoning,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": usage.num_accepted,
+            "rejected_prediction_tokens": usage.num_rejected,
         },
     }
     return value | ({"timings": timings} if timings is not None else {})

@@ -1,0 +1,71 @@
+"""Drafts for the scheduler's sequences, between one step's commit and the next one's schedule.
+
+Joins sequences to drafters. What a guess is worth is the speculator's affair, whether there is room to check it the
+scheduler's. The engine's loop and the simulator's call it at the same places.
+"""
+
+from penstock.core.batch import Batch, Delta
+from penstock.core.scheduler import Scheduler
+from penstock.core.sequence import Sequence
+from penstock.draft.drafter import View
+from penstock.draft.speculator import Speculator
+
+
+class Proposals:
+    """Belongs to the thread that drives the scheduler.
+
+    Drafts follow the last token, so it must be known: with steps under way, `waits` says that the next should be planned only
+    after they are over. Steps without drafts are launched ahead as ever.
+    """
+
+    def __init__(self, scheduler: Scheduler, speculator: Speculator) -> None:
+        self.waits = False
+        self.num_checked = 0
+        self.num_accepted = 0
+        self._scheduler = scheduler
+        self._speculator = speculator
+
+    def propose(self) -> None:
+        """Hand the scheduler what is worth checking in the next step."""
+        scheduler = self._scheduler
+        generating = [sequence for sequence in scheduler.generating if sequence.request.speculate != 0]
+        self.waits = False
+        if not generating:
+            return
+        guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
+        for sequence, guess in zip(generating, guesses):
+            if guess.tokens:
+                self.waits = True
+                if not sequence.num_pending:
+                    scheduler.draft(sequence, guess.tokens, guess.source)
+
+    def take(self, batch: Batch, seconds: float) -> None:
+        """A step took so long. Those with prompts say nothing of what drafts cost."""
+        num_tokens = 0
+        for chunk in batch.chunks:
+            if chunk.length - chunk.num_drafts != 1:
+                return
+            num_tokens += chunk.length
+        self._speculator.cost.add(num_tokens, seconds)
+
+    def observe(self, deltas: tuple[Delta, ...]) -> None:
+        """Count what came of drafts, and forget the generations that have ended."""
+        for delta in deltas:
+            for drafts in delta.drafts:
+                self.num_checked += drafts.num_checked
+                self.num_accepted += drafts.num_accepted
+            if delta.finish is not None:
+                self._speculator.finish((delta.request_id, delta.choice))
+
+
+def _view(sequence: Sequence) -> View:
+    request = sequence.request
+    return View(
+        (sequence.request_id, sequence.choice),
+        sequence.tokens,
+        sequence.num_prompt,
+        request.tenant,
+        request.prediction,
+        sequence.limit - len(sequence.tokens) - 1,
+        request.speculate,
+    )

@@ -1,0 +1,22 @@
+"""Who guesses, by the name the operator gives. A client's own prediction is heard under each of them."""
+
+from collections.abc import Callable
+
+from penstock.draft.drafter import Drafter
+from penstock.draft.ngram import NgramDrafter
+from penstock.draft.prediction import PredictionDrafter
+from penstock.draft.speculator import Speculator
+from penstock.draft.suffix import SuffixDrafter
+
+DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
+    "prediction": (PredictionDrafter,),
+    "ngram": (PredictionDrafter, NgramDrafter),
+    "suffix": (PredictionDrafter, NgramDrafter, SuffixDrafter),
+    "auto": (PredictionDrafter, NgramDrafter, SuffixDrafter),
+}
+"""`suffix` looks for the longest end of the text that was seen before, in the request as well as in the last answers."""
+
+
+def make_speculator(name: str, length: int | None = None) -> Speculator | None:
+    """None where nobody is to guess."""
+    return None if name == "off" else Speculator([make() for make in DRAFTERS[name]], length=length)

@@ -1,0 +1,105 @@
+"""Speculated is plain: whoever guesses, however many, in whatever trouble, answers are the same and come in fewer steps."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from penstock.core.request import Request
+from penstock.draft.table import DRAFTERS, make_speculator
+from penstock.engine.oracle import OracleRunner
+from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, expected, make_engine, make_request
+from tests.engine.faulty import FailingRunner
+from tests.engine.workloads import make_workload
+
+TIGHT = LIMITS._replace(num_blocks=9, max_batch_tokens=16)
+
+
+def predicted(request: Request, seed: int = 0) -> Request:
+    """With a prediction of its first choice's answer in which some tokens are wrong, missing or too many."""
+    choose = Random(seed)
+    tokens, _ = expected(request, 0)
+    told: list[int] = []
+    for token in tokens:
+        kind = choose.randrange(12)
+        told += (
+            [] if kind == 0 else [token, token] if kind == 1 else [(token + 1) % VOCAB_SIZE] if kind == 2 else [token]
+        )
+    return replace(request, prediction=tuple(told))
+
+
+@pytest.mark.parametrize("length", [None, 1, 3, 8])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_speculated_is_plain(name: str, depth: int, length: int | None) -> None:
+    for seed in range(3):
+        requests = [predicted(request, seed) for request in make_workload(seed)]
+        for limits in (LIMITS, TIGHT):
+            engine = make_engine(limits, depth=depth, speculator=make_speculator(name, length))
+            for request in requests:
+                engine.submit(request)
+            assert_right(requests, drain(engine), limits)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("step", range(8))
+def test_preemption_at_any_step_changes_nothing(step: int, depth: int) -> None:
+    requests = [predicted(request, step) for request in make_workload(step, 4)]
+    engine = make_engine(LIMITS._replace(max_batch_tokens=8), depth=depth, speculator=make_speculator("auto", 3))
+    for request in requests:
+        engine.submit(request)
+
+    def preempt(now: int) -> None:
+        if step <= now < step + 9 and now % 3 == step % 3:
+            for sequence in list(engine.scheduler.roster.running)[now % 2 :: 2]:
+                engine.scheduler.roster.push_out(sequence)
+
+    assert_right(requests, drain(engine, before_step=preempt))
+
+
+@pytest.mark.parametrize("failing", [2, 3, 4])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failed_step_changes_nothing(depth: int, failing: int) -> None:
+    requests = [predicted(request) for request in make_workload(3, 6)]
+    oracle = OracleRunner(LIMITS.num_blocks, LIMITS.block_size, vocab_size=VOCAB_SIZE)
+    engine = make_engine(
+        depth=depth, runner=FailingRunner(oracle, frozenset({failing})), speculator=make_speculator("auto", 3)
+    )
+    for request in requests:
+        engine.submit(request)
+    assert_right(requests, drain(engine))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prediction_that_comes_true_saves_most_steps(depth: int) -> None:
+    request = make_request(1, range(8), max_tokens=60, temperature=0.0)
+    counts = []
+    for prediction in ((), tuple(expected(request, 0)[0])):
+        engine = make_engine(depth=depth, speculator=make_speculator("auto", 7))
+        engine.submit(replace(request, prediction=prediction))
+        answers = drain(engine)
+        assert_right([request], answers)
+        counts.append((engine.num_steps, answers[1, 0].num_accepted))
+    assert counts[0][0] >= 60
+    assert counts[1][0] <= 10
+    assert counts[1][1] >= 50
+
+
+@pytest.mark.parametrize(("speculate", "is_checked"), [(0, False), (2, True), (None, True)])
+def test_a_client_may_forbid_or_pin_drafts(speculate: int | None, is_checked: bool) -> None:
+    request = make_request(1, range(8), max_tokens=40, temperature=0.0, speculate=speculate)
+    engine = make_engine(speculator=make_speculator("auto", None))
+    engine.submit(replace(request, prediction=tuple(expected(request, 0)[0])))
+    answers = drain(engine)
+    assert_right([request], answers)
+    assert (answers[1, 0].num_checked > 0) == is_checked
+
+
+def test_nothing_is_kept_of_those_that_have_ended() -> None:
+    speculator = make_speculator("prediction", 4)
+    assert speculator is not None
+    engine = make_engine(speculator=speculator)
+    for request in make_workload(1, 8):
+        engine.submit(predicted(request))
+    drain(engine)
+    assert not any(value for value in vars(speculator).values() if isinstance(value, dict))
