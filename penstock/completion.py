@@ -84,7 +84,7 @@ class Running:
         choice, stream = self.completion.choices[delta.choice], self.streams[delta.choice]
         if choice.finish is not None:
             return False
-        ended_by_token = delta.finish is not None and delta.finish.reason is FinishReason.STOP
+        ended_by_token = delta.finish is not None and delta.finish.stop_token_id is not None
         text = TextDelta(())
         num_before = stream.num_tokens if stream else 0
         if stream is not None:

@@ -5,7 +5,9 @@ A composition root beside the command line: it may know every layer, and nothing
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
@@ -13,6 +15,7 @@ from penstock.config import EngineConfig
 from penstock.core.features import StepTime
 from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
+from penstock.engine.matching import Matching
 from penstock.errors import ConfigError
 from penstock.files import ModelFiles, dummy_spec, open_files
 from penstock.layers.decoder import Decoder
@@ -45,11 +48,16 @@ from penstock.sizing import (
     pace_of,
     size_engine,
 )
+from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.text.grammar.vocabulary import whole_vocabulary
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
 MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
+
+GRAMMAR_THREADS = 2
+"""A grammar that takes long to compile keeps one of them; the next goes on beside it."""
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, and how much of how much is done."""
@@ -195,18 +203,37 @@ def make_engine(
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, room, cache_dtype), world)
         return Engine(scheduler, leading, time.monotonic, depth=leading.depth, on_step=on_step, speculator=speculator)
+    make = partial(
+        Engine,
+        scheduler,
+        clock=time.monotonic,
+        on_step=on_step,
+        speculator=speculator,
+        matching=_matching(loaded, rehearses),
+    )
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         if rehearses:
             runner.rehearse()
-        return Engine(scheduler, runner, time.monotonic, depth=2, on_step=on_step, speculator=speculator)
+        return make(runner=runner, depth=2)
     if isinstance(loaded.network, NativeDecoder):
-        native = NativeRunner(loaded.network, *room, cache_dtype)
-        return Engine(scheduler, native, time.monotonic, on_step=on_step, speculator=speculator)
+        return make(runner=NativeRunner(loaded.network, *room, cache_dtype))
     if not isinstance(loaded.network, Decoder):
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
-    eager = ModelRunner(loaded.network, *room, cache_dtype)
-    return Engine(scheduler, eager, time.monotonic, on_step=on_step, speculator=speculator)
+    return make(runner=ModelRunner(loaded.network, *room, cache_dtype))
+
+
+def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
+    """Grammars in the words of the model. One that serves compiles beside the loop, and makes its vocabulary ready now."""
+    files = loaded.files
+    if files is None:
+        return None
+    grammars = GrammarCompiler(lambda: whole_vocabulary(files.tokenizer, loaded.spec.vocab_size))
+    if not serves:
+        return Matching(grammars, time.monotonic)
+    executor = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar")
+    executor.submit(grammars.warm_up)
+    return Matching(grammars, time.monotonic, executor)
 
 
 def _room(config: EngineConfig, sizing: Sizing) -> tuple[int, int, int, int]:

@@ -22,7 +22,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.machine import Facts, Machine, Vector
 from penstock.engine.oracle import OracleRunner, mix
 from penstock.engine.process import OnPhase
-from penstock.engine.runner import Runner
+from penstock.engine.runner import Masks, Runner
 from penstock.engine.scripted import Done, ScriptedRunner
 from penstock.errors import ConfigError
 from penstock.sizing import Sizing, make_scheduler
@@ -139,9 +139,9 @@ class Paced:
         self._runner = runner
         self._step_s = step_s
 
-    def launch(self, batch: Batch) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         end_s = time.monotonic() + self._step_s
-        output = self._runner.launch(batch).result()
+        output = self._runner.launch(batch, masks).result()
         left_s = end_s - time.monotonic()
         if left_s > 0.0:
             time.sleep(left_s)

@@ -101,6 +101,9 @@ class StepOutput(NamedTuple):
         """A step that is over when it is launched needs no other ticket."""
         return self
 
+    def draw(self) -> None:
+        """All is drawn."""
+
 
 class FinishReason(StrEnum):
     STOP = "stop"

@@ -105,7 +105,7 @@ class Plan:
 
     def _usable_drafts(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
         """Drafts that fit the step's budget and, with one more token, the sequence's limit."""
-        room = min(sequence.limit - len(sequence.tokens) - 1, budget)
+        room = min(sequence.limit - sequence.num_launched - 2, budget)
         drafts = sequence.drafts[: max(room, 0)]
         sequence.drafts = ()
         sequence.num_verifying = len(drafts)

@@ -1,6 +1,8 @@
 """What a client asked for: immutable, checked once, the same for engine and simulator."""
 
+import json
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from reprlib import repr as short_repr
 from typing import Any
@@ -14,6 +16,15 @@ MAX_SEED = 2**63
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TIME_S = 1e12
 MAX_SPECULATE = 64
+MAX_GRAMMAR_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A language that an answer must belong to: a source, and of what kind it is. What it means is known where texts are."""
+
+    kind: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +58,23 @@ class SamplingParams:
     """Report the log probability of each drawn token and of this many likeliest."""
     prompt_logprobs: int | None = None
     n: int = 1
+    grammar: Grammar | None = None
+    """What the answer must be. Four ways to say it: this, or one of the next three."""
+    schema: Any = None
+    """A JSON schema, as an object or as text. Becomes the grammar, as do the next two."""
+    regex: str | None = None
+    choice: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.schema is not None or self.regex is not None or self.choice is not None:
+            grammar = _grammar(self.grammar, self.schema, self.regex, self.choice)
+            for name, value in (("grammar", grammar), ("schema", None), ("regex", None), ("choice", None)):
+                object.__setattr__(self, name, value)
+        if self.grammar is not None and len(self.grammar.source) > MAX_GRAMMAR_CHARACTERS:
+            raise RequestError(
+                f"the grammar has {len(self.grammar.source):,} characters, of at most {MAX_GRAMMAR_CHARACTERS:,}",
+                param="grammar",
+            )
         _check_number("temperature", self.temperature, 0.0, 100.0)
         _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_number("min_p", self.min_p, 0.0, 1.0)
@@ -132,6 +158,21 @@ class Request:
         _check_number("arrival_s", self.arrival_s, -MAX_TIME_S, MAX_TIME_S)
         if self.deadline_s is not None:
             _check_number("deadline_s", self.deadline_s, -MAX_TIME_S, MAX_TIME_S)
+
+
+def _grammar(given: Grammar | None, schema: Any, regex: str | None, choice: Sequence[str] | None) -> Grammar:
+    if sum(way is not None for way in (given, schema, regex, choice)) > 1:
+        raise RequestError(
+            "an answer can be held to one of grammar, schema, regex and choice; give one", param="grammar"
+        )
+    if schema is not None:
+        try:
+            return Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"the schema is no JSON value: {str(error)[:200]}", param="schema") from error
+    if regex is not None:
+        return Grammar("regex", regex)
+    return Grammar("choice", json.dumps(list(choice or ())))
 
 
 def _check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:

@@ -146,6 +146,21 @@ class Scheduler:
         """End a request, or one choice of it, in whatever state it is. Unknown ids, ended ones among them, give nothing."""
         return self._end(request_id, CANCELLED, choice)
 
+    def end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
+        """End a request, or one choice of it, for a reason that its driver knows: its text is complete, or cannot go on."""
+        return self._end(request_id, finish, choice)
+
+    def propose(self, request_id: int, choice: int, token_ids: tuple[int, ...], source: str) -> int:
+        """Tokens that will come next in a sequence, as its driver knows: its next step checks them as drafts.
+
+        Returns how many that is: those of steps under way are drawn there, and a sequence that is not inside has no step.
+        """
+        for sequence in self._requests.get(request_id, ()):
+            if sequence.choice == choice and sequence.row is not None and not sequence.num_verifying:
+                sequence.drafts, sequence.draft_source = token_ids[sequence.num_pending :], source
+                return len(sequence.drafts)
+        return 0
+
     def expire(self, now: float) -> tuple[Delta, ...]:
         """End the requests whose deadline has passed."""
         self.roster.now = now

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from penstock.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
 from penstock.core.features import StepTime
 from penstock.core.request import Request
-from penstock.core.scheduler import Scheduler
+from penstock.core.scheduler import CANCELLED, Scheduler
 from penstock.draft.proposals import Proposals
 from penstock.draft.speculator import Speculator
+from penstock.engine.matching import Compiled, Matching, StepMasks
 from penstock.engine.runner import Runner, Ticket
 from penstock.engine.step_log import StepLog
 from penstock.errors import CapacityError, EngineError, RankLostError, RequestError
@@ -47,6 +48,10 @@ class Part(NamedTuple):
     indices: tuple[int, ...]
     num_chunks: int
 
+    def draw(self) -> None:
+        if self.ticket is not None:
+            self.ticket.draw()
+
     def result(self) -> StepOutput:
         output = self.ticket.result() if self.ticket else StepOutput(())
         return _spread(output, self.indices, self.num_chunks)
@@ -56,6 +61,9 @@ class NotLaunched(NamedTuple):
     """The ticket of a step that could not be started."""
 
     error: Exception
+
+    def draw(self) -> None:
+        """There is nothing to draw from."""
 
     def result(self) -> StepOutput:
         raise self.error
@@ -73,9 +81,12 @@ class Engine:
         depth: int = 1,
         on_step: Callable[[StepTime], None] | None = None,
         speculator: Speculator | None = None,
+        matching: Matching | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
+        self.matching = matching
+        """Who holds sequences to their grammars; without it a request with a grammar is refused."""
         self._output_s = 0.0
         """When the last step's tokens came."""
         self.num_steps = 0
@@ -87,8 +98,8 @@ class Engine:
         self.depth = depth
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None
-        self._inbox: SimpleQueue[Request | Cancel] = SimpleQueue()
-        self._taken: deque[Request | Cancel] = deque()
+        self._inbox: SimpleQueue[Request | Cancel | Compiled] = SimpleQueue()
+        self._taken: deque[Request | Cancel | Compiled] = deque()
         """What `wait` took out of the inbox: older than all that is in it."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
@@ -102,7 +113,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._launched or self._taken) or not self._inbox.empty()
+        is_compiling = self.matching is not None and self.matching.is_compiling
+        return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
 
     def submit(self, request: Request) -> None:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
@@ -135,6 +147,9 @@ class Engine:
         deltas += scheduler.expire(now)
         if self.proposals is not None:
             deltas += self._propose(self.proposals)
+        if self.matching:
+            deltas = self.matching.follow(deltas, scheduler)
+            self.matching.propose(scheduler)
         batch = scheduler.schedule(now)
         if batch is not None:
             launched_s = self._clock() if self._is_timed else now
@@ -146,6 +161,8 @@ class Engine:
             deltas += self._collect()
         while self._launched and batch is not None and batch.copies:
             deltas += self._collect()
+        if self.matching:
+            deltas += self._draw()
         if self.proposals is not None:
             self.proposals.observe(deltas)
         if log is not None:
@@ -160,20 +177,63 @@ class Engine:
         proposals.propose()
         return deltas
 
+    def _draw(self) -> tuple[Delta, ...]:
+        """Let the newest step draw: its masks follow from the tokens of all before it."""
+        deltas: tuple[Delta, ...] = ()
+        while len(self._launched) > 1:
+            deltas += self._collect()
+        if self._launched:
+            batch, ticket, launched_s = self._launched[-1]
+            try:
+                ticket.draw()
+            except Exception as error:
+                self._launched[-1] = (batch, NotLaunched(error), launched_s)
+        return deltas
+
     def _take_in(self, now: float) -> tuple[Delta, ...]:
         deltas: list[Delta] = []
         while self._taken or not self._inbox.empty():
             message = self._taken.popleft() if self._taken else self._inbox.get()
             if isinstance(message, Cancel):
-                deltas.extend(self.scheduler.cancel(*message))
-                continue
-            try:
-                self.scheduler.add(message, now)
-            except RequestError as error:
-                deltas.extend(_refusals(message, str(error), Fault.REQUEST))
-            except CapacityError as error:
-                deltas.extend(_refusals(message, str(error), Fault.CAPACITY))
+                deltas.extend(self._cancel(message))
+            elif isinstance(message, Compiled):
+                deltas.extend(self._take_compiled(message, now))
+            elif message.params.grammar is None:
+                deltas.extend(self._add(message, now))
+            elif self.matching is None:
+                deltas.extend(_refusals(message, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST))
+            else:
+                self.matching.compile(message, self._inbox.put)
         return tuple(deltas)
+
+    def _add(self, request: Request, now: float) -> list[Delta]:
+        try:
+            self.scheduler.add(request, now)
+        except RequestError as error:
+            return _refusals(request, str(error), Fault.REQUEST)
+        except CapacityError as error:
+            return _refusals(request, str(error), Fault.CAPACITY)
+        return []
+
+    def _take_compiled(self, compiled: Compiled, now: float) -> list[Delta]:
+        matching, request = self.matching, compiled.request
+        if matching is None or not matching.take(compiled):
+            return []  # given up while it was compiled
+        if compiled.matcher is None:
+            return _refusals(request, compiled.error, Fault.REQUEST)
+        refusals = self._add(request, now)
+        if refusals:
+            matching.drop(request)
+        return refusals
+
+    def _cancel(self, cancel: Cancel) -> tuple[Delta, ...]:
+        if self.matching is None:
+            return self.scheduler.cancel(*cancel)
+        if cancel.choice is None:
+            request = self.matching.cancel(cancel.request_id)
+            if request is not None:
+                return tuple(_endings(request, CANCELLED))
+        return self.matching.follow(self.scheduler.cancel(*cancel), self.scheduler)
 
     def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
         """Start a step, or those chunks of it. After one that could not start none does: it would read what is not there."""
@@ -181,13 +241,20 @@ class Engine:
             return self._launched[-1][1]
         try:
             if indices is None:
-                return self._runner.launch(batch)
-            ticket = self._runner.launch(batch.only(indices)) if indices else None
+                return self._run(batch)
+            ticket = self._run(batch.only(indices)) if indices else None
             return Part(ticket, indices, len(batch.chunks))
         except RankLostError:
             raise  # nothing can be computed any more, by nobody's fault among the requests
         except Exception as error:
             return NotLaunched(error)
+
+    def _run(self, batch: Batch) -> Ticket:
+        masks = self._masks(batch)
+        return self._runner.launch(batch) if masks is None else self._runner.launch(batch, masks)
+
+    def _masks(self, batch: Batch) -> StepMasks | None:
+        return self.matching.masks(batch, self.scheduler) if self.matching else None
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find out whose fault it was; the others' results stand."""
@@ -209,6 +276,8 @@ class Engine:
             output = self._recover(batch, error)
         now = self._clock()
         deltas = self.scheduler.commit(batch, output, now)
+        if self.matching:
+            deltas = self.matching.follow(deltas, self.scheduler)
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas
@@ -253,7 +322,7 @@ class Engine:
         if not part.chunks:
             return StepOutput(())
         try:
-            return self._runner.launch(part).result()
+            return self._run(part).result()
         except Exception as error:
             return self._isolate(part, error)
 
@@ -299,7 +368,10 @@ def _spread(output: StepOutput, indices: tuple[int, ...], num_chunks: int) -> St
 
 
 def _refusals(request: Request, message: str, fault: Fault) -> list[Delta]:
-    finish = Finish(FinishReason.ERROR, message, fault)
+    return _endings(request, Finish(FinishReason.ERROR, message, fault))
+
+
+def _endings(request: Request, finish: Finish) -> list[Delta]:
     return [Delta(request.request_id, choice, (), finish) for choice in range(request.params.n)]
 
 

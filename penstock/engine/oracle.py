@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.batch import Batch, Chunk, StepOutput
 from penstock.core.request import SamplingParams
+from penstock.engine.runner import Masks
 from penstock.engine.scripted import Done
 
 _MASK = 2**64 - 1
@@ -67,7 +68,7 @@ class OracleRunner:
         self._digests = [[EMPTY] * block_size for _ in range(num_blocks)]
         self._rows: dict[int, Row] = {}
 
-    def launch(self, batch: Batch) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         for source, target in batch.copies:
             self._digests[target][:] = self._digests[source]
         tokens, drafts = [], []

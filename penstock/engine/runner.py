@@ -5,8 +5,27 @@ from typing import Protocol
 from penstock.core.batch import Batch, StepOutput
 
 
+class Masks(Protocol):
+    """Which tokens may be drawn in a launch, where somebody has a say in it."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The chunks of the batch that draw under a mask, in ascending order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of bits: one for each of those chunks, and one more for each of its drafts."""
+
+    def fill(self, bits: memoryview) -> None:
+        """Write all rows, chunk after chunk and position after position: 32-bit words, bit t % 32 of word t // 32 set if
+        token t may be drawn. To be called once, as late as can be: the tokens before must have been reported by then."""
+
+
 class Ticket(Protocol):
     """A launched batch."""
+
+    def draw(self) -> None:
+        """Draw what waits for masks. To be called before the next launch; a result asked for earlier does it too."""
 
     def result(self) -> StepOutput:
         """Wait for the step and return what it gave."""
@@ -22,5 +41,6 @@ class Runner(Protocol):
     can be launched again: `fresh` arrivals come again, KV writes repeat with the same values.
     """
 
-    def launch(self, batch: Batch) -> Ticket:
-        """Start a step. It may read tokens that the step before it has drawn but not yet reported."""
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+        """Start a step. It may read tokens that the step before it has drawn but not yet reported; with masks, it draws none
+        before `draw` is called, or in the launch itself if the runner has one step under way at a time."""

@@ -1,9 +1,10 @@
-"""A runner that plays given tokens: demos, tests and front-end work with no model."""
+"""A runner that plays given tokens, masks or not: demos, tests and front-end work with no model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.core.batch import Batch, Chunk, StepOutput
+from penstock.engine.runner import Masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +12,9 @@ class Done:
     """A ticket whose result is already there."""
 
     output: StepOutput
+
+    def draw(self) -> None:
+        """All is drawn."""
 
     def result(self) -> StepOutput:
         return self.output
@@ -24,7 +28,7 @@ class ScriptedRunner:
     on_launch: Callable[[Batch], None] | None = None
     batches: list[Batch] | None = field(default=None)
 
-    def launch(self, batch: Batch) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         if self.batches is not None:
             self.batches.append(batch)
         if self.on_launch is not None:

@@ -91,7 +91,7 @@ class Writer:
                 checked, accepted = self.predicted
                 self.predicted = (checked + drafts.num_checked, accepted + drafts.num_accepted)
         token_ids, logprobs = delta.token_ids, delta.logprobs
-        is_silent = finish is not None and finish.reason is FinishReason.STOP and not self._includes_stop
+        is_silent = finish is not None and finish.stop_token_id is not None and not self._includes_stop
         before = self._text.num_tokens
         text = self._text.feed(token_ids, silent_last=is_silent)
         segments, stop = text.segments, text.stop

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.core.batch import Arrival, Batch, Chunk, StepOutput
-from penstock.engine.runner import Runner, Ticket
+from penstock.engine.runner import Masks, Runner, Ticket
 
 POISON = "poison"
 """Adapter of requests that a `PoisonedRunner` cannot compute."""
@@ -15,6 +15,9 @@ class Broken:
     """A ticket whose step turns out to have failed."""
 
     error: Exception
+
+    def draw(self) -> None:
+        """It has failed."""
 
     def result(self) -> StepOutput:
         raise self.error
@@ -35,7 +38,7 @@ class PoisonedRunner:
     rows: dict[int, bool] = field(default_factory=dict)
     num_launches: int = 0
 
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch, *masks: Masks) -> Ticket:
         self.num_launches += 1
         for chunk in batch.chunks:
             if chunk.arrival is not None:
@@ -43,7 +46,7 @@ class PoisonedRunner:
         is_struck = any(self.rows[chunk.row] and self.strikes(chunk) for chunk in batch.chunks)
         if is_struck and self.when == "before":
             raise self.error()
-        ticket = self.inner.launch(batch)
+        ticket = self.inner.launch(batch, *masks)
         if is_struck and self.when == "after":
             raise self.error()
         return Broken(self.error()) if is_struck else ticket
@@ -58,10 +61,10 @@ class FailingRunner:
     when: str = "before"
     num_launches: int = 0
 
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch, *masks: Masks) -> Ticket:
         number = self.num_launches
         self.num_launches += 1
         if number in self.failing and self.when == "before":
             raise MemoryError("a planted shortage")
-        ticket = self.inner.launch(batch)
+        ticket = self.inner.launch(batch, *masks)
         return Broken(MemoryError("a planted shortage")) if number in self.failing else ticket

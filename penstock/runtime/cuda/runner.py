@@ -8,6 +8,7 @@ Until their kernels are compiled, steps take the operations' definitions (see `r
 """
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from penstock.runtime.cuda.mixed_graphs import MixedGraphs, padded_chunks
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.cuda.warm_up import Rehearsal
 from penstock.runtime.eager.inputs import make_inputs
-from penstock.runtime.eager.runner import ModelRunner, Ticket
+from penstock.runtime.eager.runner import Masks, ModelRunner, Ticket
 from penstock.runtime.eager.sampler import NOT_FINITE
 
 MAX_UNDER_WAY = 8
@@ -40,6 +41,9 @@ class Flight:
     """The chunk each token is for; none where nothing was to be drawn."""
     num_chunks: int
 
+    def draw(self) -> None:
+        """All is drawn."""
+
     def result(self) -> StepOutput:
         self.arrived.synchronize()
         drawn = self.tokens.tolist()
@@ -49,6 +53,22 @@ class Flight:
                 tokens[owner] = (token,)
         failures = [(index, NOT_FINITE) for index, token in enumerate(tokens) if token and token[0] < 0]
         return StepOutput(tuple(tokens), failures=tuple(failures))
+
+
+class Later:
+    """A step whose masks are not known yet: it is computed when they are."""
+
+    def __init__(self, launch: Callable[[], Ticket]) -> None:
+        self._launch = launch
+        self._ticket: Ticket | None = None
+
+    def draw(self) -> None:
+        if self._ticket is None:
+            self._ticket = self._launch()
+
+    def result(self) -> StepOutput:
+        self.draw()
+        return self._ticket.result() if self._ticket else StepOutput(())
 
 
 class Pinned:
@@ -92,14 +112,17 @@ class CudaRunner(ModelRunner):
         self._rehearsal.begin()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+        if masks is not None:
+            return Later(lambda: self._launch(batch, masks))
         with nullcontext() if self._rehearsal.has_kernels(batch) else plainly():
             return self._launch(batch)
 
-    def _launch(self, batch: Batch) -> Ticket:
+    @torch.inference_mode()
+    def _launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         self._device_rows.take_arrivals(batch.chunks)
-        if any(self._device_rows.needs_host(chunk) or self._refusal(chunk) for chunk in batch.chunks):
-            ticket = super().launch(batch)
+        if masks or any(self._device_rows.needs_host(chunk) or self._refusal(chunk) for chunk in batch.chunks):
+            ticket = super().launch(batch, masks)
             self._device_rows.take_blocks(batch.chunks)
             return ticket
         self._cache.copy(batch.copies)

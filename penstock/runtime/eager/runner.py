@@ -5,8 +5,10 @@
 Nothing outlives a step but the KV cache and the rows, and the rows count on a step's results only once it has succeeded.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +26,22 @@ LOGITS_AT_ONCE = 1 << 23
 """Scores over the vocabulary held at a time, whatever the batch."""
 
 
+class Masks(Protocol):
+    """Which tokens may be drawn, as the engine says it."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def fill(self, bits: memoryview) -> None: ...
+
+
 class Ticket(Protocol):
     """A launched step, as the engine takes it."""
+
+    def draw(self) -> None: ...
 
     def result(self) -> StepOutput: ...
 
@@ -52,10 +68,13 @@ class ModelRunner:
         self._vocab_size = model.spec.vocab_size
         self._cache = KVCache(model.spec, num_blocks, block_size, cache_dtype or model.cache_dtype, model.device)
         self._rotations = Rotations(model.spec, max_context, model.device)
+        self._masks: dict[int, Tensor] = {}
+        """For rows that draw under masks in this step: [1 + drafts, vocabulary]."""
         self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, model.device)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+        self._masks = {} if masks is None else _unpacked(masks, batch.chunks, self._vocab_size, self._model.device)
         self._cache.copy(batch.copies)
         refusals = [self._refusal(chunk) for chunk in batch.chunks]
         chunks = [chunk for chunk, refusal in zip(batch.chunks, refusals) if refusal is None]
@@ -98,9 +117,11 @@ class ModelRunner:
         places: list[int] = []
         for chunk, begin in zip(chunks, begins):
             if chunk.samples:
-                wish = self._rows.wish(chunk.row)
-                for ahead in range(chunk.length - 1 - chunk.num_drafts, chunk.length):
-                    draws.append(Draw(chunk.row, chunk.start + ahead, wish))
+                wish, masks = self._rows.wish(chunk.row), self._masks.get(chunk.row)
+                first = chunk.length - 1 - chunk.num_drafts
+                for ahead in range(first, chunk.length):
+                    mask = None if masks is None else masks[ahead - first]
+                    draws.append(Draw(chunk.row, chunk.start + ahead, wish, mask))
                     places.append(begin + ahead)
         drawn: list[Drawn] = []
         most = max(1, LOGITS_AT_ONCE // self._vocab_size)
@@ -111,7 +132,9 @@ class ModelRunner:
         return [[next(results) for _ in range((1 + chunk.num_drafts) * chunk.samples)] for chunk in chunks]
 
     def _draw_at(self, states: Tensor, draws: list[Draw]) -> list[Drawn]:
-        if isinstance(self._model, NativeDecoder) and all(entry.wish.is_likeliest for entry in draws):
+        if isinstance(self._model, NativeDecoder) and all(
+            entry.wish.is_likeliest and entry.mask is None for entry in draws
+        ):
             tokens = self._model.likeliest(states)
             return [Drawn(token) if token >= 0 else Drawn(0, failure=NOT_FINITE) for token in tokens]
         return draw_tokens(self._model.logits(states), draws, self._rows.tokens)
@@ -128,6 +151,17 @@ class ModelRunner:
             told.append(score_prompt(chunk, wish, before, states, tokens, self._model.logits))
             self._rows.carry(chunk.row, chunk.end - 1, states[-1].clone())
         return told
+
+
+def _unpacked(masks: Masks, chunks: Sequence[Chunk], vocab_size: int, device: torch.device) -> dict[int, Tensor]:
+    """Masks of rows that draw under some, one boolean a token."""
+    words = np.zeros((masks.num_rows, -(-vocab_size // 32)), dtype=np.int32)
+    masks.fill(words.data)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :vocab_size]
+    every = torch.from_numpy(bits).bool().to(device)
+    rows = [chunks[index].row for index in masks.chunks]
+    counts = [1 + chunks[index].num_drafts for index in masks.chunks]
+    return dict(zip(rows, torch.split(every, counts)))
 
 
 def _ruined(hidden: Tensor, chunks: list[Chunk]) -> set[int]:

@@ -23,6 +23,8 @@ class Draw(NamedTuple):
     row: int
     position: int
     wish: Wish
+    mask: Tensor | None = None
+    """Which tokens may be drawn, [vocabulary]."""
 
 
 class Drawn(NamedTuple):
@@ -37,7 +39,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> list[D
     asked = [index for index, entry in enumerate(draws) if entry.wish.params.logprobs is not None]
     raw = torch.log_softmax(logits[asked], dim=-1) if asked else None
     can_draw = is_finite
-    if any(not entry.wish.is_plain for entry in draws):
+    if any(not entry.wish.is_plain or entry.mask is not None for entry in draws):
         _adjust(logits, draws, tokens)
         can_draw = is_finite & (logits.amax(-1) > -torch.inf)
     if all(entry.wish.is_greedy for entry in draws):
@@ -92,6 +94,8 @@ def _adjust(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
             logits[index, entry.wish.allowed] = kept
         for ids in _forbidden(entry, tokens):
             logits[index, ids] = -torch.inf
+        if entry.mask is not None:
+            logits[index].masked_fill_(~entry.mask, -torch.inf)
 
 
 def _penalize(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:

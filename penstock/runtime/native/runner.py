@@ -18,7 +18,7 @@ from penstock.core.batch import Batch, Chunk, StepOutput, make
 from penstock.errors import EngineError
 from penstock.ops.cpu import library as native
 from penstock.ops.draw import NOT_DRAWN
-from penstock.runtime.eager.runner import ModelRunner, Outcome, Ticket
+from penstock.runtime.eager.runner import Masks, ModelRunner, Outcome, Ticket
 from penstock.runtime.eager.sampler import NOT_FINITE, Drawn
 from penstock.runtime.leftovers import give_back
 from penstock.runtime.native.cache import NativeCache
@@ -67,8 +67,13 @@ class NativeRunner(ModelRunner):
         self._make_states(max_sequences)
         give_back()  # the model stands where steps read it, and the cache is not written yet
 
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         step, chunks, copies, _ = batch
+        if masks is not None:
+            self._company = None
+            self._last_step = max(step, self._last_step)
+            return super().launch(batch, masks)
+        self._masks = {}
         if step > self._last_step:
             self._last_step = step
             if chunks and not copies:
@@ -109,7 +114,7 @@ class NativeRunner(ModelRunner):
 
     def _outcomes(self, chunks: list[Chunk]) -> list[Outcome]:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
-        if has_drafts or not self._rows.are_likeliest([chunk.row for chunk in chunks]):
+        if has_drafts or self._masks or not self._rows.are_likeliest([chunk.row for chunk in chunks]):
             return super()._outcomes(chunks)
         self._run_chunks(chunks, draws=True)
         tokens = self._numbers.unpack_from(self._found)

@@ -1,0 +1,224 @@
+"""Sequences that are held to a grammar: compiled before they are scheduled, masked when they draw, followed as they go on.
+
+A matcher's state is a function of the tokens that were reported, so a sequence that is preempted, computed again or left out of
+a step needs nothing done here. The scheduler knows none of this, and what a grammar means is behind the `Grammars` protocol.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from penstock.core.batch import Batch, Chunk, Delta, Fault, Finish, FinishReason
+from penstock.core.request import Grammar, Request
+from penstock.core.scheduler import Scheduler
+from penstock.errors import RequestError
+
+WORD_BYTES = 4
+MIN_FORCED = 2
+"""Fewer tokens at once save no more than checking them costs."""
+SOURCE = "grammar"
+"""Who guessed a forced token."""
+OVER = Finish(FinishReason.STOP)
+
+
+class TokenMatcher(Protocol):
+    """A grammar at one place of a text."""
+
+    @property
+    def is_over(self) -> bool:
+        """The text is complete and nothing may follow."""
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot be followed any further; empty if it can."""
+
+    def advance(self, token_ids: Sequence[int]) -> None: ...
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that must come next."""
+
+    def fork(self) -> "TokenMatcher": ...
+
+
+class Grammars(Protocol):
+    """Compiles grammars for the vocabulary of one model. Threads may compile at the same time."""
+
+    def compile(self, kind: str, source: str) -> Any:
+        """A `TokenMatcher` at the beginning of a text. Raises RequestError for what cannot be used."""
+
+    def fill(self, entries: Sequence[tuple[Any, tuple[int, ...]]], bits: memoryview, num_words: int) -> None:
+        """Write a mask for each matcher as it stands, and one after each of its drafts, in rows of 32-bit words."""
+
+
+class Compiled(NamedTuple):
+    """What came of compiling a request's grammar."""
+
+    request: Request
+    matcher: TokenMatcher | None
+    error: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class MatchingCounts:
+    """Counted since the start."""
+
+    num_compiled: int = 0
+    num_refused: int = 0
+    num_masks: int = 0
+    num_forced: int = 0
+    compile_s: float = 0.0
+    mask_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepMasks:
+    """The masks of one launch, made when the runner asks for them: by then the tokens before are known."""
+
+    chunks: tuple[int, ...]
+    entries: tuple[tuple[TokenMatcher, tuple[int, ...]], ...]
+    grammars: Grammars
+    clock: Callable[[], float]
+    counts: MatchingCounts
+
+    @property
+    def num_rows(self) -> int:
+        return sum(1 + len(drafts) for _, drafts in self.entries)
+
+    def fill(self, bits: memoryview) -> None:
+        begin_s = self.clock()
+        flat = bits.cast("B")
+        num_rows = self.num_rows
+        self.grammars.fill(self.entries, flat, len(flat) // (num_rows * WORD_BYTES))
+        self.counts.num_masks += num_rows
+        self.counts.mask_s += self.clock() - begin_s
+
+
+@dataclass(slots=True)
+class Matching:
+    """Belongs to the engine's thread, but for compiling. Without `executor` a grammar is compiled where it is asked for."""
+
+    grammars: Grammars
+    clock: Callable[[], float]
+    executor: Executor | None = None
+    counts: MatchingCounts = field(default_factory=MatchingCounts)
+    _matchers: dict[tuple[int, int], TokenMatcher] = field(default_factory=dict)
+    _compiling: dict[int, Request] = field(default_factory=dict)
+    _forced: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Somebody is held to a grammar."""
+        return bool(self._matchers)
+
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._compiling)
+
+    # Before they are scheduled
+
+    def compile(self, request: Request, report: Callable[[Compiled], None]) -> None:
+        """Compile a request's grammar and report what came of it, from another thread if there is one."""
+        self._compiling[request.request_id] = request
+        if self.executor is None:
+            report(self._compile(request))
+        else:
+            self.executor.submit(lambda: report(self._compile(request)))
+
+    def cancel(self, request_id: int) -> Request | None:
+        """A request whose grammar is being compiled is not wanted any more; None if there is no such request."""
+        return self._compiling.pop(request_id, None)
+
+    def take(self, compiled: Compiled) -> bool:
+        """Hold a request's choices to what was compiled; False if the request was given up meanwhile."""
+        if self._compiling.pop(compiled.request.request_id, None) is None:
+            return False
+        self.counts.compile_s += compiled.seconds
+        if compiled.matcher is None:
+            self.counts.num_refused += 1
+            return True
+        self.counts.num_compiled += 1
+        request = compiled.request
+        for choice in range(request.params.n):
+            self._matchers[request.request_id, choice] = compiled.matcher.fork()
+        return True
+
+    def drop(self, request: Request) -> None:
+        for choice in range(request.params.n):
+            self._matchers.pop((request.request_id, choice), None)
+
+    def _compile(self, request: Request) -> Compiled:
+        begin_s = self.clock()
+        grammar = request.params.grammar or Grammar("", "")
+        try:
+            matcher, error = self.grammars.compile(grammar.kind, grammar.source), ""
+        except RequestError as refusal:
+            matcher, error = None, str(refusal)
+        except Exception as failure:  # whatever a grammar does to its engine, it does to its own request
+            matcher, error = None, f"the grammar could not be compiled: {type(failure).__name__}"
+        return Compiled(request, matcher, error, self.clock() - begin_s)
+
+    # In a step
+
+    def masks(self, batch: Batch, scheduler: Scheduler) -> StepMasks | None:
+        """The masks that a launch of these chunks draws under; None if it needs none."""
+        by_row = {sequence.row: sequence for sequence in scheduler.flights.sequences(batch)}
+        chunks: list[int] = []
+        entries: list[tuple[TokenMatcher, tuple[int, ...]]] = []
+        for index, chunk in enumerate(batch.chunks):
+            sequence = by_row.get(chunk.row)
+            if not chunk.samples or sequence is None:
+                continue
+            matcher = self._matchers.get((sequence.request_id, sequence.choice))
+            if matcher is not None:
+                chunks.append(index)
+                entries.append((matcher, _drafts(chunk)))
+        if not entries:
+            return None
+        return StepMasks(tuple(chunks), tuple(entries), self.grammars, self.clock, self.counts)
+
+    def propose(self, scheduler: Scheduler) -> None:
+        """Where only one text can come next its tokens are drafts that cannot be wrong; the last is drawn after them."""
+        for key, token_ids in self._forced.items():
+            self.counts.num_forced += scheduler.propose(*key, token_ids[:-1], SOURCE)
+        self._forced.clear()
+
+    def follow(self, deltas: tuple[Delta, ...], scheduler: Scheduler) -> tuple[Delta, ...]:
+        """Advance over what was reported. Who has come to the end of his grammar, or cannot follow it, ends."""
+        followed: list[Delta] = []
+        for delta in deltas:
+            key = (delta.request_id, delta.choice)
+            matcher = self._matchers.get(key)
+            followed.append(delta if matcher is None else self._follow(delta, matcher, scheduler))
+            if followed[-1].finish is not None:
+                self._matchers.pop(key, None)
+        return tuple(followed)
+
+    def _follow(self, delta: Delta, matcher: TokenMatcher, scheduler: Scheduler) -> Delta:
+        if delta.finish is not None:
+            if delta.finish.reason is FinishReason.ERROR and matcher.fault:
+                return delta._replace(finish=_broken(matcher))
+            return delta
+        matcher.advance(delta.token_ids)
+        if matcher.fault:
+            return _ended(delta, scheduler, _broken(matcher))
+        if matcher.is_over:
+            return _ended(delta, scheduler, OVER)
+        forced = matcher.forced()
+        if len(forced) >= MIN_FORCED:
+            self._forced[delta.request_id, delta.choice] = forced
+        return delta
+
+
+def _drafts(chunk: Chunk) -> tuple[int, ...]:
+    return chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :] if chunk.num_drafts else ()
+
+
+def _broken(matcher: TokenMatcher) -> Finish:
+    return Finish(FinishReason.ERROR, matcher.fault, Fault.REQUEST)
+
+
+def _ended(delta: Delta, scheduler: Scheduler, finish: Finish) -> Delta:
+    """The sequence ends with this delta."""
+    scheduler.end(delta.request_id, finish, delta.choice)
+    return delta._replace(finish=finish)

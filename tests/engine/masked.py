@@ -1,0 +1,120 @@
+"""The oracle under masks: of the tokens it may draw it draws what its digests say. And the right answer without an engine."""
+
+from llguidance import LLTokenizer
+
+from penstock.core.batch import Batch, Chunk, StepOutput
+from penstock.core.request import Grammar, Request
+from penstock.engine.matching import Matching
+from penstock.engine.oracle import EMPTY, OracleRunner, Row, digest, draw
+from penstock.engine.runner import Masks
+from penstock.text.grammar.compiler import GrammarCompiler
+from tests.engine.answers import Clock
+
+VOCAB_SIZE = 256
+END = 0
+
+
+class Bytes:
+    """A vocabulary of bytes; the byte 0 ends an answer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    eos_token_id = END
+    special_token_ids = (END,)
+    tokens = (b"<end>", *(bytes((byte,)) for byte in range(1, VOCAB_SIZE)))
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+GRAMMARS = GrammarCompiler(lambda: LLTokenizer(Bytes(), eos_token=[END]))
+
+
+def matching(**settings) -> Matching:
+    return Matching(GRAMMARS, Clock(), **settings)
+
+
+class Waiting:
+    """A ticket that waits for its masks."""
+
+    def __init__(self, launch) -> None:
+        self._launch = launch
+        self._output: StepOutput | None = None
+
+    def draw(self) -> None:
+        if self._output is None:
+            self._output = self._launch()
+
+    def result(self) -> StepOutput:
+        self.draw()
+        return self._output
+
+
+class MaskedOracle(OracleRunner):
+    """With `waits` masks are asked for in `draw`, as a device that computes meanwhile would."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, waits: bool = False, num_drafts: int = 0) -> None:
+        super().__init__(num_blocks, block_size, vocab_size=VOCAB_SIZE, num_drafts=num_drafts)
+        self._waits = waits
+        self._allowed: dict[int, list[list[int]]] = {}
+        self._left: list[list[int]] | None = None
+        self.num_masks = 0
+
+    def launch(self, batch: Batch, masks: Masks | None = None):
+        def run() -> StepOutput:
+            self._allowed = {} if masks is None else self._read_masks(batch, masks)
+            return super(MaskedOracle, self).launch(batch).result()
+
+        waiting = Waiting(run)
+        if not self._waits or masks is None:
+            waiting.draw()
+        return waiting
+
+    def _read_masks(self, batch: Batch, masks: Masks) -> dict[int, list[list[int]]]:
+        self.num_masks += masks.num_rows
+        width = VOCAB_SIZE // 8
+        bits = bytearray(width * masks.num_rows)
+        masks.fill(memoryview(bits))
+        rows = [
+            [token for token in range(VOCAB_SIZE) if bits[begin + token // 8] >> token % 8 & 1]
+            for begin in range(0, len(bits), width)
+        ]
+        allowed = {}
+        for index in masks.chunks:
+            chunk = batch.chunks[index]
+            allowed[chunk.row] = rows[: 1 + chunk.num_drafts]
+            del rows[: 1 + chunk.num_drafts]
+        return allowed
+
+    def _run(self, row: Row, chunk: Chunk) -> tuple[int, ...]:
+        self._left = self._allowed.get(chunk.row)
+        drawn = super()._run(row, chunk)
+        self._left = None
+        return drawn
+
+    def _draw(self, row: Row, num_positions: int) -> int:
+        drawn = super()._draw(row, num_positions)
+        if self._left is None:
+            return drawn
+        allowed = self._left.pop(0)
+        return allowed[drawn % len(allowed)] if allowed else drawn
+
+
+def expected_answer(request: Request, choice: int) -> list[int]:
+    """What the oracle draws under the request's grammar, computed with neither cache nor scheduler nor engine."""
+    params = request.params
+    grammar = params.grammar or Grammar("", "")
+    matcher = GRAMMARS.compile(grammar.kind, grammar.source)
+    digests: list[int] = []
+    tokens = list(request.prompt)
+    while len(tokens) < len(request.prompt) + (params.max_tokens or 0) and not matcher.is_over:
+        for position in range(len(digests), len(tokens)):
+            digests.append(digest(tokens[position], position, digests[-1] if digests else EMPTY))
+        bits = bytearray(VOCAB_SIZE // 8)
+        GRAMMARS.fill([(matcher, ())], memoryview(bits), VOCAB_SIZE // 32)
+        allowed = [token for token in range(VOCAB_SIZE) if bits[token // 8] >> token % 8 & 1]
+        tokens.append(allowed[draw(digests, params, choice, VOCAB_SIZE) % len(allowed)])
+        if tokens[-1] == END:
+            break
+        matcher.advance(tokens[-1:])
+    return tokens[len(request.prompt) :]
