@@ -201,7 +201,9 @@ class Engine:
             elif message.params.grammar is None:
                 deltas.extend(self._add(message, now))
             elif self.matching is None:
-                deltas.extend(_refusals(message, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST))
+                deltas.extend(
+                    _refusals(message, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST)
+                )
             else:
                 self.matching.compile(message, self._inbox.put)
         return tuple(deltas)

@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 
 from penstock.core.batch import Batch, StepOutput
-from penstock.errors import RankLostError
-from penstock.runtime.eager.runner import ModelRunner, Ticket
+from penstock.errors import EngineError, RankLostError
+from penstock.runtime.eager.runner import Masks, ModelRunner, Ticket
 from penstock.runtime.parallel.frames import decode_batch, decode_output, encode_batch, encode_output
 from penstock.runtime.parallel.micro import joined, micro_batches
 from penstock.runtime.parallel.stage import StagedDecoder
@@ -44,7 +44,9 @@ class LeadingRunner:
         """Steps worth having under way: stages compute one while another is on its way back; a GPU never waits."""
         return DEPTH if self._world.place.ranks.pipeline > 1 or self._world.device.type == "cuda" else 1
 
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+        if masks is not None:
+            raise EngineError("several ranks draw under no masks")
         with together():
             self._world.announce(encode_batch(batch))
             return LeadTicket(self._runner.launch(batch))
@@ -57,6 +59,9 @@ class LeadingRunner:
 @dataclass(frozen=True, slots=True)
 class LeadTicket:
     ticket: Ticket
+
+    def draw(self) -> None:
+        """All is drawn."""
 
     def result(self) -> StepOutput:
         with together():
@@ -106,7 +111,7 @@ class StageRunner(ModelRunner):
         """Parts of steps whose tokens have not come back, oldest first."""
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         place = self._world.place
         parts = micro_batches(batch, place.ranks.pipeline)
         if place.is_last_stage:
@@ -170,6 +175,9 @@ class StageTicket:
 
     runner: StageRunner
     steps: list[MicroStep]
+
+    def draw(self) -> None:
+        """The last stage draws."""
 
     def result(self) -> StepOutput:
         outputs: list[StepOutput] = []
