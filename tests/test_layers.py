@@ -36,7 +36,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "router": ("errors", "core", "metrics", "config"),
     "store": ("errors",),
     "sim": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft"),
-    "planner": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "models.spec"),
+    "planner": (
+        "errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "draft.rule",
+        "models.spec",
+    ),
     "calculate": (
         "errors", "docstrings", "cost", "metrics", "models.spec", "models.catalog", "planner.figures", "planner.money",
     ),

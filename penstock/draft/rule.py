@@ -6,6 +6,7 @@ are not taken, so a full batch or a random text ends with none.
 """
 
 from collections.abc import Callable, Sequence
+from math import fsum
 
 LEAST_GAIN = 1.02
 """Below this a gain may be noise: nobody drafts."""
@@ -41,4 +42,4 @@ def choose_lengths(
 
 def tokens_per_round(acceptance: float, num_drafts: int) -> float:
     """Expected tokens of a check of drafts that are each accepted with the same chance: (1 - a^(k+1)) / (1 - a)."""
-    return sum(acceptance**place for place in range(num_drafts + 1))
+    return fsum(acceptance**place for place in range(num_drafts + 1))

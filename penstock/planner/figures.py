@@ -6,6 +6,7 @@ Bytes, seconds and operations are plain numbers; GB is 1e9 bytes. Calculators, p
 import math
 
 from penstock.cost.hardware import Ceilings
+from penstock.draft import rule
 from penstock.errors import ConfigError
 
 
@@ -21,7 +22,7 @@ def tokens_per_round(acceptance: float, num_drafts: int) -> float:
     """
     if not 0.0 <= acceptance <= 1.0 or num_drafts < 0:
         raise ConfigError(f"acceptance {acceptance} of {num_drafts} drafts: choose 0 to 1, and 0 drafts or more")
-    return math.fsum(acceptance**place for place in range(num_drafts + 1))
+    return rule.tokens_per_round(acceptance, num_drafts)
 
 
 def speculation_gain(acceptance: float, num_drafts: int, draft_cost: float) -> float:

@@ -155,6 +155,10 @@ class Replica:
         if expired:
             self._ledger.observe(expired, now)
         while len(self._flights) < self._depth:
+            if self.speculation is not None:
+                if self._flights and self.speculation.waits:
+                    break
+                self.speculation.propose()
             batch = scheduler.schedule(now)
             if batch is None:
                 break
@@ -200,7 +204,10 @@ class Replica:
             output = self.speculation.output(batch)
         else:
             output = StepOutput(tuple([(TOKEN,) if chunk.samples else () for chunk in batch.chunks]))
-        self._ledger.observe(self.scheduler.commit(batch, output, now), now)
+        deltas = self.scheduler.commit(batch, output, now)
+        self._ledger.observe(deltas, now)
+        if self.speculation is not None:
+            self.speculation.take(batch, now - start_s, deltas)
         self.num_steps += 1
         self.num_computed_tokens += batch.num_tokens
         self.busy_s += now - start_s

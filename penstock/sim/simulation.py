@@ -144,7 +144,7 @@ class Fleet:
                 tracer=tracer,
                 seed=self.seed,
             )
-        speculation = Speculation(self.guessing, name) if self.guessing else None
+        speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
         return Replica(
             name,
             scheduler,

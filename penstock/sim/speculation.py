@@ -1,24 +1,33 @@
-"""Speculative decoding in virtual time: drafts go through the scheduler's own mechanism, and chance says which come true.
+"""Speculative decoding in virtual time: the engine's own rule decides, drafts go through the scheduler, chance makes them true.
 
 With acceptance a and g drafts a round gives (1 - a^(g+1)) / (1 - a) tokens on average: 3.69 at a = 0.8, g = 5.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from penstock.core.batch import Batch, Chunk, StepOutput
+from penstock.core.batch import Batch, Chunk, Delta, StepOutput
+from penstock.core.scheduler import Scheduler
 from penstock.cost.cost import Cost
+from penstock.draft.drafter import Guess, View
+from penstock.draft.proposals import Proposals
+from penstock.draft.rule import tokens_per_round
+from penstock.draft.speculator import MAX_DRAFTS, Speculator
 from penstock.errors import ConfigError
 
-MAX_DRAFTS = 64
+MOST_DRAFTS = 64
 _TOKEN = 0
+"""What a simulated model says, always."""
+_WRONG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
     """How drafts are made and how good they are."""
 
-    num_drafts: int
+    num_drafts: int | None
+    """None leaves it to the engine's rule: as many as pay."""
     acceptance: float
     """Chance that a draft is accepted, given that all before it were."""
     draft_cost: float = 0.05
@@ -28,8 +37,8 @@ class Guessing:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_drafts <= MAX_DRAFTS:
-            raise ConfigError(f"{self.num_drafts} drafts a step: choose 1 to {MAX_DRAFTS}")
+        if self.num_drafts is not None and not 1 <= self.num_drafts <= MOST_DRAFTS:
+            raise ConfigError(f"{self.num_drafts} drafts a step: choose 1 to {MOST_DRAFTS}")
         if not 0.0 <= self.acceptance <= 1.0:
             raise ConfigError(f"the chance that a draft is accepted is {self.acceptance}; choose 0 to 1")
         if not 0.0 <= self.draft_cost <= 10.0:
@@ -37,27 +46,67 @@ class Guessing:
 
     @property
     def tokens_per_round(self) -> float:
-        a, g = self.acceptance, self.num_drafts
-        return float(g + 1) if a == 1.0 else (1.0 - a ** (g + 1)) / (1.0 - a)
+        """Where all drafts that may be made are checked."""
+        return tokens_per_round(self.acceptance, self.num_drafts or MAX_DRAFTS)
+
+
+class ChanceDrafter:
+    """Knows what the model says, and tells it wrong with the chance of a draft that is not accepted."""
+
+    name = "chance"
+
+    def __init__(self, acceptance: float, seed: str) -> None:
+        self._acceptance = acceptance
+        self._random = Random(seed)
+
+    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+        return [Guess(self._tokens(most), self.name) for _ in views]
+
+    def finish(self, view: View) -> None:
+        pass
+
+    def _tokens(self, most: int) -> tuple[int, ...]:
+        num_right = 0
+        while num_right < most and self._random.random() < self._acceptance:
+            num_right += 1
+        return (_TOKEN,) * num_right + (_WRONG,) * (most - num_right)
 
 
 class Speculation:
     """One replica's drafts. The same seed and the same batches give the same luck."""
 
-    def __init__(self, guessing: Guessing, name: str) -> None:
+    def __init__(self, guessing: Guessing, name: str, scheduler: Scheduler) -> None:
         self._guessing = guessing
-        self._random = Random(f"{guessing.seed} drafts {name}")
-        self.num_drafted = 0
-        self.num_accepted = 0
+        self._scheduler = scheduler
+        drafter = ChanceDrafter(guessing.acceptance, f"{guessing.seed} drafts {name}")
+        self._proposals = Proposals(scheduler, Speculator([drafter], length=guessing.num_drafts))
+
+    @property
+    def num_drafted(self) -> int:
+        return self._proposals.num_checked
+
+    @property
+    def num_accepted(self) -> int:
+        return self._proposals.num_accepted
+
+    @property
+    def waits(self) -> bool:
+        """The next step is planned after those under way are over."""
+        return self._proposals.waits
+
+    def propose(self) -> None:
+        most = self._guessing.max_sequences
+        if most is None or self._scheduler.num_running <= most:
+            self._proposals.propose()
 
     def output(self, batch: Batch) -> StepOutput:
-        """Tokens of a step that has been computed, and drafts for the next."""
-        tokens = tuple([(_TOKEN,) * self._num_drawn(chunk) for chunk in batch.chunks])
-        guessing = self._guessing
-        if guessing.max_sequences is not None and len(batch.chunks) > guessing.max_sequences:
-            return StepOutput(tokens)
-        drafts = (_TOKEN,) * guessing.num_drafts
-        return StepOutput(tokens, tuple([drafts if chunk.samples else () for chunk in batch.chunks]))
+        """Tokens of a step that has been computed."""
+        return StepOutput(tuple([(_TOKEN,) * _num_drawn(chunk) for chunk in batch.chunks]))
+
+    def take(self, batch: Batch, seconds: float, deltas: tuple[Delta, ...]) -> None:
+        """A step took so long, and gave that."""
+        self._proposals.take(batch, seconds)
+        self._proposals.observe(deltas)
 
     def draft_s(self, batch: Batch, cost: Cost) -> float:
         """What drafting for this batch took: as many draft steps, one after the other, as the longest draft has tokens."""
@@ -67,12 +116,9 @@ class Speculation:
         num_drafts = max(chunk.num_drafts for chunk in batch.chunks)
         return num_drafts * self._guessing.draft_cost * cost.step_s(Batch(batch.step, tuple(drafted)))
 
-    def _num_drawn(self, chunk: Chunk) -> int:
-        if not chunk.samples:
-            return 0
-        accepted = 0
-        while accepted < chunk.num_drafts and self._random.random() < self._guessing.acceptance:
-            accepted += 1
-        self.num_drafted += chunk.num_drafts
-        self.num_accepted += accepted
-        return 1 + accepted
+
+def _num_drawn(chunk: Chunk) -> int:
+    if not chunk.samples:
+        return 0
+    drafts = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
+    return 1 + (drafts.index(_WRONG) if _WRONG in drafts else len(drafts))

@@ -56,6 +56,17 @@ def test_nobody_drafts_in_a_large_batch():
     assert result.replicas[0].num_drafted == 0
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("acceptance", "is_faster"), [(0.85, True), (0.05, False)])
+def test_left_to_the_rule_speculation_gains_or_is_left(acceptance, is_faster, depth):
+    workload = make_workload(num_requests=20, rate=2.0, answers=Fixed(300))
+    auto = simulate(make_fleet(depth=depth, guessing=Guessing(None, acceptance, draft_cost=0.02)), workload)
+    plain = simulate(make_fleet(depth=depth), workload)
+    assert auto.summary.num_output_tokens == plain.summary.num_output_tokens
+    gain = plain.summary.tpot.mean / auto.summary.tpot.mean
+    assert gain > 1.5 if is_faster else gain > 0.97
+
+
 def apart(num_prefill=1, num_decode=1, kv_bytes=131_072.0, link=LINK, **rest):
     split = Disaggregation(num_prefill, link, kv_bytes, rest.pop("local_below", 0))
     return make_fleet(num_replicas=num_decode, split=split, **rest)

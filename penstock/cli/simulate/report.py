@@ -96,7 +96,9 @@ def print_heading(rows: list[tuple[str, str]], fleet: Fleet, workload: Workload,
         ("goodput", f"of requests with {_targets(slo)}"),
     ]
     if fleet.guessing is not None:
-        rows.append(("speculation", f"{fleet.guessing.tokens_per_round:.2f} tokens a round expected"))
+        expected = f"{fleet.guessing.tokens_per_round:.2f} tokens a round"
+        is_auto = fleet.guessing.num_drafts is None
+        rows.append(("speculation", f"as many as pay, at most {expected}" if is_auto else f"{expected} expected"))
     for name, text in rows:
         print(f"{name:12}{printable(text)}")
     print()

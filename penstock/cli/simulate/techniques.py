@@ -15,8 +15,8 @@ from penstock.sizing import Sizing
 class Techniques:
     """What they do beside plain serving."""
 
-    speculate: int = 0
-    """Drafts that each sequence verifies in a step; 0 for none"""
+    speculate: str = "off"
+    """Drafts that each sequence verifies in a step: a number, auto (as many as pay, by the engine's own rule) or off"""
     acceptance: float = 0.7
     """Chance that a draft is accepted, given that all before it were"""
     draft_cost: float = 0.05
@@ -41,9 +41,12 @@ class Techniques:
     """Seconds for which fewer must suffice before one is stopped"""
 
     def guessing(self, seed: int) -> Guessing | None:
-        if not self.speculate:
+        if self.speculate in ("off", "0"):
             return None
-        return Guessing(self.speculate, self.acceptance, self.draft_cost, self.speculate_up_to, seed)
+        if self.speculate != "auto" and not self.speculate.isdecimal():
+            raise ConfigError(f"--speculate is {self.speculate}; choose a number of drafts, auto or off")
+        num_drafts = None if self.speculate == "auto" else int(self.speculate)
+        return Guessing(num_drafts, self.acceptance, self.draft_cost, self.speculate_up_to, seed)
 
     def scaling(self, num_replicas: int) -> Scaling | None:
         if self.scale_to is None:
