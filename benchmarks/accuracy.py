@@ -34,12 +34,21 @@ from penstock.config import EngineConfig, configure
 from penstock.console.show import print_table
 from penstock.core.features import Features, StepTime
 from penstock.cost.cost import Cost
-from penstock.cost.fitting import fit_steps, spells_along
+from penstock.cost.fitting import fit_steps, slowdowns_along
 from penstock.cost.profile import Profile
 from penstock.cost.replay import Replay, as_taken
-from penstock.cost.slowdown import Spell
-from penstock.measure.accuracy import NUM_DRAWS, Comparison, Measurement, Run, figure_rows, likely, measure, predict
-from penstock.measure.calibration import Calibration, Pieces, Recorder
+from penstock.cost.slowdown import Slowdown
+from penstock.measure.accuracy import (
+    NUM_DRAWS,
+    AccuracyComparison,
+    MeasuredRun,
+    Measurement,
+    figure_rows,
+    likely,
+    measure,
+    predict,
+)
+from penstock.measure.calibration import Calibration, CalibrationPieces, StepRecorder
 from penstock.measure.live import Disturbance, serve_live
 from penstock.measure.profiles import Measuring, fleet_of
 from penstock.sim.simulation import Fleet, simulate
@@ -111,7 +120,7 @@ class Bench:
         served = serve_live(engine, workload)
         cost = Replay(steps)
         again = Workload(tuple(as_taken(workload.requests, served.taken_s, steps)))
-        simulate(replace(self.fleet(self.config, cost), depth=engine.depth, foretells=False), again)
+        simulate(replace(self.fleet(self.config, cost), depth=engine.depth, predicts=False), again)
         logged = [step.features for step in steps]
         num_alike = sum(1 for one, other in zip(logged, cost.asked) if one == other)
         return {"num_steps": len(logged), "num_simulated": len(cost.asked), "num_alike": num_alike}
@@ -144,7 +153,7 @@ class Found:
         """One for each workload that was served."""
         self.served = {
             name: [
-                Measurement(Run(*run), fraction, Run(*replayed), read_steps(steps))
+                Measurement(MeasuredRun(*run), fraction, MeasuredRun(*replayed), read_steps(steps))
                 for run, fraction, replayed, steps in rows
             ]
             for name, rows in kept.get("served", {}).items()
@@ -171,18 +180,20 @@ def profile_of(bench: Bench, found: Found, depth: int) -> Profile:
 
 def predict_each(
     profile: Profile, config: EngineConfig, workloads: list[Workload], pieces: list[Piece]
-) -> tuple[tuple[Run, ...], float]:
+) -> tuple[tuple[MeasuredRun, ...], float]:
     """Each workload on a machine as fast and as even as it was around then; and the share of steps that were extrapolated."""
     predicted = []
     for workload, piece in zip(workloads, pieces, strict=True):
-        fitted = replace(profile.fitted, spells=spells_along(profile.fitted, piece.steps))
+        fitted = replace(profile.fitted, slowdowns=slowdowns_along(profile.fitted, piece.steps))
         predicted.append(predict(fleet_of(replace(profile, fitted=fitted), config), workload))
-    return tuple(Run.joined(moments) for moments, _ in predicted), max(fraction for _, fraction in predicted)
+    return tuple(MeasuredRun.joined(moments) for moments, _ in predicted), max(fraction for _, fraction in predicted)
 
 
-def pace(spells: Sequence[Spell]) -> float:
+def pace(slowdowns: Sequence[Slowdown]) -> float:
     """How many times as long as usual all that was computed took."""
-    return sum(spell.seconds for spell in spells) / sum(spell.seconds / spell.factor for spell in spells)
+    return sum(slowdown.seconds for slowdown in slowdowns) / sum(
+        slowdown.seconds / slowdown.factor for slowdown in slowdowns
+    )
 
 
 def misses(data: dict[str, Any]) -> list[str]:
@@ -200,10 +211,10 @@ def show(name: str, data: dict[str, Any]) -> None:
         f"{100 * (data['disturbed_fraction'] or 0.0):.1f} % of the machine; "
         f"{100 * data['extrapolated_fraction']:.1f} % of steps extrapolated"
     )
-    told = [one for one in data.values() if isinstance(one, dict)]
-    ends = [one.get("error_range", (one["error"], one["error"])) for one in told]
+    reported = [one for one in data.values() if isinstance(one, dict)]
+    ends = [one.get("error_range", (one["error"], one["error"])) for one in reported]
     ranges = [f"{100 * low:+.0f} to {100 * high:+.0f} %" for low, high in ends]
-    replays = [f"{100 * one['replay_error']:+.1f} %" for one in told]
+    replays = [f"{100 * one['replay_error']:+.1f} %" for one in reported]
     rows = [(*row, spread, replayed) for row, spread, replayed in zip(figure_rows(data), ranges, replays)]
     print_table(("", "predicted", "measured", "error", "by chance", "with the steps' own times"), rows)
     if (data["disturbed_fraction"] or 0.0) > MAX_DISTURBED:
@@ -221,7 +232,7 @@ def show_fit(profile: Profile) -> None:
     print_table(("", "cells", "median", "p95", "bias"), percent)
 
 
-def ratio(compared: dict[str, Comparison]) -> dict[str, Any]:
+def ratio(compared: dict[str, AccuracyComparison]) -> dict[str, Any]:
     """Output tokens a second of continuous over static batching, and between what it would lie by chance."""
     ours, theirs = (compared[name] for name in ("continuous", "static"))
     sides = {
@@ -255,11 +266,11 @@ def main() -> None:
     each = {name: (config, recipe) for name, recipe in recipes(bench.vocab_size).items()}
     uneven = Recipe(AtOnce(), Uniform(8, 64), LogNormal(24, 1.2, 2, 250), 32, vocab_size=bench.vocab_size)
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
-    recorder = Recorder()
+    recorder = StepRecorder()
     calibrated = make_engine(config, loaded, bench.sizing, bench.machine.hearing(recorder.hear))
     calibration = Calibration(calibrated, recorder, bench.vocab_size, Random(bench.seed + len(found.pieces)))
     calibration.warm_up()
-    pieces = Pieces(calibration)
+    pieces = CalibrationPieces(calibration)
     for turn in range(args.turns):
         for name, (engine_config, recipe) in Random(bench.seed + len(found.pieces)).sample(
             list(each.items()), len(each)
@@ -281,7 +292,7 @@ def main() -> None:
         served = found.served[name]
         workloads = [recipe.make(bench.seed + turn) for turn in range(len(served))]
         predicted, outside_fraction = predict_each(profile, engine_config, workloads, found.pieces[name])
-        compared[name] = Comparison(predicted, tuple(served), outside_fraction)
+        compared[name] = AccuracyComparison(predicted, tuple(served), outside_fraction)
         show(name, compared[name].as_data())
     print(f"\ncontinuous over static batching: {ratio(compared)}")
     replayed = bench.replay(recipes(bench.vocab_size)["bursty short"].make(bench.seed - 1))
@@ -289,9 +300,9 @@ def main() -> None:
     data = {name: one.as_data() for name, one in compared.items()}
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "profile": json.loads(replace(profile, fitted=replace(profile.fitted, spells=())).to_json()),
+        "profile": json.loads(replace(profile, fitted=replace(profile.fitted, slowdowns=())).to_json()),
         "paces": {
-            name: [round(pace(spells_along(profile.fitted, piece.steps)), 3) for piece in each]
+            name: [round(pace(slowdowns_along(profile.fitted, piece.steps)), 3) for piece in each]
             for name, each in found.pieces.items()
         },
         "seed": bench.seed,

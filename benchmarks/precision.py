@@ -16,7 +16,7 @@ from penstock.assembly.engine import load
 from penstock.config import configure
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.quantize import quantize_fp8
 
@@ -25,9 +25,9 @@ PIECE = 64
 CACHES = {"as computed": None, "float8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
-def layout_of(start: int, end: int, num_blocks: int, device: torch.device) -> Layout:
+def layout_of(start: int, end: int, num_blocks: int, device: torch.device) -> BatchLayout:
     positions = torch.arange(start, end, device=device)
-    return Layout(
+    return BatchLayout(
         positions=positions,
         slots=positions,
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],

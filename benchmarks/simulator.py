@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.simulate.command import Config, Load, Machines, make_fleet, read_spec
+from penstock.cli.simulate.command import Config, Machines, SimulatedLoad, make_fleet, read_spec
 from penstock.console.show import print_table
 from penstock.core.request import Request, SamplingParams
 from penstock.cost.precision import Precision
@@ -82,11 +82,11 @@ def main() -> None:
 def measure(name: str, rate: float, num_requests: int, repeats: int) -> dict[str, Any]:
     fleet = _fleet(1)
     requests = list(stream(rate, num_requests))
-    foretold = [timed(fleet, requests) for _ in range(repeats)]
-    stepwise_s, stepwise = timed(replace(fleet, foretells=False), requests)
-    if [one.end_s for one in foretold[0][1].timelines] != [one.end_s for one in stepwise.timelines]:
+    predicted = [timed(fleet, requests) for _ in range(repeats)]
+    stepwise_s, stepwise = timed(replace(fleet, predicts=False), requests)
+    if [one.end_s for one in predicted[0][1].timelines] != [one.end_s for one in stepwise.timelines]:
         raise RuntimeError("foretelling changed the result")
-    return _row(name, statistics.median(cpu_s for cpu_s, _ in foretold), foretold[0][1], stepwise_s)
+    return _row(name, statistics.median(cpu_s for cpu_s, _ in predicted), predicted[0][1], stepwise_s)
 
 
 def measure_fleet(num_requests: int) -> dict[str, Any]:
@@ -99,14 +99,16 @@ def measure_fleet(num_requests: int) -> dict[str, Any]:
 
 def stream(rate: float, num_requests: int) -> Iterator[Request]:
     """Requests one by one. No two prompts begin alike, so a prompt need only be a number and its successors."""
-    recipe = Load(rate=rate, num_requests=num_requests).recipe(32_000)
+    recipe = SimulatedLoad(rate=rate, num_requests=num_requests).recipe(32_000)
     for number, outline in enumerate(recipe.outlines(0)):
         prompt = tuple(range(number, number + outline.num_own))
-        yield Request(request_id=number, prompt=prompt, params=wish(outline.num_answer), arrival_s=outline.arrival_s)
+        yield Request(
+            request_id=number, prompt=prompt, params=sampling(outline.num_answer), arrival_s=outline.arrival_s
+        )
 
 
 @lru_cache(maxsize=4096)
-def wish(num_answer: int) -> SamplingParams:
+def sampling(num_answer: int) -> SamplingParams:
     return SamplingParams(max_tokens=num_answer, ignore_eos=True, temperature=0.0)
 
 

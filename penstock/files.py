@@ -20,7 +20,7 @@ from penstock.formats.quants import dequantize
 from penstock.formats.store import Progress
 from penstock.models import catalog
 from penstock.models.positions import FACTOR_TENSORS
-from penstock.models.registry import Model, read_config, read_gguf
+from penstock.models.registry import RegisteredModel, read_config, read_gguf
 from penstock.models.spec import ModelSpec
 from penstock.text.tokenizer.tokenizer import Tokenizer, read_json
 
@@ -52,7 +52,7 @@ class ModelFiles:
         return open_checkpoint(self.path)
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> RegisteredModel:
         """The spec, and the recipes that make its parameters of the checkpoint's tensors."""
         checkpoint = self.checkpoint
         if isinstance(checkpoint, GgufFile):

@@ -147,16 +147,16 @@ class LLM:
         have ended.
         """
         every = _listed(prompts)
-        wishes = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(every)
-        if len(wishes) != len(every):
+        samplings = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(every)
+        if len(samplings) != len(every):
             raise RequestError(
-                f"there are {len(every)} prompts and {len(wishes)} sampling params; give one, or one each"
+                f"there are {len(every)} prompts and {len(samplings)} sampling params; give one, or one each"
             )
-        kept = [wish.n for wish in wishes]
+        kept = [each.n for each in samplings]
         if best_of is not None:
-            wishes = [replace(wish, n=max(best_of, wish.n), logprobs=wish.logprobs or 0) for wish in wishes]
+            samplings = [replace(each, n=max(best_of, each.n), logprobs=each.logprobs or 0) for each in samplings]
         news: deque[News] = deque()
-        runs = [self._prepare(prompt, wish, news) for prompt, wish in zip(every, wishes)]
+        runs = [self._prepare(prompt, each, news) for prompt, each in zip(every, samplings)]
         for index, run in enumerate(runs):
             run.completion.index = index
         for update in self._run(runs, news):

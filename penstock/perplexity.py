@@ -77,9 +77,9 @@ def measure(
         scores = llm.score([[*opening, *token_ids[window.start : window.end]] for window in few])
         for window, score in zip(few, scores):
             # A score leaves the very first token of its prompt out, so the last ones are counted from the end.
-            told = score[max(len(score) - (window.end - window.scored), 0) :]
-            logprobs.append(math.fsum(entry.logprob for entry in told))
-            num_scored += len(told)
+            reported = score[max(len(score) - (window.end - window.scored), 0) :]
+            logprobs.append(math.fsum(entry.logprob for entry in reported))
+            num_scored += len(reported)
         if on_progress is not None:
             on_progress(few[-1].end, len(token_ids))
     return Perplexity(len(token_ids), num_scored, math.fsum(logprobs))

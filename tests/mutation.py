@@ -49,7 +49,7 @@ TARGETS = ("blocks", "order", "roster", "plan", "flights", "deadlines", "sequenc
 TESTS = (
     *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler")),
     *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress", "sharing")),
-    *(f"tests/core/test_{name}.py" for name in ("ahead", "plan", "roster", "flights", "deadlines")),
+    *(f"tests/core/test_{name}.py" for name in ("fast_forward", "plan", "roster", "flights", "deadlines")),
     "tests/engine/test_engine.py",
     "tests/engine/test_laws.py",
 )
@@ -349,10 +349,10 @@ class Campaign:
                 if is_late:
                     os.kill(fork.process_id, signal.SIGKILL)
                 if is_late or fork.report in ready:
-                    told = "time" if is_late else os.read(fork.report, 4096).decode()
+                    reported = "time" if is_late else os.read(fork.report, 4096).decode()
                     os.close(fork.report)
                     _, status = os.waitpid(fork.process_id, 0)
-                    return fork, told or (None if os.waitstatus_to_exitcode(status) == 0 else "death")
+                    return fork, reported or (None if os.waitstatus_to_exitcode(status) == 0 else "death")
 
 
 def main() -> int:

@@ -2,9 +2,8 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "penstock"
@@ -115,6 +114,11 @@ NO_CLOCK = (
 
 MAX_MODULES = 16
 
+CONVENTIONS = ("Config", "Cut")
+"""A config per command, a cut per kernel family."""
+
+MAY_READ_ENVIRONMENT = ("cli", "console", "measure", "assembly")
+
 FORBIDDEN_MODULES = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "transformers", "multiprocessing")
 FORBIDDEN_CALLS = ("eval", "exec", "torch.load", "yaml.load", "numpy.load", "np.load")
 
@@ -131,8 +135,23 @@ def layer_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -143,6 +162,7 @@ def imports(path: Path) -> Iterator[str]:
                 yield node.module or ""
 
 
+@cache
 def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
@@ -158,38 +178,47 @@ def is_within(module: str, allowed: tuple[str, ...]) -> bool:
     return any(not prefix or module == prefix or module.startswith(prefix + ".") for prefix in allowed)
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
-def test_a_layer_imports_only_what_the_table_allows(path: Path) -> None:
-    layer = layer_of(path)
-    for name in imports(path):
-        if name.startswith("penstock."):
-            target = name.removeprefix("penstock.")
-            assert target.split(".")[0] == layer or is_within(target, MAY_IMPORT[layer]), (
-                f"{layer} may not import {name}"
-            )
-        top = name.split(".")[0]
-        if top in THIRD_PARTY:
-            assert layer in THIRD_PARTY[top], f"{layer} may not import {top}"
+def test_a_layer_imports_only_what_the_table_allows() -> None:
+    faults = []
+    for path in sources():
+        layer = layer_of(path)
+        for name in imports(path):
+            target, top = name.removeprefix("penstock."), name.split(".")[0]
+            is_ours = name.startswith("penstock.")
+            if is_ours and target.split(".")[0] != layer and not is_within(target, MAY_IMPORT[layer]):
+                faults.append(f"{module_of(path)}: {layer} may not import {name}")
+            if top in THIRD_PARTY and layer not in THIRD_PARTY[top]:
+                faults.append(f"{module_of(path)}: {layer} may not import {top}")
+    assert not faults
 
 
-@pytest.mark.parametrize("path", [path for path in sources() if layer_of(path) in NO_CLOCK], ids=module_of)
-def test_no_clock_below_the_loop(path: Path) -> None:
-    assert not {"time", "datetime", "sched"} & set(imports(path)), "time is an argument here"
+def test_no_clock_below_the_loop() -> None:
+    faults = [
+        module_of(path)
+        for path in sources()
+        if layer_of(path) in NO_CLOCK and {"time", "datetime", "sched"} & set(imports(path))
+    ]
+    assert not faults, "time is an argument here"
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
-def test_nothing_unsafe_and_no_environment_below_the_command_line(path: Path) -> None:
-    found = set(imports(path))
-    assert not {name for name in found if name.split(".")[0] in FORBIDDEN_MODULES}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            assert dotted(node.func) not in FORBIDDEN_CALLS, f"line {node.lineno}: {dotted(node.func)}"
-        if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.putenv"):
-            assert layer_of(path) in ("cli", "console", "measure", "assembly"), (
-                f"line {node.lineno}: environment variables are read in cli, console, measure and assembly"
-            )
-        assert not isinstance(node, ast.Global), f"line {node.lineno}: no globals written after import"
-        assert not isinstance(node, ast.Assert), f"line {node.lineno}: asserts vanish under -O; raise an error"
+def test_nothing_unsafe_and_no_environment_below_the_command_line() -> None:
+    faults = [f"{module_of(path)}:{line}: {fault}" for path in sources() for line, fault in _unsafe(path)]
+    assert not faults
+
+
+def _unsafe(path: Path) -> Iterator[tuple[int, str]]:
+    yield from ((1, name) for name in imports(path) if name.split(".")[0] in FORBIDDEN_MODULES)
+    for node in nodes(path):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Call) and dotted(node.func) in FORBIDDEN_CALLS:
+            yield line, dotted(node.func)
+        is_environment = isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.putenv")
+        if is_environment and layer_of(path) not in MAY_READ_ENVIRONMENT:
+            yield line, f"environment variables are read in {', '.join(MAY_READ_ENVIRONMENT)}"
+        if isinstance(node, ast.Global):
+            yield line, "no globals written after import"
+        if isinstance(node, ast.Assert):
+            yield line, "asserts vanish under -O; raise an error"
 
 
 def packages() -> list[Path]:
@@ -202,9 +231,9 @@ def test_every_package_stands_in_the_architecture_page() -> None:
     assert not missing, f"docs/ARCHITECTURE.md does not name {missing}"
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
-def test_every_module_and_package_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "a docstring: what it owns, what it must not know"
+def test_every_module_and_package_says_what_it_is() -> None:
+    silent = [module_of(path) for path in sources() if not ast.get_docstring(tree(path))]
+    assert not silent, "a docstring: what it owns, what it must not know"
 
 
 def test_the_tables_name_only_what_exists_and_all_of_it() -> None:
@@ -234,3 +263,12 @@ def test_no_imports_go_in_a_circle() -> None:
     while tops := set(needs) - {found for others in needs.values() for found in others}:
         needs = {name: found for name, found in needs.items() if name not in tops}
     assert not needs, f"circles among {sorted(needs)}"
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in sources():
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef) and node.name not in CONVENTIONS:
+                homes.setdefault(node.name, []).append(module_of(path))
+    assert not {name: places for name, places in homes.items() if len(places) > 1}

@@ -83,10 +83,10 @@ def test_best_of_keeps_the_likeliest() -> None:
 
 def test_scores_are_those_of_the_tokens() -> None:
     with tiny_llm() as llm:
-        (told,) = llm.score([3, 1, 4, 1, 5])
+        (reported,) = llm.score([3, 1, 4, 1, 5])
         (completion,) = llm.generate([3, 1, 4, 1], SamplingParams(logprobs=96, max_tokens=1))
-    assert [entry.token_id for entry in told] == [1, 4, 1, 5]
-    assert told[-1].logprob == pytest.approx(dict(completion.choices[0].logprobs[0].top)[5], abs=1e-5)
+    assert [entry.token_id for entry in reported] == [1, 4, 1, 5]
+    assert reported[-1].logprob == pytest.approx(dict(completion.choices[0].logprobs[0].top)[5], abs=1e-5)
 
 
 def test_what_is_closed_is_given_back_and_says_so() -> None:

@@ -93,7 +93,7 @@ class Reference:
     best_logprobs: torch.Tensor
     margins: torch.Tensor
     """By which the best is ahead of the second."""
-    told_logprobs: torch.Tensor
+    reported_logprobs: torch.Tensor
     """Of the tokens that really follow."""
 
 
@@ -109,13 +109,13 @@ def reference(answers: list[Completion]) -> list[Reference]:
     found = []
     with torch.inference_mode():
         for completion in answers:
-            told = completion.choices[0].token_ids
-            tokens = torch.tensor([[*completion.prompt_ids, *told]])
+            reported = completion.choices[0].token_ids
+            tokens = torch.tensor([[*completion.prompt_ids, *reported]])
             logits = model(input_ids=tokens, logits_to_keep=NUM_TOKENS + 1).logits[0, :-1]
             logprobs = torch.log_softmax(logits, dim=-1)
             top, ids = logprobs.topk(2)
-            told_logprobs = logprobs.gather(1, torch.tensor(told)[:, None])[:, 0]
-            found.append(Reference(ids[:, 0], top[:, 0], top[:, 0] - top[:, 1], told_logprobs))
+            reported_logprobs = logprobs.gather(1, torch.tensor(reported)[:, None])[:, 0]
+            found.append(Reference(ids[:, 0], top[:, 0], top[:, 0] - top[:, 1], reported_logprobs))
     return found
 
 
@@ -123,12 +123,12 @@ def test_greedy_tokens_are_those_of_transformers(answers: list[Completion], refe
     """At a tie the text goes on with our token, so that every token of every text is compared."""
     num_ties = 0
     for completion, theirs in zip(answers, reference, strict=True):
-        told = torch.tensor(completion.choices[0].token_ids)
-        differs = theirs.best != told
-        assert (theirs.best_logprobs - theirs.told_logprobs)[differs].lt(TIE).all(), completion.prompt
+        reported = torch.tensor(completion.choices[0].token_ids)
+        differs = theirs.best != reported
+        assert (theirs.best_logprobs - theirs.reported_logprobs)[differs].lt(TIE).all(), completion.prompt
         num_ties += int(differs.sum())
         ours = torch.tensor([entry.logprob for entry in completion.choices[0].logprobs])
-        torch.testing.assert_close(ours, theirs.told_logprobs, atol=2e-3, rtol=0)
+        torch.testing.assert_close(ours, theirs.reported_logprobs, atol=2e-3, rtol=0)
     assert num_ties <= 3
 
 
@@ -136,8 +136,8 @@ def test_bfloat16_agrees_with_transformers(answers: list[Completion], reference:
     texts = [[*completion.prompt_ids, *completion.choices[0].token_ids] for completion in answers]
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     with LLM(str(model_path(DEFAULT)), dtype="bfloat16", max_context=2048) as rounded:
-        told = [completion.prompt_logprobs[-NUM_TOKENS:] for completion in rounded.generate(texts, params)]
-    ours = torch.tensor([entry.top[0][0] for entries in told for entry in entries])
+        reported = [completion.prompt_logprobs[-NUM_TOKENS:] for completion in rounded.generate(texts, params)]
+    ours = torch.tensor([entry.top[0][0] for entries in reported for entry in entries])
     is_same = ours == torch.cat([theirs.best for theirs in reference])
     is_tie = torch.cat([theirs.margins for theirs in reference]) < ROUNDED_TIE
     assert len(is_same) == len(PROMPTS) * NUM_TOKENS
@@ -280,13 +280,13 @@ def test_perplexity_of_an_encyclopedia_is_in_the_known_range(llm: LLM) -> None:
 
 def test_invariant_numbers_do_not_depend_on_company() -> None:
     """Greedy, drawn and scored, in one batch and one by one: the same tokens and the same log probabilities."""
-    wishes = [
+    options = [
         SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1),
         SamplingParams(seed=7, max_tokens=6, ignore_eos=True, logprobs=0),
         SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
     ]
     prompts = PROMPTS[:30]
-    each = [wishes[number % len(wishes)] for number in range(len(prompts))]
+    each = [options[number % len(options)] for number in range(len(prompts))]
     with LLM(str(model_path(DEFAULT)), max_context=256, invariant=True, prefix_caching=False) as model:
         together = model.generate(prompts, each)
         for number in range(0, len(prompts), 7):

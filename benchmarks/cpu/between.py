@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock import LLM, SamplingParams
 from penstock.core.request import Request
-from penstock.engine.wire import Step, encode
+from penstock.engine.wire import StepReport, encode
 from penstock.runtime.native.decoder import NativeDecoder
 
 clock = time.perf_counter_ns
@@ -60,15 +60,15 @@ class Loop:
         """Sequences that have their prompts behind them."""
         for _ in range(num_running):
             prompt = tuple(self._random.randrange(10, self._vocab_size) for _ in range(64))
-            wish = SamplingParams(temperature=self._temperature, max_tokens=num_tokens, ignore_eos=True)
-            self.engine.submit(Request(request_id=next(self._ids), prompt=prompt, params=wish))
+            sampling = SamplingParams(temperature=self._temperature, max_tokens=num_tokens, ignore_eos=True)
+            self.engine.submit(Request(request_id=next(self._ids), prompt=prompt, params=sampling))
         for _ in range(8):
             self.turn()
 
     def turn(self) -> bytes:
         deltas = self.engine.step()
         scheduler = self.engine.scheduler
-        step = Step(time.monotonic(), deltas, scheduler.load, self.engine.num_steps, scheduler.prompts)
+        step = StepReport(time.monotonic(), deltas, scheduler.load, self.engine.num_steps, scheduler.prompts)
         return encode(step)
 
     def end(self) -> None:

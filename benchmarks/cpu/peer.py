@@ -27,8 +27,8 @@ class Penstock:
     def generate(self, prompts: Prompts, num_tokens: int) -> None:
         from penstock import SamplingParams
 
-        wish = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        made = self._llm.generate(prompts, wish)
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        made = self._llm.generate(prompts, sampling)
         check(sum(len(each.choices[0].token_ids) for each in made), len(prompts) * num_tokens)
 
 
@@ -73,8 +73,8 @@ class Vllm:
     def generate(self, prompts: Prompts, num_tokens: int) -> None:
         from vllm import SamplingParams
 
-        wish = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-        made = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], wish, use_tqdm=False)
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+        made = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         check(sum(len(each.outputs[0].token_ids) for each in made), len(prompts) * num_tokens)
 
 
@@ -93,10 +93,10 @@ class OpenVino:
         import openvino
         import openvino_genai
 
-        wish = openvino_genai.GenerationConfig()
-        wish.max_new_tokens, wish.ignore_eos, wish.do_sample = num_tokens, True, False
+        sampling = openvino_genai.GenerationConfig()
+        sampling.max_new_tokens, sampling.ignore_eos, sampling.do_sample = num_tokens, True, False
         inputs = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in prompts]
-        self._pipeline.generate(inputs, [wish] * len(prompts))
+        self._pipeline.generate(inputs, [sampling] * len(prompts))
 
 
 ENGINES: dict[str, Callable[[str], Any]] = {

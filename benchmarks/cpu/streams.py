@@ -111,8 +111,8 @@ def _free_port() -> int:
 
 
 async def ask(address: tuple[str, int], prompt: list[int], num_tokens: int) -> Times:
-    wish = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
-    body = json.dumps(wish | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    sampling = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+    body = json.dumps(sampling | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     reader, writer = await asyncio.open_connection(*address)
     begin_s = time.perf_counter()
     writer.write(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
-from penstock.ops.packed import GROUP, Grouped, Words, arrange
+from penstock.ops.packed import GROUP, Grouped, PackedWords, arrange
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 ROWS = (1, 8, 32, 64, 128)
@@ -23,7 +23,7 @@ CUTS = [
 """Rows of the matrix, warps, loads under way, programs the columns are split over."""
 
 
-def random_words(place: Place, shape: tuple[int, int], bits: int, share: int = 1) -> Words:
+def random_words(place: Place, shape: tuple[int, int], bits: int, share: int = 1) -> PackedWords:
     num_out, size = shape
     generator = torch.Generator(place.device).manual_seed(bits)
     values = torch.randint(
@@ -52,10 +52,10 @@ class Matrix:
         return [torch.randn(shape, device=self.place.device).to(self.place.dtype) for _ in range(NUM_SETS)]
 
 
-def _few(matrix: Matrix, bits: int, rows: list[Tensor], cut: tuple[int, ...], number: int) -> Tensor:
+def _small_batch(matrix: Matrix, bits: int, rows: list[Tensor], cut: tuple[int, ...], number: int) -> Tensor:
     from penstock.ops.triton import packed
 
-    return packed.few_rows(rows[number], matrix.words[bits][number], None, cut=packed.Cut(*cut))
+    return packed.small_batch(rows[number], matrix.words[bits][number], None, cut=packed.Cut(*cut))
 
 
 def _many(matrix: Matrix, bits: int, rows: list[Tensor], number: int) -> Tensor:
@@ -78,7 +78,7 @@ def build(place: Place) -> list[Case]:
             for bits in (4, 8):
                 moved = float(matrix.words[bits][0].nbytes)
                 for cut in CUTS:
-                    cases.append(Case(group, f"W{bits} {cut}", partial(_few, matrix, bits, rows, cut), moved))
+                    cases.append(Case(group, f"W{bits} {cut}", partial(_small_batch, matrix, bits, rows, cut), moved))
                 if num_rows > 16:
                     cases.append(Case(group, f"W{bits} copy", partial(_many, matrix, bits, rows), moved))
             cases.append(Case(group, "bf16", partial(_plain, matrix, rows), float(matrix.plain[0].nbytes)))
@@ -114,13 +114,13 @@ def check(place: Place) -> list[Check]:
     weight = random_words(place, shape, 4)
     for num_rows in (1, 5):
         x = torch.randn((num_rows, shape[1]), device=place.device).to(place.dtype)
-        made, told = (op(each, weight, None, "silu") for op, each in _pair(gated_linear_packed, x))
-        checks.append((f"gated, {num_rows} rows", relative_error(made, told), 2e-2))
-        made, told = (op(each, weight) for op, each in _pair(scores_packed, x))
-        checks.append((f"scores, {num_rows} rows", relative_error(made, told), 1e-2))
+        made, reported = (op(each, weight, None, "silu") for op, each in _pair(gated_linear_packed, x))
+        checks.append((f"gated, {num_rows} rows", relative_error(made, reported), 2e-2))
+        made, reported = (op(each, weight) for op, each in _pair(scores_packed, x))
+        checks.append((f"scores, {num_rows} rows", relative_error(made, reported), 1e-2))
     ids = torch.tensor([5, 0, shape[0] - 1], device=place.device)
-    told = embed_packed.definition(ids, weight, 2.0, torch.float32)
-    checks.append(("looked up", relative_error(embed_packed(ids, weight, 2.0, place.dtype), told), 1e-2))
+    reported = embed_packed.definition(ids, weight, 2.0, torch.float32)
+    checks.append(("looked up", relative_error(embed_packed(ids, weight, 2.0, place.dtype), reported), 1e-2))
     return checks
 
 

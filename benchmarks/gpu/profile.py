@@ -16,7 +16,7 @@ from collections import defaultdict
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.suite import prompts, wish
+from benchmarks.gpu.suite import prompts, sampling
 from penstock import LLM
 from penstock.runtime.cuda import runner as cuda_runner
 
@@ -35,15 +35,15 @@ class Watch:
         self._profile: profile | None = None
         self._last = time.perf_counter()
         llm.engine.step = self.step  # type: ignore[method-assign]
-        result = cuda_runner.Flight.result
+        result = cuda_runner.CudaFlight.result
 
-        def timed(flight: cuda_runner.Flight) -> object:
+        def timed(flight: cuda_runner.CudaFlight) -> object:
             begun = time.perf_counter()
             flight.arrived.synchronize()
             self.waits[-1] += time.perf_counter() - begun
             return result(flight)
 
-        cuda_runner.Flight.result = timed  # type: ignore[method-assign,assignment]
+        cuda_runner.CudaFlight.result = timed  # type: ignore[method-assign,assignment]
 
     def step(self) -> object:
         number = len(self.walls)
@@ -54,7 +54,7 @@ class Watch:
         if self._profile is not None and number - WINDOW in self.moments:
             torch.cuda.synchronize()
             self._profile.__exit__(None, None, None)
-            self._tell(number - WINDOW, self._profile)
+            self._report(number - WINDOW, self._profile)
             self._profile = None
         now = time.perf_counter()
         self.walls.append(now - self._last)
@@ -62,7 +62,7 @@ class Watch:
         self._last = now
         return self._step()
 
-    def _tell(self, number: int, seen: profile) -> None:
+    def _report(self, number: int, seen: profile) -> None:
         times: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
         for event in seen.events():
@@ -89,11 +89,11 @@ def look(model: str, settings: dict[str, object], moments: list[int]) -> list[di
     numbers = random.Random(0)
     ins, outs = ([numbers.randint(100, 1024) for _ in range(256)] for _ in range(2))
     made = prompts(ins, llm.spec.vocab_size, 1)
-    wishes = [wish(out, 0.6) for out in outs]
-    llm.generate(made, wishes)
+    samplings = [sampling(out, 0.6) for out in outs]
+    llm.generate(made, samplings)
     watch = Watch(llm, moments)
     begun = time.perf_counter()
-    llm.generate(made, wishes)
+    llm.generate(made, samplings)
     took = time.perf_counter() - begun
     steps = len(watch.walls)
     waited = sum(watch.waits)

@@ -72,8 +72,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             record[model] = {name: timed(model, cache) for name in ("first", "second")}
         for name, times in record[model].items():
-            told = [f"{what} {took:.2f}" for what, took in times.items() if isinstance(took, float)]
-            print(model, name, *told, sep="  ", flush=True)
+            reported = [f"{what} {took:.2f}" for what, took in times.items() if isinstance(took, float)]
+            print(model, name, *reported, sep="  ", flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
             versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "triton")}}

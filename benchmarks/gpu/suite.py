@@ -25,7 +25,7 @@ def prompts(lengths: list[int], vocab_size: int, seed: int) -> list[list[int]]:
     return [[numbers.randrange(100, vocab_size - 100) for _ in range(length)] for length in lengths]
 
 
-def wish(num_tokens: int, temperature: float = 0.0) -> SamplingParams:
+def sampling(num_tokens: int, temperature: float = 0.0) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, temperature=temperature, ignore_eos=True)
 
 
@@ -64,18 +64,18 @@ class Suite:
         self.llm = llm
         self.seed = 0
 
-    def run(self, lengths: list[int], wishes: list[SamplingParams]) -> float:
+    def run(self, lengths: list[int], samplings: list[SamplingParams]) -> float:
         self.seed += 1
         made = prompts(lengths, self.llm.spec.vocab_size, self.seed)
-        return timed(lambda: self.llm.generate(made, wishes))
+        return timed(lambda: self.llm.generate(made, samplings))
 
     def step_ms(self, num_sequences: int, num_in: int, num_out: int, repeats: int = 3) -> float:
         """Time of a decode step: what the answer takes beyond its first token, by the number of steps."""
         lengths = [num_in] * num_sequences
         times = []
         for _ in range(repeats + 1):
-            first = self.run(lengths, [wish(1)] * num_sequences)
-            whole = self.run(lengths, [wish(num_out)] * num_sequences)
+            first = self.run(lengths, [sampling(1)] * num_sequences)
+            whole = self.run(lengths, [sampling(num_out)] * num_sequences)
             times.append((whole - first) / (num_out - 1) * 1e3)
         return statistics.median(times[1:])
 
@@ -84,17 +84,17 @@ class Suite:
         times = []
         for _ in range(repeats + 1):
             time.sleep(rest_s)
-            times.append(self.run([num_in], [wish(1)]))
+            times.append(self.run([num_in], [sampling(1)]))
         return statistics.median(times[1:]) * 1e3
 
     def fixed_s(self, num_sequences: int, num_in: int, num_out: int) -> float:
-        return self.run([num_in] * num_sequences, [wish(num_out)] * num_sequences)
+        return self.run([num_in] * num_sequences, [sampling(num_out)] * num_sequences)
 
     def random_s(self, num_sequences: int = 256) -> float:
         numbers = random.Random(0)
         ins = [numbers.randint(100, 1024) for _ in range(num_sequences)]
         outs = [numbers.randint(100, 1024) for _ in range(num_sequences)]
-        return self.run(ins, [wish(out, 0.6) for out in outs])
+        return self.run(ins, [sampling(out, 0.6) for out in outs])
 
 
 WORKLOADS: dict[str, Callable[[Suite], float]] = {
@@ -113,7 +113,7 @@ def measure(model: str, settings: dict[str, object], workloads: list[str]) -> di
     llm = LLM(f"dummy:{model}", max_context=4096, prefix_caching=False, **settings)
     results = {"step_tokens": float(llm.sizing.max_batch_tokens)}
     suite = Suite(llm)
-    suite.run([128], [wish(2)])
+    suite.run([128], [sampling(2)])
     for name in workloads:
         results[name] = WORKLOADS[name](suite)
         print(f"{model} {name} {results[name]:.3f}", flush=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
 from benchmarks.gpu.tune_kv import KINDS
 from penstock.models.spec import GQA, Rope
-from penstock.ops.layout import AnyCache, Layout
+from penstock.ops.layout import AnyCache, BatchLayout
 
 BLOCK_SIZE = 16
 SHAPES = [(32, 2, 2), (32, 2, 4), (64, 2, 3), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 4, 3), (128, 8, 2)]
@@ -51,7 +51,7 @@ class Inputs:
     def attend(self, cut: object, number: int) -> Tensor:
         from penstock.ops.triton.decode import Cut, Singles, attend_singles
 
-        layout: Layout = self.layouts[number]
+        layout: BatchLayout = self.layouts[number]
         layout.derived.clear()
         q = self.q[number]
         made = None if cut is None else Cut(*cut)  # type: ignore[misc]

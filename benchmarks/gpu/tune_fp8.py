@@ -13,7 +13,7 @@ from torch.nn import functional
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-FEW_CUTS = [
+SMALL_BATCH_CUTS = [
     (64, 256, 4, 4), (64, 256, 4, 4, 2), (64, 256, 4, 4, 4), (64, 512, 4, 3), (64, 512, 4, 3, 2), (64, 128, 4, 6),
     (128, 256, 4, 3, 2), (128, 128, 8, 4), (128, 128, 8, 4, 2), (128, 128, 8, 4, 4), (128, 128, 4, 4, 4),
 ]  # fmt: skip
@@ -40,11 +40,11 @@ class Matrix:
         return [self.normal(num_rows, self.size) for _ in range(NUM_SETS)]
 
 
-def _few(matrix: Matrix, rows: list[Any], cut: tuple[int, ...], number: int) -> Tensor:
-    from penstock.ops.triton.small_batch import Cut, Scales, few_rows
+def _small_batch(matrix: Matrix, rows: list[Any], cut: tuple[int, ...], number: int) -> Tensor:
+    from penstock.ops.triton.small_batch import Cut, Scales, small_batch
 
     (values, scales), weight = rows[number], matrix.rounded[number]
-    return few_rows(values, weight.values, None, matrix.place.dtype, Cut(*cut), scales=Scales(scales, weight.scales))
+    return small_batch(values, weight.values, None, matrix.place.dtype, Cut(*cut), scales=Scales(scales, weight.scales))
 
 
 def _library(matrix: Matrix, rows: list[Any], number: int) -> Tensor:
@@ -80,8 +80,8 @@ def build(place: Place) -> list[Case]:
             rows = matrix.rows(place.size(num_rows, min(num_rows, 2)))
             ready = [round_rows(each) for each in rows]
             group = f"{name} {num_rows}"
-            for numbers in FEW_CUTS:
-                cases.append(Case(group, str(numbers), partial(_few, matrix, ready, numbers), moved))
+            for numbers in SMALL_BATCH_CUTS:
+                cases.append(Case(group, str(numbers), partial(_small_batch, matrix, ready, numbers), moved))
             if not place.is_dry:
                 cases.append(Case(group, "library", partial(_library, matrix, ready), moved))
             cases.append(Case(group, "library bf16", partial(_plain, matrix, rows), moved))
@@ -110,13 +110,13 @@ def check(place: Place) -> list[Check]:
     for num_rows in (1, 2, 7, 16):
         rounded = round_rows(matrix.rows(num_rows)[0])
         reference = multiply_fp8.definition(*rounded, weight, None, torch.float32)
-        for numbers in FEW_CUTS:
-            mine = _few(matrix, [rounded], numbers, 0)
+        for numbers in SMALL_BATCH_CUTS:
+            mine = _small_batch(matrix, [rounded], numbers, 0)
             checks.append((f"few rows {num_rows} {numbers}", relative_error(mine, reference), 1e-2))
     x = matrix.rows(place.size(300, 20))[0]
     values, scales = round_rows(x)
-    told = round_rows.definition(x)
-    checks.append(("rounded rows differ", float((values.float() != told.values.float()).float().mean()), 1e-4))
+    reported = round_rows.definition(x)
+    checks.append(("rounded rows differ", float((values.float() != reported.values.float()).float().mean()), 1e-4))
     reference = multiply_fp8.definition(values, scales, weight, None, torch.float32)
     mine = multiply_fp8(values, scales, weight, None, place.dtype)
     checks.append(("product of rounded rows", relative_error(mine, reference), 1e-2))

@@ -39,9 +39,9 @@ class Product:
         return functional.linear(self.x[number], self.weights[number])
 
     def ours(self, cut: tuple[int, ...], number: int) -> Tensor:
-        from penstock.ops.triton.small_batch import Cut, few_rows
+        from penstock.ops.triton.small_batch import Cut, small_batch
 
-        return few_rows(self.x[number], self.weights[number], None, self.x[number].dtype, Cut(*cut))
+        return small_batch(self.x[number], self.weights[number], None, self.x[number].dtype, Cut(*cut))
 
 
 def build(place: Place) -> list[Case]:
@@ -50,11 +50,11 @@ def build(place: Place) -> list[Case]:
         for num_rows in ROWS[model] if not place.is_dry else (2, 20):
             for name, shape in shapes.items():
                 product = Product(place, shape, num_rows)
-                group, is_few = f"{model} {name} {num_rows}", num_rows <= 64
-                rates = (product.moved, 0.0) if is_few else (0.0, product.flops)
+                group, is_small_batch = f"{model} {name} {num_rows}", num_rows <= 64
+                rates = (product.moved, 0.0) if is_small_batch else (0.0, product.flops)
                 for library in ("cublas", "cublaslt") if not place.is_dry else ():
                     cases.append(Case(group, library, partial(product.library, library), *rates))
-                for cut in CUTS if is_few else ():
+                for cut in CUTS if is_small_batch else ():
                     cases.append(Case(group, str(cut), partial(product.ours, cut), *rates))
     return cases
 

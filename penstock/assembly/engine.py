@@ -97,9 +97,9 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     if native is not None:
         return LoadedModel(native, device, files)
     _check_invariance(config)
-    told = None if progress is None else lambda done, total: progress("load", done, total)
+    reported = None if progress is None else lambda done, total: progress("load", done, total)
     packs = _packs(config, device, files.spec)
-    network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, told, packs)
+    network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs)
     return LoadedModel(_kept(config, network), device, files)
 
 
@@ -114,8 +114,8 @@ def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | N
     group = RankGroup(config, ranks)
     try:
         device = settle(device, 0, ranks.num_ranks)
-        told = None if progress is None else lambda done, total: progress("load", done, total)
-        part = _load_part(config, device, files, ranks.place(0), told)
+        reported = None if progress is None else lambda done, total: progress("load", done, total)
+        part = _load_part(config, device, files, ranks.place(0), reported)
         return LoadedModel(part.join(group.join(device)), device, files, group)
     except BaseException:
         group.close()
@@ -127,7 +127,7 @@ def _load_part(
     device: Device,
     files: ModelFiles | None,
     place: RankPlace,
-    told: Callable[[int, int], None] | None = None,
+    reported: Callable[[int, int], None] | None = None,
 ) -> ModelPart:
     spec = dummy_spec(config.model.model) if files is None else files.spec
     if spec is None:
@@ -136,7 +136,7 @@ def _load_part(
     if files is None:
         part.make_up()
     else:
-        part.load(files.model.recipes, files.checkpoint, told, _packs(config, device, part.shard.spec))
+        part.load(files.model.recipes, files.checkpoint, reported, _packs(config, device, part.shard.spec))
     _kept(config, part.model)
     return part
 
@@ -187,7 +187,7 @@ def make_engine(
     sizing: Sizing,
     on_step: Callable[[StepTime], None] | None = None,
     *,
-    rehearses: bool = False,
+    warms_up: bool = False,
 ) -> Engine:
     """An engine over a loaded model, on the monotonic clock; `on_step` is told what each step was and how long it took.
 
@@ -209,12 +209,12 @@ def make_engine(
         clock=time.monotonic,
         on_step=on_step,
         speculator=speculator,
-        matching=_matching(loaded, rehearses),
+        matching=_matching(loaded, warms_up),
     )
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
-        if rehearses:
-            runner.rehearse()
+        if warms_up:
+            runner.warm_up()
         return make(runner=runner, depth=2)
     if isinstance(loaded.network, NativeDecoder):
         return make(runner=NativeRunner(loaded.network, *room, cache_dtype))

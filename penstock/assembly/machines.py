@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock import preload as early
+from penstock import preload as preload
 from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
 from penstock.core.batch import Batch
@@ -68,7 +68,7 @@ def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) ->
 
 def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
     """Weights from files, on a device. Torch is imported here and nowhere before."""
-    early.begin()
+    preload.begin()
     from penstock.assembly.engine import load, make_engine, size
 
     with ProgressBar() as progress:
@@ -82,7 +82,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
     if loaded.group is not None:
         loaded.group.processes.on_lost = _end
     on_step = _step_writer(step_log, name, config, sizing, loaded.spec.vocab_size, depth)
-    engine = make_engine(config, loaded, sizing, on_step, rehearses=True)
+    engine = make_engine(config, loaded, sizing, on_step, warms_up=True)
     on_phase("make room for the cache")
     rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
     if sizing.workspace_bytes:

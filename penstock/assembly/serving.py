@@ -23,8 +23,8 @@ from penstock.errors import ConfigError
 from penstock.server.app import make_app
 from penstock.server.front import Front
 from penstock.server.http.connection import Connection
-from penstock.server.http.record import Recorder
-from penstock.server.http.trace import Tracer
+from penstock.server.http.record import TraceRecorder
+from penstock.server.http.trace import SpanTracer
 from penstock.server.served import ServedModel, ServedModels
 from penstock.server.text import Text
 
@@ -73,9 +73,9 @@ class Serving:
 
     async def run(self) -> int:
         if self._config.record is not None:
-            self._model.meters.recorder = Recorder(self._config.record, self._start_s)
+            self._model.meters.recorder = TraceRecorder(self._config.record, self._start_s)
         if self._config.otlp_endpoint is not None:
-            self._front.tracer = Tracer(self._config.otlp_endpoint, self._front.version)
+            self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = _bind(self._config.host, self._config.port)
         http = _HttpServer(make_app(self._front))
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -202,17 +202,17 @@ def _on_thread(function: Callable[[], Text]) -> "asyncio.Future[Text]":
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Text] = loop.create_future()
 
-    def tell(outcome: Callable[[], None]) -> None:
+    def report(outcome: Callable[[], None]) -> None:
         if not done.done():
             outcome()
 
     def work() -> None:
         try:
             text = function()
-            loop.call_soon_threadsafe(tell, lambda: done.set_result(text))
+            loop.call_soon_threadsafe(report, lambda: done.set_result(text))
         except Exception as error:
             fault = error
-            loop.call_soon_threadsafe(tell, lambda: done.set_exception(fault))
+            loop.call_soon_threadsafe(report, lambda: done.set_exception(fault))
 
     threading.Thread(target=work, name="words", daemon=True).start()
     return done

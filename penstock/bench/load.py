@@ -14,8 +14,8 @@ from penstock.bench.client.answer import Answer, AnswerReader
 from penstock.bench.client.health import Health, HealthMonitor
 from penstock.bench.client.http import Client, TransportError
 from penstock.bench.client.silence import GONE_S, LEAST_LOST, Silence, last_sign_s, silence_of
-from penstock.bench.client.target import MODELS, Target
-from penstock.bench.plan import Ask, Plan, Turn
+from penstock.bench.client.target import MODELS, TargetServer
+from penstock.bench.plan import Ask, TrafficPlan, Turn
 from penstock.bench.report.backlog import Backlog
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -25,11 +25,11 @@ LEAST_UNANSWERED = 2
 """Plain questions that a silent server leaves unanswered before it is called gone."""
 MAX_PLAN_BYTES = 2**30
 
-Watch = Callable[["Progress"], None]
+Watch = Callable[["LoadProgress"], None]
 
 
 @dataclass(slots=True)
-class Progress:
+class LoadProgress:
     """How far a run has come, for whoever watches."""
 
     elapsed_s: float = 0.0
@@ -54,7 +54,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LoadShape:
     """How a plan is sent. `users` of None: each request at its own time."""
 
     users: int | None = None
@@ -76,7 +76,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLoad:
     """What a run gave, before anything is computed from it."""
 
     answers: tuple[Answer, ...]
@@ -102,10 +102,10 @@ class _Run:
     """State of one run in progress."""
 
     client: Client
-    target: Target
-    shape: Shape
+    target: TargetServer
+    shape: LoadShape
     start_s: float
-    progress: Progress
+    progress: LoadProgress
     answers: list[Answer] = field(default_factory=list)
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     open: dict[int, Answer] = field(default_factory=dict)
@@ -190,13 +190,15 @@ def _is_late(answer: Answer, slo: Slo, now_s: float) -> bool:
     return is_first_late or (slo.e2e_s is not None and now_s - answer.scheduled_s > slo.e2e_s)
 
 
-async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, watch: Watch | None = None) -> Measured:
+async def run_plan(
+    client: Client, target: TargetServer, plan: TrafficPlan, shape: LoadShape, watch: Watch | None = None
+) -> MeasuredLoad:
     """Send the whole plan. What it takes to make prompts is spent before the clock starts.
 
     Cancelled, it gives up what is under way and hands back what it has, marked as interrupted.
     """
     bodies = _prepared(target, plan)
-    progress = Progress(num_total=plan.num_requests)
+    progress = LoadProgress(num_total=plan.num_requests)
     backlog = Backlog(shape.variation)
     gc.collect()
     gc.freeze()
@@ -216,7 +218,7 @@ async def run_plan(client: Client, target: Target, plan: Plan, shape: Shape, wat
             await _abandon({sender, listener, *run.tasks})
             gc.unfreeze()
     end_s = max((answer.end_s for answer in run.answers if answer.end_s is not None), default=0.0)
-    return Measured(
+    return MeasuredLoad(
         answers=tuple(run.answers),
         duration_s=end_s,
         health=monitor.health,
@@ -267,7 +269,7 @@ async def _listen(run: _Run) -> None:
                 num_unanswered += 1
 
 
-def _prepared(target: Target, plan: Plan) -> list[list[Any]]:
+def _prepared(target: TargetServer, plan: TrafficPlan) -> list[list[Any]]:
     """Bodies of first turns as bytes; of conversations, prompts: later bodies hold the answers before them."""
     prepared: list[list[Any]] = []
     size = 0
@@ -281,7 +283,7 @@ def _prepared(target: Target, plan: Plan) -> list[list[Any]]:
     return prepared
 
 
-async def _send_open(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
+async def _send_open(run: _Run, plan: TrafficPlan, bodies: list[list[Any]]) -> None:
     for place, (ask, prepared) in enumerate(zip(plan.asks, bodies, strict=True)):
         if run.shape.duration_s is not None and ask.arrival_s >= run.shape.duration_s:
             return
@@ -290,7 +292,7 @@ async def _send_open(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
         _spawn(run, run.converse(place, ask, prepared, ask.arrival_s))
 
 
-async def _send_users(run: _Run, plan: Plan, bodies: list[list[Any]]) -> None:
+async def _send_users(run: _Run, plan: TrafficPlan, bodies: list[list[Any]]) -> None:
     remaining = enumerate(zip(plan.asks, bodies, strict=True))
     for _ in range(min(run.shape.users or 1, len(plan.asks))):
         _spawn(run, _user(run, remaining))

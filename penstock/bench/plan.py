@@ -30,17 +30,17 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrafficPlan:
     asks: tuple[Ask, ...]
 
     @property
     def num_requests(self) -> int:
         return sum(len(ask.turns) for ask in self.asks)
 
-    def part(self, num_turns: Mapping[int, int]) -> "Plan":
+    def part(self, num_turns: Mapping[int, int]) -> "TrafficPlan":
         """The first so many turns of each conversation, by its place."""
         asks = (replace(ask, turns=ask.turns[: num_turns.get(place, 0)]) for place, ask in enumerate(self.asks))
-        return Plan(tuple(ask for ask in asks if ask.turns))
+        return TrafficPlan(tuple(ask for ask in asks if ask.turns))
 
     def num_prompt_tokens(self) -> int:
         """Histories included."""
@@ -69,7 +69,7 @@ class Plan:
         return repeated
 
 
-def plan_of_recipe(recipe: Recipe, seed: int, name: str = "") -> Plan:
+def plan_of_recipe(recipe: Recipe, seed: int, name: str = "") -> TrafficPlan:
     """The same seed as a simulation's gives the same arrivals and lengths."""
     think_s = recipe.conversation.think_s if recipe.conversation else 0.0
     asks = []
@@ -82,10 +82,10 @@ def plan_of_recipe(recipe: Recipe, seed: int, name: str = "") -> Plan:
             for turn, (num_own, num_answer) in enumerate(outline.later, 1)
         ]
         asks.append(Ask(outline.arrival_s, (Turn(tuple(start), outline.num_answer), *later), think_s))
-    return Plan(tuple(asks))
+    return TrafficPlan(tuple(asks))
 
 
-def plan_of_trace(trace: Trace, name: str = "") -> Plan:
+def plan_of_trace(trace: Trace, name: str = "") -> TrafficPlan:
     asks = []
     for number, row in enumerate(trace.rows()):
         segments = [Segment(f"{name}block {block}", BLOCK_TOKENS) for block in row.blocks]
@@ -95,4 +95,4 @@ def plan_of_trace(trace: Trace, name: str = "") -> Plan:
         elif left:
             segments.append(Segment(f"{name}own {number}", left))
         asks.append(Ask(row.time_s, (Turn(tuple(segments), row.answer_length),)))
-    return Plan(tuple(asks))
+    return TrafficPlan(tuple(asks))

@@ -11,12 +11,12 @@ from typing import Protocol
 from penstock.bench.client.answer import Answer
 from penstock.bench.client.counters import METRICS_S, Counters, read_counters
 from penstock.bench.client.http import Client
-from penstock.bench.client.target import Target
+from penstock.bench.client.target import TargetServer
 from penstock.bench.knee import Knee, Trial, find_knee
-from penstock.bench.load import Limit, Progress, Shape, run_plan
-from penstock.bench.plan import Plan
+from penstock.bench.load import Limit, LoadProgress, LoadShape, run_plan
+from penstock.bench.plan import TrafficPlan
 from penstock.bench.report.figures import Figures, figures_of
-from penstock.bench.report.flags import Flag, flags_of
+from penstock.bench.report.flags import Doubt, flags_of
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 
@@ -31,16 +31,16 @@ INTERRUPTED_S = 2.0
 
 
 class PlanMaker(Protocol):
-    def __call__(self, name: str, rate: float | None) -> Plan:
+    def __call__(self, name: str, rate: float | None) -> TrafficPlan:
         """The plan of a run; equal arrivals and lengths for an equal rate, words by the run's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     """One measured run."""
 
     figures: Figures
-    flags: tuple[Flag, ...]
+    flags: tuple[Doubt, ...]
     answers: tuple[Answer, ...]
 
     @property
@@ -59,12 +59,12 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class KneeGoal:
     slo: Slo
     attainment: float = 0.95
     """Share of requests that must meet the SLO for a rate to count as carried."""
 
-    def is_met(self, run: Run) -> bool:
+    def is_met(self, run: BenchRun) -> bool:
         figures = run.figures
         is_whole = not (figures.is_saturated or figures.is_hopeless)
         return is_whole and figures.summary.good_fraction >= self.attainment
@@ -78,13 +78,13 @@ class Session:
     """A client bound to a target. `watch` is told what is going on."""
 
     client: Client
-    target: Target
-    shape: Shape
-    goal: Goal
+    target: TargetServer
+    shape: LoadShape
+    goal: KneeGoal
     make_plan: PlanMaker
-    watch: Callable[[str, Progress], None] | None = None
+    watch: Callable[[str, LoadProgress], None] | None = None
 
-    async def warm_up(self, plan: Plan) -> None:
+    async def warm_up(self, plan: TrafficPlan) -> None:
         """Connections are opened, caches of code and memory filled; nothing of it is counted."""
         users = min(self.shape.users or WARM_UP_USERS, max(len(plan.asks), 1))
         shape = replace(self.shape, users=users, duration_s=None)
@@ -96,19 +96,19 @@ class Session:
                 f"{self.client.address.url} stopped answering while it was warmed up; ask penstock doctor what became of it"
             )
 
-    async def measure(self, name: str, rate: float | None = None) -> Run:
+    async def measure(self, name: str, rate: float | None = None) -> BenchRun:
         return await self._run(name, self.make_plan(name, rate), self.shape, rate)
 
-    async def _run(self, name: str, plan: Plan, shape: Shape, rate: float | None) -> Run:
+    async def _run(self, name: str, plan: TrafficPlan, shape: LoadShape, rate: float | None) -> BenchRun:
         before = await read_counters(self.client)
         measured = await run_plan(self.client, self.target, plan, shape, self._watch(name))
         patience_s = INTERRUPTED_S if measured.is_interrupted else METRICS_S
         after = Counters() if measured.is_in_vain else await read_counters(self.client, patience_s)
         figures = figures_of(measured, plan, self.target, self.goal.slo, after.since(before), rate)
         flags = flags_of(figures, is_closed=self.shape.users is not None)
-        return Run(figures, tuple(flags), measured.answers)
+        return BenchRun(figures, tuple(flags), measured.answers)
 
-    async def find_knee(self, start: float | None, trial_s: float) -> tuple[Knee | None, list[Run]]:
+    async def find_knee(self, start: float | None, trial_s: float) -> tuple[Knee | None, list[BenchRun]]:
         """First one request at a time, for as long as a trial: where that misses its targets no rate can meet them, and the
         rate that comes of it is where the search begins, unless told. No knee where the search was interrupted before a trial.
         """
@@ -132,7 +132,7 @@ class Session:
         knee = await find_knee(attempt, start or own_rate, least=LEAST_SHARE * min(own_rate, start or own_rate))
         return replace(knee, trials=(trial, *knee.trials)), runs
 
-    async def _trial(self, name: str, rate: float | None, shape: Shape) -> Run:
+    async def _trial(self, name: str, rate: float | None, shape: LoadShape) -> BenchRun:
         """Given up once it must fail. A client that was disturbed gets a second try, with other words."""
         for words in (name, f"{name}, again"):
             plan = self.make_plan(words, rate)
@@ -142,6 +142,6 @@ class Session:
                 break
         return run
 
-    def _watch(self, name: str) -> Callable[[Progress], None] | None:
+    def _watch(self, name: str) -> Callable[[LoadProgress], None] | None:
         watch = self.watch
         return None if watch is None else lambda progress: watch(name, progress)

@@ -49,14 +49,14 @@ def run(config: Config) -> int:
     scheduler = SchedulerConfig(max_sequences=MAX_SEQUENCES)
     start_s = time.monotonic()
     with open_llm(EngineConfig(config.model, config.cache, scheduler, config.parallel)) as llm:
-        chat = Chat(llm, config.sampling, config.system)
+        chat = TerminalChat(llm, config.sampling, config.system)
         chat.check()
         _aside(f"{llm.files.name}, ready in {time.monotonic() - start_s:.1f} s; /help tells more, Ctrl-D leaves")
         chat.talk(_lines())
     return 0
 
 
-class Chat:
+class TerminalChat:
     """A conversation. What was said of a stopped answer stays said."""
 
     def __init__(self, llm: "LLM", sampling: SamplingConfig, system: str = "") -> None:

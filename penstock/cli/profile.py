@@ -16,7 +16,7 @@ from penstock.measure.this_machine import cache_folder, find_hardware
 
 if TYPE_CHECKING:
     from penstock.cost.profile import Profile
-    from penstock.measure.accuracy import Comparison
+    from penstock.measure.accuracy import AccuracyComparison
     from penstock.measure.calibration import Calibration
 
 MAX_LOG_BYTES = 1 << 30
@@ -108,14 +108,14 @@ def _measured(config: Config) -> "Profile":
     from penstock.console.progress import ProgressBar
     from penstock.cost.fitting import fit_steps
     from penstock.cost.profile import Profile
-    from penstock.measure.calibration import Calibration, Recorder
+    from penstock.measure.calibration import Calibration, StepRecorder
     from penstock.measure.profiles import Measuring
 
     with ProgressBar() as progress:
         loaded = load(config.engine, progress=progress)
     sizing = size(config.engine, loaded)
     find_hardware(THIS_MACHINE, loaded.weight_bytes)
-    recorder = Recorder()
+    recorder = StepRecorder()
     engine = make_engine(config.engine, loaded, sizing, recorder.hear)
     begin_s = time.monotonic()
     with ProgressBar("s") as progress:
@@ -136,11 +136,11 @@ def _measured(config: Config) -> "Profile":
     return replace(profile, back_test=back_test(profile, config, calibration).as_data())
 
 
-def back_test(profile: "Profile", config: Config, calibration: "Calibration") -> "Comparison":
+def back_test(profile: "Profile", config: Config, calibration: "Calibration") -> "AccuracyComparison":
     """Some seconds of chats that come at random, served and simulated: by a machine as fast and as even as it was meanwhile."""
-    from penstock.cost.fitting import spells_along
-    from penstock.measure.accuracy import Comparison, Run, measure, predict
-    from penstock.measure.calibration import Pieces
+    from penstock.cost.fitting import slowdowns_along
+    from penstock.measure.accuracy import AccuracyComparison, MeasuredRun, measure, predict
+    from penstock.measure.calibration import CalibrationPieces
     from penstock.measure.profiles import fleet_of
     from penstock.sim.simulation import simulate
     from penstock.workload.arrivals import AtOnce, Poisson
@@ -155,14 +155,14 @@ def back_test(profile: "Profile", config: Config, calibration: "Calibration") ->
     count = min(max(round(BACK_TEST_LOAD * most * BACK_TEST_SHARE * config.seconds), 5), 400)
     recipe = replace(recipe, arrivals=Poisson(BACK_TEST_LOAD * most), num_requests=count)
     workload = recipe.make(config.seed + 1)
-    pieces = Pieces(calibration)
+    pieces = CalibrationPieces(calibration)
     pieces.begin()
     measured = measure(fleet, calibration.engine, workload, between=pieces.between)
-    spells = spells_along(profile.fitted, calibration.recorder.quiet())
+    slowdowns = slowdowns_along(profile.fitted, calibration.recorder.quiet())
     moments, outside_fraction = predict(
-        fleet_of(replace(profile, fitted=replace(profile.fitted, spells=spells)), config.engine), workload
+        fleet_of(replace(profile, fitted=replace(profile.fitted, slowdowns=slowdowns)), config.engine), workload
     )
-    return Comparison((Run.joined(moments),), (measured,), outside_fraction, moments)
+    return AccuracyComparison((MeasuredRun.joined(moments),), (measured,), outside_fraction, moments)
 
 
 def _print(profile: "Profile", path: Path) -> None:
@@ -179,8 +179,8 @@ def _print(profile: "Profile", path: Path) -> None:
     print(f"range       {shape}, contexts up to {most.max_kv:,}")
     disturbed = measuring.get("disturbed_fraction") or 0.0
     if disturbed > WARNED_FRACTION:
-        told = f"other programs used {100 * disturbed:.0f} % of this machine meanwhile"
-        print(f"warning     {told}; measure again when it is quiet")
+        reported = f"other programs used {100 * disturbed:.0f} % of this machine meanwhile"
+        print(f"warning     {reported}; measure again when it is quiet")
     print()
     percent = [[f"{100 * value:.1f} %" for value in (one.median, one.p95, one.bias)] for one in fitted.errors.values()]
     rows = [(kind, one.num_cells, *each) for (kind, one), each in zip(fitted.errors.items(), percent)]

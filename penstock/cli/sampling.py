@@ -35,7 +35,7 @@ class SamplingConfig:
         self.params()
 
     def params(self) -> SamplingParams:
-        """The wish these flags make; without a seed, of its own at each call."""
+        """The sampling parameters these flags ask for; without a seed, each call draws its own."""
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,

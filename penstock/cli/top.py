@@ -35,14 +35,14 @@ class Config:
             raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
 
 
-class Sample(NamedTuple):
+class TopSample(NamedTuple):
     """A line of the exposition: labels as they are written."""
 
     labels: str
     value: float
 
 
-Samples = dict[str, list[Sample]]
+Samples = dict[str, list[TopSample]]
 
 
 def run(config: Config) -> int:
@@ -76,7 +76,7 @@ def parse(text: str) -> Samples:
             continue
         left, _, value = line.rpartition(" ")
         name, _, labels = left.partition("{")
-        samples.setdefault(name, []).append(Sample(labels.rstrip("}"), float(value)))
+        samples.setdefault(name, []).append(TopSample(labels.rstrip("}"), float(value)))
     return samples
 
 

@@ -26,5 +26,5 @@ STATIC = Batching(joins=False)
 
 
 def dynamic(gather_s: float) -> Batching:
-    """Like static, but a batch that is not full waits a moment for company."""
+    """Like static, but a batch that is not full waits a moment for others."""
     return Batching(joins=False, gather_s=gather_s)

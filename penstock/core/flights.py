@@ -1,13 +1,13 @@
 """Steps on their way: whom each computes, and who had come in by then.
 
-A result that comes for a stay that is over is nobody's. Knows who and in which order, not what is computed.
+A result that comes for an epoch that is over is nobody's. Knows who and in which order, not what is computed.
 """
 
 from penstock.core.batch import Batch, make
 from penstock.core.sequence import Sequence
 
 Flight = tuple[list[Sequence], int]
-"""The sequences that a step computes, and the last stay that had begun when it was launched."""
+"""The sequences that a step computes, and the last epoch that had begun when it was launched."""
 
 
 class Flights:
@@ -28,13 +28,13 @@ class Flights:
 
     def live(self, batch: Batch) -> tuple[int, ...]:
         """Which chunks of a launched batch are of sequences that have not left since."""
-        sequences, last_stay = self._flights[batch.step]
-        return tuple(index for index, sequence in enumerate(sequences) if sequence.is_inside_since(last_stay))
+        sequences, last_epoch = self._flights[batch.step]
+        return tuple(index for index, sequence in enumerate(sequences) if sequence.is_inside_since(last_epoch))
 
-    def launch(self, sequences: list[Sequence], last_stay: int) -> int:
+    def launch(self, sequences: list[Sequence], last_epoch: int) -> int:
         """Number a step that computes these."""
         self._last += 1
-        self._flights[self._last] = (sequences, last_stay)
+        self._flights[self._last] = (sequences, last_epoch)
         return self._last
 
     def land(self, step: int) -> Flight:
@@ -42,14 +42,14 @@ class Flights:
         return self._flights.pop(step)
 
     def split(self, batch: Batch) -> tuple[Batch, ...]:
-        """A launched batch as batches of one chunk, to be committed each when it is done: sequences go ahead by different
+        """A launched batch as batches of one chunk, to be committed each when it is done: sequences fast-forward by different
         numbers of steps. Copies are due before the first."""
         copies = batch.copies
         parts = []
-        sequences, last_stay = self.land(batch.step)
+        sequences, last_epoch = self.land(batch.step)
         for chunk, sequence in zip(batch.chunks, sequences, strict=True):
             self._last += 1
-            self._flights[self._last] = ([sequence], last_stay)
+            self._flights[self._last] = ([sequence], last_epoch)
             parts.append(make(Batch, (self._last, (chunk,), copies, batch.num_shared)))
             copies = ()
         return tuple(parts)

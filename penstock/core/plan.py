@@ -13,7 +13,7 @@ from penstock.core.sequence import Sequence
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
 
-class Plan:
+class StepPlan:
     """Made empty, filled by `fill`, and then a batch."""
 
     __slots__ = ("_limits", "_pool", "_roster", "budget", "chunks", "copies", "num_preemptions", "sequences")
@@ -78,11 +78,11 @@ class Plan:
                 continue  # its last token is on the way
             drafts: tuple[int, ...] = ()
             num_drafts = 0
-            if sequence.drafts or sequence.steps_ahead:
+            if sequence.drafts or sequence.fast_forward_steps:
                 drafts = sequence.drafts and self._usable_drafts(sequence, self.budget - (len(running) - index))
                 num_drafts = len(drafts)
-                if sequence.steps_ahead:
-                    num_drafts = min(sequence.steps_ahead, sequence.limit - len(sequence.tokens) - 1)
+                if sequence.fast_forward_steps:
+                    num_drafts = min(sequence.fast_forward_steps, sequence.limit - len(sequence.tokens) - 1)
                     sequence.num_verifying = num_drafts
                 end += num_drafts
             new_blocks: tuple[int, ...] = ()
@@ -96,8 +96,8 @@ class Plan:
             sequences.append(sequence)
             if num_drafts:
                 chunks.append(make(Chunk, (row, start, end - start, drafts, new_blocks, True, None, num_drafts)))
-                if sequence.steps_ahead:
-                    roster.go_away(sequence)
+                if sequence.fast_forward_steps:
+                    roster.begin_fast_forward(sequence)
             else:
                 chunks.append(make(Chunk, (row, start, 1, (), new_blocks, True, None, 0)))
             self.budget -= 1 + len(drafts)
@@ -147,7 +147,7 @@ class Plan:
                 continue
             victim = self.victim(sequence)
             self.withdraw(victim)
-            roster.push_out(victim)
+            roster.preempt(victim)
             self.num_preemptions += 1
             if victim is sequence:
                 return False

@@ -125,7 +125,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One call: a prompt and wishes. `request_id` is never reused; times are on the engine's monotonic clock."""
+    """One call: a prompt and its sampling parameters. `request_id` is never reused; times are on the engine's clock."""
 
     request_id: int
     prompt: tuple[int, ...]

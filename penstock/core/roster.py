@@ -1,6 +1,6 @@
 """Who waits and who is inside: coming and going, and the rows of those inside.
 
-Sole writer of queues and stays. Knows no steps, and nothing of what is computed.
+Sole writer of queues and epochs. Knows no steps, and nothing of what is computed.
 """
 
 from penstock.core.batching import Batching
@@ -21,7 +21,7 @@ class Roster:
         "batching",
         "behind",
         "now",
-        "num_stays",
+        "num_epochs",
         "num_waiting_tokens",
         "order",
         "present",
@@ -36,7 +36,7 @@ class Roster:
         """The time last told."""
         self.running: dict[Sequence, None] = {}
         self.present: dict[Sequence, None] = {}
-        """Those running that are not away."""
+        """Running sequences that are not fast-forwarding."""
         self.behind: dict[Sequence, None] = {}
         """Those running whose prompt is not computed yet."""
         self.num_waiting_tokens = 0
@@ -47,7 +47,7 @@ class Roster:
         """Those present stand in the order of admission."""
         self.waiting_since: float | None = None
         """Since when the first of those who wait does; None if nobody waits."""
-        self.num_stays = 0
+        self.num_epochs = 0
         """Ever begun."""
 
     @property
@@ -67,9 +67,11 @@ class Roster:
         rows = [sequence.row for sequence in self.running] + self._rows
         if sorted(row for row in rows if row is not None) != list(range(self._max_sequences)):
             raise RuntimeError("rows of running sequences and free rows do not add up")
-        away = {sequence for sequence in self.running if sequence.steps_ahead and sequence.num_verifying}
-        if away != self.running.keys() - self.present.keys():
-            raise RuntimeError("who is away and who is present do not add up to who is running")
+        fast_forwarding = {
+            sequence for sequence in self.running if sequence.fast_forward_steps and sequence.num_verifying
+        }
+        if fast_forwarding != self.running.keys() - self.present.keys():
+            raise RuntimeError("the sequences that fast-forward and those present do not add up to those running")
         if [sequence for sequence in self.running if sequence.is_behind] != list(self.behind):
             raise RuntimeError("prompts that are not computed and those counted as such differ")
         held = [sequence for sequence in self.order if sequence.blocks or sequence.is_running]
@@ -94,14 +96,14 @@ class Roster:
     def enter(self, sequence: Sequence, num_cached: int) -> int:
         """Let the first in order in, with the blocks it has been given; returns its row."""
         self.order.pop()
-        if not sequence.stay:  # a charge may change who is first, so it comes after the pop
+        if not sequence.epoch:  # a charge may change who is first, so it comes after the pop
             self.order.charge(sequence, sequence.num_prompt - num_cached)
         self._stop_waiting(sequence)
         sequence.parent = None
         self.running[sequence] = self.present[sequence] = None
-        self.num_stays += 1
+        self.num_epochs += 1
         row = self._rows.pop()
-        sequence.enter(row, num_cached, self.num_stays)
+        sequence.enter(row, num_cached, self.num_epochs)
         if sequence.is_behind:
             self.behind[sequence] = None
         return row
@@ -116,7 +118,7 @@ class Roster:
         self._pool.release(sequence)
         sequence.leave()
 
-    def push_out(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """A running sequence leaves, to come back and compute everything again that is not cached then."""
         self.leave(sequence)
         self.wait(sequence)
@@ -125,11 +127,11 @@ class Roster:
         """Some have computed more: whose prompt is behind them is behind no more."""
         self.behind = {sequence: None for sequence in self.behind if sequence.is_behind}
 
-    def go_away(self, sequence: Sequence) -> None:
+    def begin_fast_forward(self, sequence: Sequence) -> None:
         """It goes on by itself, unplanned."""
         del self.present[sequence]
 
-    def come_back(self, sequence: Sequence) -> None:
+    def end_fast_forward(self, sequence: Sequence) -> None:
         if sequence not in self.present:
             self.present[sequence] = None
             self._is_ordered = False
@@ -138,7 +140,7 @@ class Roster:
         """Those present, in the order of admission."""
         present = list(self.present)
         if not self._is_ordered:
-            present.sort(key=_stay)
+            present.sort(key=_epoch)
             self.present = dict.fromkeys(present)
             self._is_ordered = True
         return present
@@ -150,5 +152,5 @@ class Roster:
             self.waiting_since = None
 
 
-def _stay(sequence: Sequence) -> int:
-    return sequence.stay
+def _epoch(sequence: Sequence) -> int:
+    return sequence.epoch

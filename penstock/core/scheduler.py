@@ -18,7 +18,7 @@ from penstock.core.deadlines import Deadlines
 from penstock.core.flights import Flights
 from penstock.core.limits import Limits
 from penstock.core.order import Order, Queue, by_arrival
-from penstock.core.plan import Plan
+from penstock.core.plan import StepPlan
 from penstock.core.request import Request
 from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence
@@ -28,7 +28,7 @@ MISSED_DEADLINE = Finish(FinishReason.ERROR, "the deadline passed before the ans
 CANCELLED = Finish(FinishReason.CANCELLED)
 
 
-class Load(NamedTuple):
+class SchedulerLoad(NamedTuple):
     """How busy a scheduler is, at one moment."""
 
     num_running: int
@@ -60,12 +60,12 @@ class Scheduler:
     # Queries
 
     @property
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         roster = self.roster
         num_waiting = 0 if roster.waiting_since is None else len(self._order)
         usage_fraction = self.pool.usage_fraction
         return make(
-            Load,
+            SchedulerLoad,
             (len(roster.running), num_waiting, roster.num_waiting_tokens, usage_fraction, self.num_preemptions),
         )
 
@@ -193,33 +193,35 @@ class Scheduler:
         """The next step's work, or None if there is none to do."""
         self.roster.now = now
         self.pool.unpin_expired(now)
-        plan = Plan(self.limits, self.pool, self.roster)
+        plan = StepPlan(self.limits, self.pool, self.roster)
         plan.fill()
         self.num_preemptions += plan.num_preemptions
         if not plan.chunks:
             return None
-        step = self.flights.launch(plan.sequences, self.roster.num_stays)
+        step = self.flights.launch(plan.sequences, self.roster.num_epochs)
         num_shared = self.pool.num_shared * self.limits.block_size
         return make(Batch, (step, tuple(plan.chunks), tuple(plan.copies), num_shared))
 
-    def commit(self, batch: Batch, output: StepOutput, now: float, ahead: tuple[int, ...] = ()) -> tuple[Delta, ...]:
+    def commit(
+        self, batch: Batch, output: StepOutput, now: float, fast_forward: tuple[int, ...] = ()
+    ) -> tuple[Delta, ...]:
         """Take in a step's results: advance its sequences, publish full blocks, tell what is new.
 
-        `ahead` says for each chunk how many steps its sequence goes on by itself after its next.
+        `ahead` says for each chunk how many steps its sequence goes on by itself (fast-forward) after its next.
         """
         self.roster.now = now
         deltas: list[Delta] = []
         tokens, drafts, logprobs, prompt_logprobs, failed = output
         failures = dict(failed) if failed else {}
-        has_tokens_only = not (ahead or failed or drafts or logprobs or prompt_logprobs)
+        has_tokens_only = not (fast_forward or failed or drafts or logprobs or prompt_logprobs)
         step, chunks, _, _ = batch
-        sequences, last_stay = self.flights.land(step)
+        sequences, last_epoch = self.flights.land(step)
         order, block_size = self._order, self.limits.block_size
-        counts_service, has_newcomers = order.counts_service, self.roster.num_stays > last_stay
+        counts_service, has_newcomers = order.counts_service, self.roster.num_epochs > last_epoch
         for index in failures:
-            self._retract(sequences[index], last_stay, chunks[index])
+            self._retract(sequences[index], last_epoch, chunks[index])
         for index, sequence, drawn in zip(range(len(chunks)), sequences, tokens, strict=True):
-            if sequence.row is None or (has_newcomers and sequence.stay > last_stay):
+            if sequence.row is None or (has_newcomers and sequence.epoch > last_epoch):
                 continue  # it left after the launch; what was computed for it is nobody's
             known = sequence.tokens
             num_known = len(known)
@@ -228,8 +230,8 @@ class Scheduler:
                 and len(drawn) == 1
                 and num_known < sequence.limit - 1
                 and drawn[0] not in sequence.stop_ids
-                and sequence.is_prefix_told
-                and not (sequence.siblings or sequence.num_verifying or sequence.steps_ahead)
+                and sequence.is_prefix_reported
+                and not (sequence.siblings or sequence.num_verifying or sequence.fast_forward_steps)
             ):
                 # What nearly always happens, in few words: all its tokens are computed, it has the next and goes on.
                 known.append(drawn[0])
@@ -243,7 +245,7 @@ class Scheduler:
             if index in failures:
                 deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, failures[index], Fault.ENGINE)))
                 continue
-            sequence.steps_ahead = ahead[index] if ahead else 0
+            sequence.fast_forward_steps = fast_forward[index] if fast_forward else 0
             delta = self._advance(sequence, chunks[index], output, index)
             if delta is not None:
                 deltas.append(delta)
@@ -264,7 +266,7 @@ class Scheduler:
             # Positions of rejected drafts are computed again, with the tokens that were drawn instead.
             sequence.num_computed = sequence.num_launched = chunk.start + len(drawn)
             sequence.num_verifying = 0
-            self.roster.come_back(sequence)
+            self.roster.end_fast_forward(sequence)
         finish = None
         num_accepted = len(drawn) - 1
         if drawn:
@@ -279,21 +281,21 @@ class Scheduler:
             self.pool.publish(sequence, sequence.num_computed)
         logprobs = output.logprobs[index][: len(drawn)] if output.logprobs else ()
         prompt_logprobs = (
-            sequence.untold_prompt_logprobs(chunk, output.prompt_logprobs[index]) if output.prompt_logprobs else ()
+            sequence.unreported_prompt_logprobs(chunk, output.prompt_logprobs[index]) if output.prompt_logprobs else ()
         )
         if finish is not None:
             return self._finish(sequence, finish, drawn, logprobs, prompt_logprobs, drafts)
         if not drawn and not prompt_logprobs:
             return None
-        return sequence.tell(drawn, None, logprobs, prompt_logprobs, drafts)
+        return sequence.report(drawn, None, logprobs, prompt_logprobs, drafts)
 
-    def _retract(self, sequence: Sequence, last_stay: int, chunk: Chunk) -> None:
+    def _retract(self, sequence: Sequence, last_epoch: int, chunk: Chunk) -> None:
         """A chunk was not computed: whoever took what it was to write as cached leaves, and comes back to compute it."""
         lost = self.pool.retract(sequence, chunk.start // self.limits.block_size)
         trusting = [one for one in self.roster.running if not lost.isdisjoint(one.blocks)] if lost else []
         for one in trusting:
-            if one is not sequence or one.stay > last_stay:
-                self.roster.push_out(one)
+            if one is not sequence or one.epoch > last_epoch:
+                self.roster.preempt(one)
 
     # Ending
 
@@ -323,7 +325,7 @@ class Scheduler:
         request_id = sequence.request_id
         if all(choice.finish for choice in self._requests[request_id]):
             del self._requests[request_id]
-        return sequence.tell(token_ids, finish, logprobs, prompt_logprobs, drafts)
+        return sequence.report(token_ids, finish, logprobs, prompt_logprobs, drafts)
 
     def _end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
         """End every choice of a request, or one, that has not ended yet."""

@@ -15,7 +15,7 @@ from penstock.core.prefix import Content, Namespace
 from penstock.core.request import Request
 
 
-class Progress:
+class SequenceProgress:
     """What every step looks at. Fields of a base class lie side by side, and a step finds the processor's caches empty."""
 
     __slots__ = (
@@ -23,8 +23,10 @@ class Progress:
         "choice",
         "draft_source",
         "drafts",
+        "epoch",
+        "fast_forward_steps",
         "holds_next",
-        "is_prefix_told",
+        "is_prefix_reported",
         "limit",
         "num_computed",
         "num_launched",
@@ -32,14 +34,12 @@ class Progress:
         "request_id",
         "row",
         "siblings",
-        "stay",
-        "steps_ahead",
         "stop_ids",
         "tokens",
     )
 
 
-class Sequence(Progress):
+class Sequence(SequenceProgress):
     __slots__ = (
         "finish",
         "hashes",
@@ -72,7 +72,7 @@ class Sequence(Progress):
         self.tokens = list(request.prompt)
         self.finish: Finish | None = None
         self.prefix: PrefixHit | None = None
-        self.is_prefix_told = False
+        self.is_prefix_reported = False
         self.is_waiting = False
         self.num_prompt_logprobs = 0
         """Prompt positions already reported."""
@@ -81,9 +81,9 @@ class Sequence(Progress):
         self.parent: Sequence | None = None
         """The choice that computed the prompt, while it can still be forked."""
 
-        # The stay: from admission to leaving.
-        self.stay = 0
-        """Number of its stay, the last one if it is not inside: all stays of all sequences are counted as they begin."""
+        # The epoch: from admission to leaving.
+        self.epoch = 0
+        """Number of its epoch, or of its last one if it is not running: epochs of all sequences are counted together."""
         self.row: int | None = None
         self.is_announced = False
         """The runner has been told who holds the row."""
@@ -96,8 +96,8 @@ class Sequence(Progress):
         self.drafts: tuple[int, ...] = ()
         self.draft_source = ""
         """Who guessed the drafts, those being checked included."""
-        self.steps_ahead = 0
-        """Steps it goes on by itself after the next; while it is away it takes one token of every step's budget."""
+        self.fast_forward_steps = 0
+        """Steps it goes on by itself after the next; while it fast-forwards it takes one token of every step's budget."""
 
         # Owned by BlockPool.
         self.blocks: list[int] = []
@@ -119,26 +119,26 @@ class Sequence(Progress):
 
     @property
     def num_pending(self) -> int:
-        """Tokens that launched steps draw, drafts and steps ahead aside, and that have not been told yet."""
+        """Tokens that launched steps draw, drafts and fast-forward steps aside, and that have not been told yet."""
         return self.num_launched + 1 - self.num_verifying - len(self.tokens) if self.holds_next else 0
 
-    def is_inside_since(self, stay: int) -> bool:
-        """It has not left since that stay began."""
-        return self.row is not None and self.stay <= stay
+    def is_inside_since(self, epoch: int) -> bool:
+        """It has not left since that epoch began."""
+        return self.row is not None and self.epoch <= epoch
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """The first choice reports them for all; its prompt is computed whole, since cached blocks hold no logits."""
         return self.choice == 0 and self.request.params.prompt_logprobs is not None
 
-    def untold_prompt_logprobs(self, chunk: Chunk, logprobs: tuple[Logprob, ...]) -> tuple[Logprob, ...]:
+    def unreported_prompt_logprobs(self, chunk: Chunk, logprobs: tuple[Logprob, ...]) -> tuple[Logprob, ...]:
         """Those of a chunk not reported before: a sequence that was pushed out computes its prompt again."""
         if not self.wants_prompt_logprobs:
             return ()
         first_token = max(chunk.start, 1)
-        untold = logprobs[max(self.num_prompt_logprobs + 1 - first_token, 0) :]
-        self.num_prompt_logprobs += len(untold)
-        return untold
+        unreported = logprobs[max(self.num_prompt_logprobs + 1 - first_token, 0) :]
+        self.num_prompt_logprobs += len(unreported)
+        return unreported
 
     def append(self, drawn: tuple[int, ...]) -> tuple[tuple[int, ...], Finish | None]:
         """Add drawn tokens up to the one that ends the sequence; returns those added and the end if there is one."""
@@ -162,7 +162,7 @@ class Sequence(Progress):
             return drawn[:count], finish
         return drawn, None
 
-    def tell(
+    def report(
         self,
         token_ids: tuple[int, ...],
         finish: Finish | None,
@@ -172,13 +172,13 @@ class Sequence(Progress):
     ) -> Delta:
         """What the client hears; the first time, what the prefix cache gave too."""
         prefix = None
-        if not self.is_prefix_told:
+        if not self.is_prefix_reported:
             prefix = self.prefix
-            self.is_prefix_told = True
+            self.is_prefix_reported = True
         return make(Delta, (self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix, drafts))
 
-    def enter(self, row: int, num_cached: int, stay: int) -> None:
-        self.stay = stay
+    def enter(self, row: int, num_cached: int, epoch: int) -> None:
+        self.epoch = epoch
         self.row = row
         self.num_computed = self.num_launched = num_cached
 
@@ -188,7 +188,7 @@ class Sequence(Progress):
         self.num_verifying = 0
         self.is_announced = self.holds_next = False
         self.drafts = ()
-        self.steps_ahead = 0
+        self.fast_forward_steps = 0
 
     def __repr__(self) -> str:
         return f"<Sequence {self.number}.{self.choice} {len(self.tokens)} tokens, row {self.row}>"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from penstock.core.batch import Batch, Chunk
-from penstock.cost.slowdown import Spell
+from penstock.cost.slowdown import Slowdown
 from penstock.cost.warmth import Cooling
 
 
@@ -32,7 +32,7 @@ class Summing(Protocol):
 
 
 @runtime_checkable
-class Moody(Protocol):
+class TimeVaryingCost(Protocol):
     """A cost of a device that takes longer while its caches are cold, and at some moments."""
 
     @property
@@ -40,7 +40,7 @@ class Moody(Protocol):
         """How they lose what steps read; None if that costs nothing."""
 
     @property
-    def spells(self) -> Sequence[Spell]:
+    def slowdowns(self) -> Sequence[Slowdown]:
         """How much longer it takes from moment to moment; none if it is always the same."""
 
     def cold_s(self, batch: Batch, num_steps: int) -> list[float]:

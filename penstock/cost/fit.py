@@ -24,7 +24,7 @@ MAX_OFF = 4.0
 TOLERANCE = 1e-12
 
 
-class Ramp(NamedTuple):
+class CostRamp(NamedTuple):
     """Seconds that grow with one feature over one stretch of it."""
 
     feature: str
@@ -46,7 +46,7 @@ class Errors:
     """Sum of predictions over sum of measurements, less one."""
 
 
-def ramps_of(feature: str, knees: Sequence[float], values: Numbers) -> list[Ramp]:
+def ramps_of(feature: str, knees: Sequence[float], values: Numbers) -> list[CostRamp]:
     """Stretches from 0 on between those knees that leave measured values on both sides; the last one is endless."""
     top = float(values.max(initial=0.0))
     if top <= 0.0:
@@ -54,10 +54,10 @@ def ramps_of(feature: str, knees: Sequence[float], values: Numbers) -> list[Ramp
     low = float(values.min(initial=top))
     kept = [0.0, *(knee for knee in knees if low <= knee < top)]
     ends = [*kept[1:], np.inf]
-    return [Ramp(feature, start, end - start) for start, end in zip(kept, ends)]
+    return [CostRamp(feature, start, end - start) for start, end in zip(kept, ends)]
 
 
-def column(ramp: Ramp, values: Numbers) -> Numbers:
+def column(ramp: CostRamp, values: Numbers) -> Numbers:
     stretch: Numbers = np.clip(values - ramp.low, 0.0, ramp.width)
     return stretch
 

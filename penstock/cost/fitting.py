@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.core.features import Features, StepTime
-from penstock.cost.fit import Errors, Mask, Numbers, Ramp, column, errors_of, fit, held_out, ramps_of
+from penstock.cost.fit import CostRamp, Errors, Mask, Numbers, column, errors_of, fit, held_out, ramps_of
 from penstock.cost.measured import VALUES, Fitted
-from penstock.cost.slowdown import Spell, spells_of
+from penstock.cost.slowdown import Slowdown, slowdowns_of
 from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
 
@@ -35,7 +35,7 @@ DEVICE_KNEES: Mapping[str, Sequence[float]] = {
     "long_pairs": (),
 }
 COLD_RAMPS = tuple(
-    Ramp(feature, 0.0, width)
+    CostRamp(feature, 0.0, width)
     for feature, width in (("steps", 1.0), ("rows", 256.0), ("own_kv", math.inf), ("long_kv", math.inf))
 )
 """Weights, activations, keys and values. A long step is warm before it is over."""
@@ -76,7 +76,7 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
     errors_in = device.held_out()
     errors = {kind: errors_in(mask) for kind, mask in kinds.items() if mask.any()}
     busy = [step for step in usable if step.is_busy and step.host_s > 0.0]
-    host: tuple[Ramp, ...] = ()
+    host: tuple[CostRamp, ...] = ()
     if len(busy) >= MIN_STEPS:
         cells = _gather(busy, np.array([step.host_s for step in busy]), [0.0] * len(busy))
         fitted = _Fit(cells, HOST_KNEES, ())
@@ -84,13 +84,13 @@ def fit_steps(steps: Sequence[StepTime], *, overlaps: bool) -> Fitted:
         errors["host"] = fitted.held_out()(np.ones(len(cells.seconds), dtype=bool))
     most = Features(*(max(values) for values in zip(*(step.features for step in usable))))
     found = Fitted(device.ramps, host, overlaps, most, len(usable), errors, device.cold, cooling)
-    return replace(found, spells=spells_along(found, usable))
+    return replace(found, slowdowns=slowdowns_along(found, usable))
 
 
-def spells_along(fitted: Fitted, steps: Sequence[StepTime]) -> tuple[Spell, ...]:
+def slowdowns_along(fitted: Fitted, steps: Sequence[StepTime]) -> tuple[Slowdown, ...]:
     """How even the machine was while it computed these steps, and how fast beside when it was fitted."""
     usable = [step for step in steps if step.device_s > 0.0]
-    return spells_of([step.device_s for step in usable], _usual(fitted, usable).tolist()) if usable else ()
+    return slowdowns_of([step.device_s for step in usable], _usual(fitted, usable).tolist()) if usable else ()
 
 
 def _usual(fitted: Fitted, steps: Sequence[StepTime]) -> Numbers:
@@ -102,7 +102,7 @@ def _usual(fitted: Fitted, steps: Sequence[StepTime]) -> Numbers:
     now, each = 0.0, []
     for step, warm_s, cold_s in zip(steps, warm, cold):
         now += step.rest_s
-        each += warmth.foretell(now, [warm_s], [cold_s])
+        each += warmth.predict(now, [warm_s], [cold_s])
         warmth.take(1)
         now += each[-1]
     return np.array(each)
@@ -183,7 +183,7 @@ def _mean(seconds: Sequence[float]) -> float:
 class _Fit:
     """Ramps over the features of cells, and others that count by what the caches have lost."""
 
-    def __init__(self, cells: _Cells, knees: Mapping[str, Sequence[float]], cold: Sequence[Ramp]) -> None:
+    def __init__(self, cells: _Cells, knees: Mapping[str, Sequence[float]], cold: Sequence[CostRamp]) -> None:
         self.cells = cells
         values = {name: _values(name, cells.features) for name in knees}
         ramps = [ramp for name, each in knees.items() for ramp in ramps_of(name, each, values[name])]
@@ -209,7 +209,7 @@ class _Fit:
         return lambda mask: errors_of(predicted[mask], cells.seconds[mask], cells.weights[mask])
 
 
-def _predict(ramps: Sequence[Ramp], cold: Sequence[Ramp], features: Numbers, lost: Numbers) -> Numbers:
+def _predict(ramps: Sequence[CostRamp], cold: Sequence[CostRamp], features: Numbers, lost: Numbers) -> Numbers:
     slopes = np.array([ramp.seconds for ramp in (*ramps, *cold)])
     predicted: Numbers = _matrix(ramps, cold, features, lost) @ slopes
     return predicted
@@ -220,7 +220,7 @@ def _off(predicted: Numbers, seconds: Numbers) -> float:
     return float(np.minimum(np.abs(predicted / seconds - 1.0), MAX_OFF).mean())
 
 
-def _matrix(ramps: Sequence[Ramp], cold: Sequence[Ramp], features: Numbers, lost: Numbers) -> Numbers:
+def _matrix(ramps: Sequence[CostRamp], cold: Sequence[CostRamp], features: Numbers, lost: Numbers) -> Numbers:
     columns = [column(ramp, _values(ramp.feature, features)) for ramp in ramps]
     columns += [lost * column(ramp, _values(ramp.feature, features)) for ramp in cold]
     return np.stack(columns, axis=1)
@@ -230,6 +230,6 @@ def _values(name: str, features: Numbers) -> Numbers:
     return np.broadcast_to(np.asarray(VALUES[name](Features(*features.T)), float), len(features))
 
 
-def _sloped(ramps: Sequence[Ramp], seconds: Numbers) -> tuple[Ramp, ...]:
+def _sloped(ramps: Sequence[CostRamp], seconds: Numbers) -> tuple[CostRamp, ...]:
     fitted = (ramp._replace(seconds=float(slope)) for ramp, slope in zip(ramps, seconds))
     return tuple(ramp for ramp in fitted if ramp.seconds > 0.0)

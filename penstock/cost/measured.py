@@ -19,8 +19,8 @@ from functools import lru_cache
 
 from penstock.core.batch import Batch
 from penstock.core.features import Features, features_of
-from penstock.cost.fit import Errors, Ramp
-from penstock.cost.slowdown import Spell
+from penstock.cost.fit import CostRamp, Errors
+from penstock.cost.slowdown import Slowdown
 from penstock.cost.warmth import Cooling
 
 VALUES: Mapping[str, Callable[[Features], int]] = {
@@ -51,23 +51,23 @@ GROWTH: Mapping[str, Callable[[Features], int]] = {
 class Fitted:
     """What was made of a step log."""
 
-    device: tuple[Ramp, ...]
-    host: tuple[Ramp, ...]
+    device: tuple[CostRamp, ...]
+    host: tuple[CostRamp, ...]
     overlaps: bool
     most: Features
     """The largest of each feature that was measured."""
     num_steps: int
     errors: Mapping[str, Errors]
     """Of the device's time, by kind of step, and of the host's."""
-    cold: tuple[Ramp, ...] = ()
+    cold: tuple[CostRamp, ...] = ()
     """What a step takes longer if the caches have lost everything."""
     cooling: Cooling | None = None
     """How they lose it."""
-    spells: tuple[Spell, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
     """How even the machine was meanwhile."""
 
 
-class Measured:
+class MeasuredCost:
     """A `Cost`. What does not change along a run is looked up; the rest is straight lines."""
 
     def __init__(self, fitted: Fitted) -> None:
@@ -83,7 +83,7 @@ class Measured:
         self._host = _Line(fitted.host)
         self._cold = _Line(fitted.cold)
         self.cooling = fitted.cooling
-        self.spells = fitted.spells
+        self.slowdowns = fitted.slowdowns
 
     def step_s(self, batch: Batch) -> float:
         return self.run_s(batch, 1)[0]
@@ -127,7 +127,7 @@ class Measured:
 class _Line:
     """A sum of ramps. Those over features that stay along a run are added up once for each combination of them."""
 
-    def __init__(self, ramps: Sequence[Ramp]) -> None:
+    def __init__(self, ramps: Sequence[CostRamp]) -> None:
         still = [ramp for ramp in ramps if ramp.feature not in GROWTH and ramp.seconds > 0.0]
         self._moving = [
             (VALUES[ramp.feature], GROWTH[ramp.feature], *ramp[1:])

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime
-from penstock.cost.fit import Errors, Ramp
+from penstock.cost.fit import CostRamp, Errors
 from penstock.cost.measured import VALUES, Fitted
-from penstock.cost.slowdown import MAX_FACTOR, MIN_FACTOR, MIN_SPELL_S, Spell
+from penstock.cost.slowdown import MAX_FACTOR, MIN_FACTOR, MIN_SLOWDOWN_S, Slowdown
 from penstock.cost.warmth import Cooling
 from penstock.errors import ConfigError
 
-VERSION = 3
+VERSION = 4
 MAX_PROFILE_BYTES = 1 << 24
 
 
@@ -46,7 +46,7 @@ class Profile:
             "host": [_written(ramp) for ramp in self.fitted.host],
             "cold": [_written(ramp) for ramp in self.fitted.cold],
             "most": self.fitted.most._asdict(),
-            "spells": [[spell.seconds, spell.factor] for spell in self.fitted.spells],
+            "slowdowns": [[slowdown.seconds, slowdown.factor] for slowdown in self.fitted.slowdowns],
         }
         return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
@@ -70,7 +70,7 @@ def read_profile(text: str, name: str) -> Profile:
                 most=Features(**{key: int(value) for key, value in fitted["most"].items()}),
                 num_steps=int(fitted["num_steps"]),
                 errors={kind: Errors(**each) for kind, each in fitted["errors"].items()},
-                spells=tuple(_spell(row) for row in fitted["spells"]),
+                slowdowns=tuple(_slowdown(row) for row in fitted["slowdowns"]),
             ),
         )
         counts = (profile.vocab_size, profile.depth, profile.sizing["num_blocks"], profile.sizing["block_size"])
@@ -102,7 +102,7 @@ def _step(row: list[Any]) -> StepTime:
     return StepTime(float(start_s), float(device_s), float(host_s), bool(is_busy), float(rest_s), Features(*features))
 
 
-def _written(ramp: Ramp) -> list[str | float | None]:
+def _written(ramp: CostRamp) -> list[str | float | None]:
     return [ramp.feature, ramp.low, None if math.isinf(ramp.width) else ramp.width, ramp.seconds]
 
 
@@ -115,16 +115,16 @@ def _cooling(row: list[Any] | None) -> Cooling | None:
     return cooling
 
 
-def _spell(row: list[Any]) -> Spell:
-    spell = Spell(*map(float, row))
-    if not (MIN_SPELL_S <= spell.seconds < math.inf and MIN_FACTOR <= spell.factor <= MAX_FACTOR):
-        raise ValueError(f"{spell} cannot be")
-    return spell
+def _slowdown(row: list[Any]) -> Slowdown:
+    slowdown = Slowdown(*map(float, row))
+    if not (MIN_SLOWDOWN_S <= slowdown.seconds < math.inf and MIN_FACTOR <= slowdown.factor <= MAX_FACTOR):
+        raise ValueError(f"{slowdown} cannot be")
+    return slowdown
 
 
-def _ramp(row: list[Any]) -> Ramp:
+def _ramp(row: list[Any]) -> CostRamp:
     feature, low, width, seconds = row
-    ramp = Ramp(str(feature), float(low), math.inf if width is None else float(width), float(seconds))
+    ramp = CostRamp(str(feature), float(low), math.inf if width is None else float(width), float(seconds))
     if ramp.feature not in VALUES or not (
         0.0 <= ramp.low < math.inf and ramp.width > 0.0 and 0.0 <= ramp.seconds < 60.0
     ):

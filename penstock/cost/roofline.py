@@ -63,7 +63,7 @@ class Work(NamedTuple):
     """KV positions read, summed over chunks."""
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """Seconds of a step by part."""
 
     linears: float
@@ -226,7 +226,7 @@ class Roofline:
             reach=tuple([reach for _, reach in seen]),
         )
 
-    def parts(self, work: Work) -> Parts:
+    def parts(self, work: Work) -> StepParts:
         """Where a step's time goes; adds up to `step_s` but for what pipeline stages do at the same time."""
         bare = self._bare_parts(work.num_tokens, work.num_drawn)
         attention_s = self._attention_s(work.pairs, work.reach)
@@ -243,7 +243,7 @@ class Roofline:
         parts = self._bare_parts(num_tokens, num_drawn)
         return parts.linears + parts.experts + parts.output + parts.pointwise + parts.overhead + parts.traffic
 
-    def _bare_parts(self, num_tokens: int, num_drawn: int) -> Parts:
+    def _bare_parts(self, num_tokens: int, num_drawn: int) -> StepParts:
         size = self._linear_parameters
         linears = self._roof(2.0 * size * num_tokens, size * self._weight_bytes)
         experts = 0.0
@@ -258,7 +258,7 @@ class Roofline:
             output = self._roof(2.0 * size * num_drawn, size * self._weight_bytes)
         pointwise = num_tokens * self._pointwise_bytes / self._bandwidth
         traffic = self._traffic.seconds(num_tokens) + self._traffic.hops_s(num_tokens) if self._traffic else 0.0
-        return Parts(linears, experts, 0.0, output, pointwise, self._layers_s, traffic)
+        return StepParts(linears, experts, 0.0, output, pointwise, self._layers_s, traffic)
 
     def _attention_s(self, pairs: tuple[int, ...], reach: tuple[int, ...]) -> float:
         total = 0.0

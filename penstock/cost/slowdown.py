@@ -12,7 +12,7 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
-MIN_SPELL_S = 0.01
+MIN_SLOWDOWN_S = 0.01
 """Shorter ones are joined: it is sums of steps that are waited for."""
 MAX_PAUSE_S = 1.0
 """What a step may take longer than usual: beyond it no neighbour was busy, somebody shut the lid."""
@@ -22,18 +22,18 @@ STRETCH = 64
 MAX_STRETCHES = 64
 
 
-class Spell(NamedTuple):
+class Slowdown(NamedTuple):
     seconds: float
     factor: float
     """What takes a second as a rule takes so many."""
 
 
-class Weather:
+class SlowdownTrace:
     """Spells, one after the other without end, for one device from one moment on."""
 
-    def __init__(self, spells: Sequence[Spell], seed: str) -> None:
-        self._ends = list(accumulate(spell.seconds for spell in spells))
-        self._factors = [spell.factor for spell in spells]
+    def __init__(self, slowdowns: Sequence[Slowdown], seed: str) -> None:
+        self._ends = list(accumulate(slowdown.seconds for slowdown in slowdowns))
+        self._factors = [slowdown.factor for slowdown in slowdowns]
         self._begin_s = Random(seed).uniform(0.0, self._ends[-1])
 
     def lasting(self, start_s: float, usual_s: float) -> float:
@@ -52,19 +52,19 @@ class Weather:
         return lasted_s + usual_s * factors[place]
 
 
-def spells_of(seconds: Iterable[float], usual: Iterable[float]) -> tuple[Spell, ...]:
+def slowdowns_of(seconds: Iterable[float], usual: Iterable[float]) -> tuple[Slowdown, ...]:
     """What steps took in a row, and what such steps usually take. Of many, stretches from all along are kept."""
-    spells: list[Spell] = []
+    slowdowns: list[Slowdown] = []
     taken_s = usual_s = 0.0
     for step_s, usual_step_s in zip(seconds, usual, strict=True):
         taken_s += min(step_s, usual_step_s + MAX_PAUSE_S)
         usual_s += usual_step_s
-        if taken_s >= MIN_SPELL_S and usual_s > 0.0:
+        if taken_s >= MIN_SLOWDOWN_S and usual_s > 0.0:
             factor = min(max(taken_s / usual_s, MIN_FACTOR), MAX_FACTOR)
-            spells.append(Spell(round(taken_s, 5), round(factor, 3)))
+            slowdowns.append(Slowdown(round(taken_s, 5), round(factor, 3)))
             taken_s = usual_s = 0.0
-    num_stretches = -(-len(spells) // STRETCH)
+    num_stretches = -(-len(slowdowns) // STRETCH)
     if num_stretches <= MAX_STRETCHES:
-        return tuple(spells)
+        return tuple(slowdowns)
     chosen = [number * num_stretches // MAX_STRETCHES for number in range(MAX_STRETCHES)]
-    return tuple(spell for one in chosen for spell in spells[one * STRETCH : (one + 1) * STRETCH])
+    return tuple(slowdown for one in chosen for slowdown in slowdowns[one * STRETCH : (one + 1) * STRETCH])

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.cost.slowdown import Weather
+from penstock.cost.slowdown import SlowdownTrace
 
 
 class Cooling(NamedTuple):
@@ -35,10 +35,10 @@ class Cooling(NamedTuple):
 class Warmth:
     """Of one device, from step to step: how long each takes, given what the caches have lost and the moment it falls into."""
 
-    def __init__(self, cooling: Cooling | None, weather: Weather | None = None) -> None:
+    def __init__(self, cooling: Cooling | None, slowdown_trace: SlowdownTrace | None = None) -> None:
         """Without a cooling nothing is ever lost; without weather all moments are alike."""
         self._cooling = cooling or Cooling(math.inf, 0.0)
-        self._weather = weather
+        self._slowdown_trace = slowdown_trace
         self._lost = 1.0 if cooling else 0.0
         """After the last step began to read."""
         self._begin_s = -math.inf if cooling else 0.0
@@ -46,15 +46,15 @@ class Warmth:
         self._ahead: list[tuple[float, float]] = []
         """Likewise, of steps that were foretold."""
 
-    def foretell(self, start_s: float, durations: Sequence[float], cold: Sequence[float]) -> list[float]:
+    def predict(self, start_s: float, durations: Sequence[float], cold: Sequence[float]) -> list[float]:
         """Durations of steps in a row, given those with warm caches, and by how much each is longer with cold ones."""
-        cooling, weather = self._cooling, self._weather
+        cooling, slowdown_trace = self._cooling, self._slowdown_trace
         lost, begin_s = self._lost, self._begin_s
         self._ahead, longer = [], []
         for duration_s, cold_s in zip(durations, cold):
             lost = cooling.lost(lost, start_s - begin_s)
             usual_s = duration_s + lost * cold_s
-            longer.append(usual_s if weather is None else weather.lasting(start_s, usual_s))
+            longer.append(usual_s if slowdown_trace is None else slowdown_trace.lasting(start_s, usual_s))
             begin_s = start_s
             start_s += longer[-1]
             lost *= cooling.lost_fraction

@@ -1,13 +1,13 @@
 """What can keep the doctor from a server: rules over how its questions were met, before anything else can be judged."""
 
-from penstock.doctor.finding import Layer, Verdict
+from penstock.doctor.finding import ServiceLayer, Verdict
 from penstock.doctor.rule import Rule
 from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE
 
 ACCESS: tuple[Rule, ...] = (
     Rule(
         id="unreachable",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=104,
         symptom="there is no way to this address",
@@ -20,7 +20,7 @@ ACCESS: tuple[Rule, ...] = (
     ),
     Rule(
         id="refused",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=102,
         symptom="nobody listens at this address",
@@ -32,7 +32,7 @@ ACCESS: tuple[Rule, ...] = (
     ),
     Rule(
         id="silent",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=100,
         symptom="the server takes connections and says nothing",
@@ -44,7 +44,7 @@ ACCESS: tuple[Rule, ...] = (
     ),
     Rule(
         id="unintelligible",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=99,
         symptom="what answers at this address is not understood",
@@ -56,7 +56,7 @@ ACCESS: tuple[Rule, ...] = (
     ),
     Rule(
         id="locked",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=98,
         symptom="the server does not let the doctor in",
@@ -67,7 +67,7 @@ ACCESS: tuple[Rule, ...] = (
     ),
     Rule(
         id="no-metrics",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=96,
         symptom="the address answers but tells no metrics",

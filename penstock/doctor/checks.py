@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.doctor.environment import Environment
-from penstock.doctor.finding import Finding, Layer, Verdict
+from penstock.doctor.finding import Finding, ServiceLayer, Verdict
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
@@ -27,9 +27,9 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class MachineCheck:
     id: str
-    layer: Layer
+    layer: ServiceLayer
     subject: str
     judge: Callable[[Environment], Judgement]
 
@@ -221,19 +221,19 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-CHECKS: tuple[Check, ...] = (
-    Check("cores", Layer.L0, "cores and threads", _cores),
-    Check("throttling", Layer.L0, "processor time", _throttling),
-    Check("load", Layer.L0, "other load", _load),
-    Check("memory", Layer.L0, "memory", _memory),
-    Check("swap", Layer.L0, "swap", _swap),
-    Check("clock", Layer.L0, "clock", _clock),
-    Check("cuda", Layer.L1, "CUDA", _cuda),
-    Check("python", Layer.L2, "Python", _python),
-    Check("torch", Layer.L2, "torch", _torch),
-    Check("native", Layer.L2, "native CPU library", _native),
-    Check("store", Layer.L2, "model store", _store),
-    Check("files", Layer.L5, "open files", _files),
-    Check("port", Layer.L5, "port", _port),
-    Check("temporary", Layer.L5, "temporary files", _temporary),
+CHECKS: tuple[MachineCheck, ...] = (
+    MachineCheck("cores", ServiceLayer.L0, "cores and threads", _cores),
+    MachineCheck("throttling", ServiceLayer.L0, "processor time", _throttling),
+    MachineCheck("load", ServiceLayer.L0, "other load", _load),
+    MachineCheck("memory", ServiceLayer.L0, "memory", _memory),
+    MachineCheck("swap", ServiceLayer.L0, "swap", _swap),
+    MachineCheck("clock", ServiceLayer.L0, "clock", _clock),
+    MachineCheck("cuda", ServiceLayer.L1, "CUDA", _cuda),
+    MachineCheck("python", ServiceLayer.L2, "Python", _python),
+    MachineCheck("torch", ServiceLayer.L2, "torch", _torch),
+    MachineCheck("native", ServiceLayer.L2, "native CPU library", _native),
+    MachineCheck("store", ServiceLayer.L2, "model store", _store),
+    MachineCheck("files", ServiceLayer.L5, "open files", _files),
+    MachineCheck("port", ServiceLayer.L5, "port", _port),
+    MachineCheck("temporary", ServiceLayer.L5, "temporary files", _temporary),
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 
-class Layer(Enum):
+class ServiceLayer(Enum):
     """The layers of a service, from what computes to who asks."""
 
     L0 = "silicon"
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     id: str
-    layer: Layer
+    layer: ServiceLayer
     verdict: Verdict
     symptom: str
     """What was looked at, or what is wrong."""

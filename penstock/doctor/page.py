@@ -14,17 +14,17 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 Where = Callable[[Mapping[str, str]], bool]
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     labels: Mapping[str, str]
     value: float
 
 
-Page = Mapping[str, list[Sample]]
+Page = Mapping[str, list[MetricSample]]
 
 
 def parse_page(text: str) -> Page:
     """The samples of a page by name. Lines that are no samples are passed over: a page may be anybody's."""
-    page: dict[str, list[Sample]] = {}
+    page: dict[str, list[MetricSample]] = {}
     for line in text.splitlines():
         match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
         if match is None:
@@ -34,7 +34,7 @@ def parse_page(text: str) -> Page:
             value = float(number)
         except ValueError:
             continue
-        page.setdefault(name, []).append(Sample(dict(_LABEL.findall(labels or "")), value))
+        page.setdefault(name, []).append(MetricSample(dict(_LABEL.findall(labels or "")), value))
     return page
 
 

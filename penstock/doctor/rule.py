@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.doctor.finding import Finding, Layer, Verdict
+from penstock.doctor.finding import Finding, ServiceLayer, Verdict
 from penstock.doctor.signs import Signs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     id: str
-    layer: Layer
+    layer: ServiceLayer
     verdict: Verdict
     weight: int
     """Heavier findings are told first: they are likelier the cause of the others."""

@@ -4,7 +4,7 @@ Remedies name flags of `penstock serve`, or of `penstock doctor` itself.
 """
 
 from penstock.doctor.access import ACCESS
-from penstock.doctor.finding import Layer, Verdict
+from penstock.doctor.finding import ServiceLayer, Verdict
 from penstock.doctor.rule import Rule
 
 FEW = 3.0
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
     *ACCESS,
     Rule(
         id="engine-down",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.FAULT,
         weight=94,
         symptom="the engine does not answer",
@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="not-ready",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.FAULT,
         weight=92,
         symptom="the engine lives but no token comes through",
@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="stuck",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.FAULT,
         weight=90,
         symptom="requests run but no step ends",
@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="server-restarted",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.FAULT,
         weight=88,
         symptom="the server was restarted while we looked",
@@ -70,7 +70,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="engine-restarting",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.FAULT,
         weight=86,
         symptom="the engine dies and is replaced",
@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="engine-restarted",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.WARNING,
         weight=30,
         symptom="the engine was replaced earlier",
@@ -98,7 +98,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="requests-fail",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.FAULT,
         weight=84,
         symptom="requests end in errors",
@@ -109,7 +109,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="server-faults",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=82,
         symptom="answers are server errors",
@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="refusing",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.FAULT,
         weight=80,
         symptom="requests are refused for lack of room",
@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="queue-grows",
-        layer=Layer.L4,
+        layer=ServiceLayer.L4,
         verdict=Verdict.FAULT,
         weight=78,
         symptom="more comes in than is served",
@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="kv-full",
-        layer=Layer.L4,
+        layer=ServiceLayer.L4,
         verdict=Verdict.WARNING,
         weight=76,
         symptom="the KV cache is full, so requests wait",
@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="preempting",
-        layer=Layer.L4,
+        layer=ServiceLayer.L4,
         verdict=Verdict.WARNING,
         weight=74,
         symptom="sequences are pushed out of the KV cache and computed again",
@@ -183,7 +183,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="sequence-limit",
-        layer=Layer.L4,
+        layer=ServiceLayer.L4,
         verdict=Verdict.WARNING,
         weight=72,
         symptom="requests wait although the KV cache has room",
@@ -200,7 +200,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="queue-long",
-        layer=Layer.L4,
+        layer=ServiceLayer.L4,
         verdict=Verdict.WARNING,
         weight=70,
         symptom="requests wait long before they are begun",
@@ -211,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="gateway-late",
-        layer=Layer.L5,
+        layer=ServiceLayer.L5,
         verdict=Verdict.WARNING,
         weight=60,
         symptom="the server's own loop is late",
@@ -222,7 +222,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="prefill-stalls",
-        layer=Layer.L4,
+        layer=ServiceLayer.L4,
         verdict=Verdict.WARNING,
         weight=56,
         symptom="prompts hold up those who are being answered",
@@ -238,7 +238,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="below-roofline",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.WARNING,
         weight=54,
         symptom="steps take far longer than the hardware needs",
@@ -253,7 +253,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="at-the-limit",
-        layer=Layer.L0,
+        layer=ServiceLayer.L0,
         verdict=Verdict.WARNING,
         weight=52,
         symptom="tokens come slowly, and the hardware gives all it has",
@@ -265,7 +265,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="slow-tokens",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.WARNING,
         weight=50,
         symptom="answers come slower than people read",
@@ -277,7 +277,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="slow-prompts",
-        layer=Layer.L3,
+        layer=ServiceLayer.L3,
         verdict=Verdict.WARNING,
         weight=48,
         symptom="prompts take long to compute",
@@ -289,7 +289,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="cache-misses",
-        layer=Layer.L4,
+        layer=ServiceLayer.L4,
         verdict=Verdict.WARNING,
         weight=46,
         symptom="long prompts find nothing in the prefix cache",
@@ -306,7 +306,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="clients-leave",
-        layer=Layer.L6,
+        layer=ServiceLayer.L6,
         verdict=Verdict.WARNING,
         weight=44,
         symptom="clients give up before their answer ends",
@@ -318,7 +318,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="slow-readers",
-        layer=Layer.L6,
+        layer=ServiceLayer.L6,
         verdict=Verdict.WARNING,
         weight=42,
         symptom="answers are ready but nobody reads them",
@@ -333,7 +333,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="locked-out",
-        layer=Layer.L6,
+        layer=ServiceLayer.L6,
         verdict=Verdict.WARNING,
         weight=40,
         symptom="clients are turned away at the door",
@@ -344,7 +344,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="bad-requests",
-        layer=Layer.L6,
+        layer=ServiceLayer.L6,
         verdict=Verdict.WARNING,
         weight=38,
         symptom="clients ask for what cannot be served",

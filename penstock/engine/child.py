@@ -92,9 +92,9 @@ class Child:
         """A thread of its own: the process was begun before there was a loop to wait for it."""
         status = self._process.wait()
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-            loop.call_soon_threadsafe(self._tell, status)
+            loop.call_soon_threadsafe(self._report, status)
 
-    def _tell(self, status: int) -> None:
+    def _report(self, status: int) -> None:
         if not self._ended.done():
             self._ended.set_result(status)
 

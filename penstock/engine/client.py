@@ -16,7 +16,7 @@ from penstock.config import EngineConfig
 from penstock.core.batch import Delta, Fault, Finish, FinishReason
 from penstock.core.limits import Limits
 from penstock.core.request import Request
-from penstock.core.scheduler import Load
+from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.child import Child
 from penstock.engine.machine import Facts, Vector
 from penstock.engine.spawn import Spawned
@@ -30,7 +30,7 @@ from penstock.engine.wire import (
     Phase,
     Ready,
     Report,
-    Step,
+    StepReport,
     Stop,
     Submit,
     decode_report,
@@ -38,9 +38,9 @@ from penstock.engine.wire import (
 )
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
 
-__all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "Step", "Vector", "folded"]
+__all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "StepReport", "Vector", "folded"]
 
-IDLE = Load(0, 0, 0, 0.0, 0)
+IDLE = SchedulerLoad(0, 0, 0, 0.0, 0)
 MAX_SENT = 3
 """Engines that are given a request which kills them before its first token."""
 MAX_FAILED_STARTS = 3
@@ -53,7 +53,7 @@ WATCH_S = 0.25
 STOP_S = 2.0
 GONE = "the engine stopped while answering; send the request again"
 
-OnStep = Callable[[Step], None]
+OnStep = Callable[[StepReport], None]
 OnPhase = Callable[[str, float], None]
 
 
@@ -253,7 +253,7 @@ class EngineClient:
 
     def _take_in(self, report: Report, child: Child, *, is_last: bool) -> None:
         match report:
-            case Step():
+            case StepReport():
                 self._take_in_step(report, is_last=is_last)
             case Beat(num_loops, is_busy):
                 if num_loops != self._num_loops or not is_busy:
@@ -269,7 +269,7 @@ class EngineClient:
             case Ready(facts):
                 self._begin(facts, child)
 
-    def _take_in_step(self, step: Step, *, is_last: bool) -> None:
+    def _take_in_step(self, step: StepReport, *, is_last: bool) -> None:
         """Readers are told at once unless more frames wait: then they find the news of all of them together."""
         now = self._heard_s
         self._moved_s = now
@@ -381,7 +381,7 @@ class EngineClient:
                 stream.push(delta, now)
             self._streams.pop(request_id, None)
         if deltas and self.on_step is not None:
-            self.on_step(Step(now, tuple(deltas), self.load, self.num_steps))
+            self.on_step(StepReport(now, tuple(deltas), self.load, self.num_steps))
 
 
 def _ends(stream: DeltaStream) -> list[Delta]:

@@ -34,14 +34,14 @@ class Heartbeat(NamedTuple):
     time_s: float
 
 
-class Cancel(NamedTuple):
+class CancelOrder(NamedTuple):
     """A request, or one choice of it, that is not wanted any more."""
 
     request_id: int
     choice: int | None
 
 
-class Part(NamedTuple):
+class ResultPart(NamedTuple):
     """A ticket for some chunks of a batch. The others' sequences have left: nobody asks what became of them."""
 
     ticket: Ticket | None
@@ -98,8 +98,8 @@ class Engine:
         self.depth = depth
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None
-        self._inbox: SimpleQueue[Request | Cancel | Compiled] = SimpleQueue()
-        self._taken: deque[Request | Cancel | Compiled] = deque()
+        self._inbox: SimpleQueue[Request | CancelOrder | Compiled] = SimpleQueue()
+        self._taken: deque[Request | CancelOrder | Compiled] = deque()
         """What `wait` took out of the inbox: older than all that is in it."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
@@ -122,7 +122,7 @@ class Engine:
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it, wherever it is; nothing happens if it has ended."""
-        self._inbox.put(Cancel(request_id, choice))
+        self._inbox.put(CancelOrder(request_id, choice))
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
@@ -194,7 +194,7 @@ class Engine:
         deltas: list[Delta] = []
         while self._taken or not self._inbox.empty():
             message = self._taken.popleft() if self._taken else self._inbox.get()
-            if isinstance(message, Cancel):
+            if isinstance(message, CancelOrder):
                 deltas.extend(self._cancel(message))
             elif isinstance(message, Compiled):
                 deltas.extend(self._take_compiled(message, now))
@@ -228,7 +228,7 @@ class Engine:
             matching.drop(request)
         return refusals
 
-    def _cancel(self, cancel: Cancel) -> tuple[Delta, ...]:
+    def _cancel(self, cancel: CancelOrder) -> tuple[Delta, ...]:
         if self.matching is None:
             return self.scheduler.cancel(*cancel)
         if cancel.choice is None:
@@ -245,7 +245,7 @@ class Engine:
             if indices is None:
                 return self._run(batch)
             ticket = self._run(batch.only(indices)) if indices else None
-            return Part(ticket, indices, len(batch.chunks))
+            return ResultPart(ticket, indices, len(batch.chunks))
         except RankLostError:
             raise  # nothing can be computed any more, by nobody's fault among the requests
         except Exception as error:

@@ -49,7 +49,7 @@ def expected_tokens(
 
 
 @dataclass(slots=True)
-class Row:
+class OracleRow:
     """What a runner remembers of the sequence in a row."""
 
     params: SamplingParams
@@ -66,7 +66,7 @@ class OracleRunner:
         self._vocab_size = vocab_size
         self._num_drafts = num_drafts
         self._digests = [[EMPTY] * block_size for _ in range(num_blocks)]
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, OracleRow] = {}
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         for source, target in batch.copies:
@@ -80,9 +80,9 @@ class OracleRunner:
             drafts.append(self._guess(row, last) if drawn and self._num_drafts else ())
         return Done(StepOutput(tuple(tokens), tuple(drafts) if self._num_drafts else ()))
 
-    def _place(self, chunk: Chunk) -> Row:
+    def _place(self, chunk: Chunk) -> OracleRow:
         if chunk.arrival is not None:
-            self._rows[chunk.row] = Row(chunk.arrival.params, chunk.arrival.choice, [])
+            self._rows[chunk.row] = OracleRow(chunk.arrival.params, chunk.arrival.choice, [])
         row = self._rows[chunk.row]
         if chunk.new_blocks and chunk.arrival is None:
             # The table then ends with the chunk; written by place, so that a step launched again changes nothing.
@@ -92,7 +92,7 @@ class OracleRunner:
         row.tokens.update(enumerate(chunk.token_ids, new_from))
         return row
 
-    def _run(self, row: Row, chunk: Chunk) -> tuple[int, ...]:
+    def _run(self, row: OracleRow, chunk: Chunk) -> tuple[int, ...]:
         """Write the digests of the chunk's positions; draw, and keep drawing while the drafts turn out right."""
         first_draft = chunk.end - chunk.num_drafts
         for position in range(chunk.start, first_draft):
@@ -109,21 +109,21 @@ class OracleRunner:
         row.tokens[first_draft + len(drawn) - 1] = drawn[-1]
         return tuple(drawn)
 
-    def _write(self, row: Row, position: int) -> None:
+    def _write(self, row: OracleRow, position: int) -> None:
         before = self._read(row, position - 1) if position else EMPTY
         block, offset = divmod(position, self._block_size)
         self._digests[row.blocks[block]][offset] = digest(row.tokens[position], position, before)
 
-    def _read(self, row: Row, position: int) -> int:
+    def _read(self, row: OracleRow, position: int) -> int:
         block, offset = divmod(position, self._block_size)
         return self._digests[row.blocks[block]][offset]
 
-    def _draw(self, row: Row, num_positions: int) -> int:
+    def _draw(self, row: OracleRow, num_positions: int) -> int:
         return draw(
             [self._read(row, position) for position in range(num_positions)], row.params, row.choice, self._vocab_size
         )
 
-    def _guess(self, row: Row, position: int) -> tuple[int, ...]:
+    def _guess(self, row: OracleRow, position: int) -> tuple[int, ...]:
         """The next tokens, some of them spoilt."""
         digests = [self._read(row, earlier) for earlier in range(position)]
         guesses: list[int] = []

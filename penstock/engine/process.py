@@ -32,7 +32,7 @@ from penstock.engine.wire import (
     Failed,
     Phase,
     Ready,
-    Step,
+    StepReport,
     Stop,
     Submit,
     decode_command,
@@ -174,7 +174,7 @@ def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler
-    reports.send(encode(Step(time.monotonic(), deltas, scheduler.load, engine.num_steps, scheduler.prompts)))
+    reports.send(encode(StepReport(time.monotonic(), deltas, scheduler.load, engine.num_steps, scheduler.prompts)))
     return True
 
 

@@ -46,7 +46,7 @@ class StepLog:
 
     def turn(self, now: float) -> None:
         """A turn of the loop begins, and so the one before it is over."""
-        self._tell(now, is_busy=True)
+        self._report(now, is_busy=True)
         if self._origin_s is None:
             self._origin_s = now
         self._turn_s, self._blocked_s = now, 0.0
@@ -77,11 +77,11 @@ class StepLog:
 
     def rest(self) -> None:
         """The loop is about to sleep."""
-        self._tell(self._end_s, is_busy=False)
+        self._report(self._end_s, is_busy=False)
         if self._idle_since_s is None and self._origin_s is not None and not self._launches:
             self._idle_since_s = self._end_s
 
-    def _tell(self, until_s: float, *, is_busy: bool) -> None:
+    def _report(self, until_s: float, *, is_busy: bool) -> None:
         """A turn that collected several steps took the host's time for all of them."""
         if not self._collected:
             return

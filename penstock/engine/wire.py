@@ -8,7 +8,7 @@ import msgspec
 from penstock.config import EngineConfig
 from penstock.core.batch import Delta
 from penstock.core.request import Request
-from penstock.core.scheduler import Load
+from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.machine import Facts, Vector
 from penstock.errors import EngineError, RequestError
 
@@ -49,13 +49,13 @@ class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     facts: Facts
 
 
-class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
+class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """Everything one turn of the engine's loop had to tell, in one frame for all sequences."""
 
     time_s: float
     """When the step ended, on the monotonic clock both processes share."""
     deltas: tuple[Delta, ...]
-    load: Load
+    load: SchedulerLoad
     num_steps: int
     prompts: tuple[tuple[int, int, int], ...] = ()
     """Prompts partly computed: request id, tokens done, tokens in all."""
@@ -82,7 +82,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     is_config: bool
 
 
-Report = Phase | Ready | Step | Beat | Embedded | Failed
+Report = Phase | Ready | StepReport | Beat | Embedded | Failed
 """From the engine."""
 
 _encoder = msgspec.msgpack.Encoder()

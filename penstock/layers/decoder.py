@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from penstock.layers.linear import Linear
-from penstock.layers.trunk import Parts, Trunk
+from penstock.layers.trunk import Trunk, TrunkParts
 from penstock.models.spec import ModelSpec
 
 
 class Decoder(Trunk):
     """Without an output matrix of its own the embedding matrix serves as one."""
 
-    def __init__(self, spec: ModelSpec, parts: Parts, output: Linear | None) -> None:
+    def __init__(self, spec: ModelSpec, parts: TrunkParts, output: Linear | None) -> None:
         super().__init__(spec, parts)
         self.output = output
 

@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 
 from penstock.layers.attention import Attention
-from penstock.layers.mlp import Gated, Plain
-from penstock.layers.moe import Mixture
+from penstock.layers.mlp import Gated, Ungated
+from penstock.layers.moe import MixtureOfExperts
 from penstock.layers.norm import AnyNorm
 from penstock.layers.step import Step
 
-AnyMLP = Gated | Plain | Mixture
+AnyMLP = Gated | Ungated | MixtureOfExperts
 
 
 class StreamLayer(nn.Module):

@@ -19,7 +19,7 @@ class Gated(nn.Module):
         return self.down(self.gate_up.gated(x, self.activation))  # type: ignore[no-any-return]
 
 
-class Plain(nn.Module):
+class Ungated(nn.Module):
     def __init__(self, spec: PlainMLP, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.activation = spec.activation

@@ -9,7 +9,7 @@ from penstock.models.spec import MoE
 from penstock.ops.moe import Experts, mix_experts, route
 
 
-class Stacked(nn.Module):
+class StackedExperts(nn.Module):
     """One matrix, and perhaps one bias, for each expert."""
 
     def __init__(self, num_experts: int, in_size: int, out_size: int, bias: bool, dtype: torch.dtype) -> None:
@@ -22,14 +22,14 @@ class ExpertStack(nn.Module):
     def __init__(self, spec: MoE, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
         expert = spec.expert
-        self.gate_up = Stacked(spec.num_experts, hidden_size, 2 * expert.width, expert.bias, dtype)
-        self.down = Stacked(spec.num_experts, expert.width, hidden_size, expert.bias, dtype)
+        self.gate_up = StackedExperts(spec.num_experts, hidden_size, 2 * expert.width, expert.bias, dtype)
+        self.down = StackedExperts(spec.num_experts, expert.width, hidden_size, expert.bias, dtype)
 
     def weights(self) -> Experts:
         return Experts(self.gate_up.weight, self.down.weight, self.gate_up.bias, self.down.bias)
 
 
-class Mixture(nn.Module):
+class MixtureOfExperts(nn.Module):
     def __init__(self, spec: MoE, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.spec = spec

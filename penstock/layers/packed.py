@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.spec import Activation
-from penstock.ops.packed import Grouped, Words, arrange, embed_packed, gated_linear_packed, linear_packed, scores_packed
+from penstock.ops.packed import (
+    Grouped,
+    PackedWords,
+    arrange,
+    embed_packed,
+    gated_linear_packed,
+    linear_packed,
+    scores_packed,
+)
 
 
 class PackedMatrix(nn.Module):
@@ -23,8 +31,8 @@ class PackedMatrix(nn.Module):
         self.shape = (words.group, words.bits, words.num_columns)
 
     @property
-    def words(self) -> Words:
-        return Words(self.values, self.scales, self.minimums, *self.shape)
+    def words(self) -> PackedWords:
+        return PackedWords(self.values, self.scales, self.minimums, *self.shape)
 
     def scores(self, hidden: Tensor) -> Tensor:
         """As an output matrix, in float32."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
-from penstock.layers.moe import Mixture
+from penstock.layers.moe import MixtureOfExperts
 from penstock.layers.norm import RMSNorm
 from penstock.layers.packed import PackedMatrix
 from penstock.ops.moe import mix_experts, route
@@ -74,7 +74,7 @@ class VocabularyEmbedding(VocabularyScores):
 class DealtMixture(nn.Module):
     """Experts dealt out: each rank routes every token, computes what its own experts make of it, and the sum is the mixture."""
 
-    def __init__(self, mixture: Mixture, held: range, peers: Peers) -> None:
+    def __init__(self, mixture: MixtureOfExperts, held: range, peers: Peers) -> None:
         super().__init__()
         self.spec = mixture.spec
         self.router = mixture.router

@@ -6,14 +6,14 @@ from typing import NamedTuple
 import torch
 
 from penstock.models.spec import ModelSpec, Rope
-from penstock.ops.layout import AnyCache, Layout
+from penstock.ops.layout import AnyCache, BatchLayout
 from penstock.ops.rope import Angles, angle_table
 
 
 class Step(NamedTuple):
     """Where the tokens lie, and for each layer its angles and its cache (an encoder has no caches)."""
 
-    layout: Layout
+    layout: BatchLayout
     angles: Sequence[Angles | None]
     caches: Sequence[AnyCache]
 

@@ -13,7 +13,7 @@ from penstock.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TrunkParts:
     """Modules a trunk is put together from."""
 
     embedding: Embedding
@@ -25,7 +25,7 @@ class Parts:
 
 
 class Trunk(nn.Module):
-    def __init__(self, spec: ModelSpec, parts: Parts) -> None:
+    def __init__(self, spec: ModelSpec, parts: TrunkParts) -> None:
         super().__init__()
         self.spec = spec
         self.embedding = parts.embedding

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from penstock.console.show import cell
 from penstock.core.features import StepTime
-from penstock.cost.measured import Measured
+from penstock.cost.measured import MeasuredCost
 from penstock.cost.replay import Replay, as_taken
 from penstock.engine.engine import Engine
 from penstock.measure.live import Disturbance, Served, serve_live
@@ -23,7 +23,7 @@ RATES = {"output_tokens_per_s": "output tokens/s"}
 """Figures that are no times."""
 
 
-class Run(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A workload's requests, simulated or served: how long each took."""
 
     ttft: list[float]
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     duration_s: float
 
     @classmethod
-    def of(cls, timelines: Sequence[Timeline], duration_s: float) -> "Run":
+    def of(cls, timelines: Sequence[Timeline], duration_s: float) -> "MeasuredRun":
         return cls(
             [time for one in timelines if (time := one.ttft_s) is not None],
             [time for one in timelines if (time := one.tpot_s) is not None],
@@ -44,7 +44,7 @@ class Run(NamedTuple):
         )
 
     @classmethod
-    def joined(cls, runs: Sequence["Run"]) -> "Run":
+    def joined(cls, runs: Sequence["MeasuredRun"]) -> "MeasuredRun":
         """All of them, one after the other."""
         return cls(
             [time for run in runs for time in run.ttft],
@@ -58,24 +58,24 @@ class Run(NamedTuple):
 class Measurement(NamedTuple):
     """One workload, served."""
 
-    run: Run
+    run: MeasuredRun
     disturbed_fraction: float | None
     """Of the machine, what others used meanwhile."""
-    replayed: Run | None
+    replayed: MeasuredRun | None
     """The same as simulated with the step times that were measured."""
     steps: Sequence[StepTime] = ()
     """Its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AccuracyComparison:
     """A workload, predicted and measured, or several of one kind: then the requests of all of them count together."""
 
-    predicted: tuple[Run, ...]
+    predicted: tuple[MeasuredRun, ...]
     measured: tuple[Measurement, ...]
     outside_fraction: float
     """Of the predicted steps, those beyond what the cost was fitted on."""
-    moments: tuple[Run, ...] = ()
+    moments: tuple[MeasuredRun, ...] = ()
     """What was predicted, apart by the moment at which a machine with slow moments is asked."""
 
     @property
@@ -96,13 +96,13 @@ class Comparison:
         for _ in range(NUM_DRAWS):
             drawn = random.choices(range(len(self.measured)), k=len(self.measured))
             runs = figures_of([self.measured[one].run for one in drawn])
-            told = figures_of([self.predicted[one] for one in drawn])
-            draws.append({name: _off(told[name], runs[name]) for name in runs})
+            reported = figures_of([self.predicted[one] for one in drawn])
+            draws.append({name: _off(reported[name], runs[name]) for name in runs})
         return {name: likely([draw[name] for draw in draws]) for name in draws[0]}
 
     def as_data(self) -> dict[str, Any]:
         each = [figures_of([one.run]) for one in self.measured]
-        foretold = [figures_of([one]) for one in self.predicted]
+        predicted = [figures_of([one]) for one in self.predicted]
         moments = [figures_of([one]) for one in self.moments]
         replayed = [figures_of([one.replayed]) for one in self.measured if one.replayed is not None]
         ranges = self.ranges()
@@ -114,20 +114,20 @@ class Comparison:
                 "error": round(_off(one, other), 4),
             }
             if len(moments) > 1:
-                told_each = [moment[name] for moment in moments]
-                figures[name]["predicted_range"] = [round(min(told_each), 6), round(max(told_each), 6)]
+                reported_each = [moment[name] for moment in moments]
+                figures[name]["predicted_range"] = [round(min(reported_each), 6), round(max(reported_each), 6)]
             if len(each) > 1:
                 figures[name]["error_range"] = [round(end, 4) for end in ranges[name]]
-                figures[name]["predicted_each"] = [round(every[name], 6) for every in foretold]
+                figures[name]["predicted_each"] = [round(every[name], 6) for every in predicted]
                 figures[name]["measured_each"] = [round(every[name], 6) for every in each]
             if len(replayed) == len(each):
                 worst = max((_off(again[name], once[name]) for again, once in zip(replayed, each)), key=abs)
                 figures[name]["replay_error"] = round(worst, 4)
-        told = [one.disturbed_fraction for one in self.measured if one.disturbed_fraction is not None]
+        reported = [one.disturbed_fraction for one in self.measured if one.disturbed_fraction is not None]
         return figures | {
             "num_requests": sum(len(one.run.e2e) for one in self.measured),
             "duration_s": round(sum(one.run.duration_s for one in self.measured), 3),
-            "disturbed_fraction": round(max(told), 4) if told else None,
+            "disturbed_fraction": round(max(reported), 4) if reported else None,
             "extrapolated_fraction": round(self.outside_fraction, 4),
         }
 
@@ -143,12 +143,12 @@ def likely(errors: Sequence[float]) -> tuple[float, float]:
     return ordered[left_out], ordered[-1 - left_out]
 
 
-def figures_of(runs: Sequence[Run]) -> dict[str, float]:
+def figures_of(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     """Seconds, and tokens a second, over the requests of all these."""
     figures: dict[str, float] = {}
     for name in ("ttft", "tpot", "e2e"):
-        told = percentiles([time for run in runs for time in getattr(run, name)])
-        figures |= {f"{name}_p50_s": told.p50, f"{name}_p95_s": told.p95}
+        reported = percentiles([time for run in runs for time in getattr(run, name)])
+        figures |= {f"{name}_p50_s": reported.p50, f"{name}_p95_s": reported.p95}
     duration_s = sum(run.duration_s for run in runs)
     return figures | {"output_tokens_per_s": sum(run.num_tokens for run in runs) / duration_s}
 
@@ -164,8 +164,8 @@ def figure_rows(data: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:
 
 def moment_rows(data: Mapping[str, Any]) -> list[tuple[str, float, str, float, str]]:
     """Likewise, with what was predicted for the luckiest and the unluckiest moment."""
-    told = [one for one in data.items() if isinstance(one[1], Mapping)]
-    ranges = [" to ".join(cell(_scale(name) * end) for end in one.get("predicted_range", ())) for name, one in told]
+    reported = [one for one in data.items() if isinstance(one[1], Mapping)]
+    ranges = [" to ".join(cell(_scale(name) * end) for end in one.get("predicted_range", ())) for name, one in reported]
     rows = zip(figure_rows(data), ranges)
     return [(label, predicted, between, measured, error) for (label, predicted, measured, error), between in rows]
 
@@ -181,20 +181,20 @@ def _scale(name: str) -> float:
     return 1.0 if name in RATES else 1e3
 
 
-def predict(fleet: Fleet, workload: Workload) -> tuple[tuple[Run, ...], float]:
+def predict(fleet: Fleet, workload: Workload) -> tuple[tuple[MeasuredRun, ...], float]:
     """What the simulator says, for as many moments as make a difference; and the share of steps for which the cost was asked
     beyond what it was fitted on."""
     cost = fleet.cost
-    if not isinstance(cost, Measured):
+    if not isinstance(cost, MeasuredCost):
         return (_simulated(fleet, workload),), 0.0
     num_asked, num_outside = cost.num_asked, cost.num_outside
     runs = tuple(_simulated(one, workload) for one in fleet.moments)
     return runs, (cost.num_outside - num_outside) / max(cost.num_asked - num_asked, 1)
 
 
-def _simulated(fleet: Fleet, workload: Workload) -> Run:
+def _simulated(fleet: Fleet, workload: Workload) -> MeasuredRun:
     result = simulate(fleet, workload)
-    return Run.of(result.timelines, result.summary.duration_s)
+    return MeasuredRun.of(result.timelines, result.summary.duration_s)
 
 
 def measure(
@@ -215,10 +215,10 @@ def measure(
     fraction = disturbance.fraction
     own = steps[num_before:]
     replayed = replay(fleet, workload, served, own) if own else None
-    return Measurement(Run.of(served.timelines.ended, served.duration_s), fraction, replayed, own)
+    return Measurement(MeasuredRun.of(served.timelines.ended, served.duration_s), fraction, replayed, own)
 
 
-def replay(fleet: Fleet, workload: Workload, served: Served, steps: Sequence[StepTime]) -> Run:
+def replay(fleet: Fleet, workload: Workload, served: Served, steps: Sequence[StepTime]) -> MeasuredRun:
     """What the simulator says of a workload that was served, given how long each step took.
 
     With the same schedule requests end in the same order, so each can be held to the arrival it had.
@@ -228,7 +228,7 @@ def replay(fleet: Fleet, workload: Workload, served: Served, steps: Sequence[Ste
         paused_s = sum(seconds for num_steps, seconds in served.pauses if 0 < num_steps <= number)
         begun.append(step._replace(start_s=step.start_s - steps[0].start_s - paused_s))
     again = Workload(tuple(as_taken(workload.requests, served.taken_s, begun)))
-    result = simulate(replace(fleet, cost=Replay(begun), foretells=False), again)
+    result = simulate(replace(fleet, cost=Replay(begun), predicts=False), again)
     for simulated, live in zip(result.timelines, served.timelines.ended):
         simulated.arrival_s = live.arrival_s - served.first_turn_s
-    return Run.of(result.timelines, result.summary.duration_s + served.first_turn_s)
+    return MeasuredRun.of(result.timelines, result.summary.duration_s + served.first_turn_s)

@@ -67,7 +67,7 @@ class Stage(NamedTuple):
             yield self._replace(requests=self.requests[start : start + size])
 
 
-class Sample(NamedTuple):
+class CalibrationSample(NamedTuple):
     """The steps of one part of a stage, and what others used of the machine meanwhile."""
 
     stage: str
@@ -75,14 +75,14 @@ class Sample(NamedTuple):
     others_fraction: float
 
 
-class Recorder:
+class StepRecorder:
     """Hears an engine's steps. On two processors of which others take one a step takes twice as long: that is no cost.
 
     What slows a step down and is no other's doing is: threads of ours that share a processor after a rest, say.
     """
 
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[CalibrationSample] = []
         self._steps: list[StepTime] | None = None
         """Of the part under way; steps between parts are somebody else's."""
 
@@ -100,7 +100,7 @@ class Recorder:
         disturbance = Disturbance()
         yield
         self._steps = None
-        self.samples.append(Sample(stage, steps, disturbance.fraction or 0.0))
+        self.samples.append(CalibrationSample(stage, steps, disturbance.fraction or 0.0))
 
     def quiet(self) -> list[StepTime]:
         """The steps of parts that others let alone; of a stage that never was, those of the quieter half of its parts."""
@@ -118,10 +118,10 @@ class Calibration:
     """Drives one engine whose steps the recorder hears."""
 
     engine: Engine
-    recorder: Recorder
+    recorder: StepRecorder
     vocab_size: int
     random: Random
-    tell: Callable[[str, int, int | None], None] = lambda stage, done, total: None
+    report: Callable[[str, int, int | None], None] = lambda stage, done, total: None
     disturbed_fraction: float | None = None
     """Of the machine, what others used meanwhile."""
     rests_s: tuple[float, float] = (0.01, 0.6)
@@ -138,7 +138,7 @@ class Calibration:
         while True:
             round_s = time.monotonic()
             for _ in self.round():
-                self.tell("measuring", min(round(time.monotonic() - begin_s), round(seconds)), round(seconds))
+                self.report("measuring", min(round(time.monotonic() - begin_s), round(seconds)), round(seconds))
             now = time.monotonic()
             if now - begin_s + (now - round_s) > seconds:
                 self.disturbed_fraction = disturbance.fraction
@@ -250,7 +250,7 @@ class Calibration:
         return tuple(self.random.choices(range(self.vocab_size), k=count))
 
 
-class Pieces:
+class CalibrationPieces:
     """Calibration in pieces beside a workload that is being served: how fast the machine was meanwhile."""
 
     def __init__(self, calibration: Calibration) -> None:

@@ -50,7 +50,7 @@ def look_around(port: int) -> Environment:
     torch_folder = _package_folder("torch")
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory = read_meminfo()
-    group = Group()
+    group = ProcessorGroup()
     ops_folder = _package_folder("penstock") / "ops" / "cpu"
     clock_read_s = _clock_read_s()
     torch = _read_probe(probe)
@@ -84,7 +84,7 @@ def look_around(port: int) -> Environment:
     )
 
 
-class Group:
+class ProcessorGroup:
     """The container we are in: the tightest of its limits and of those around it, of either version of the interface."""
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.core.features import StepTime
-from penstock.cost.measured import Measured
+from penstock.cost.measured import MeasuredCost
 from penstock.cost.profile import MAX_PROFILE_BYTES, Profile, read_profile
 from penstock.engine.step_log import StepFile
 from penstock.errors import ConfigError
@@ -80,7 +80,7 @@ def sizing_of(profile: Profile, config: EngineConfig) -> Sizing:
 
 def fleet_of(profile: Profile, config: EngineConfig, **rest: Any) -> Fleet:
     """The engine that was measured, in virtual time."""
-    return Fleet(config, sizing_of(profile, config), Measured(profile.fitted), depth=profile.depth, **rest)
+    return Fleet(config, sizing_of(profile, config), MeasuredCost(profile.fitted), depth=profile.depth, **rest)
 
 
 def _versions() -> dict[str, str]:

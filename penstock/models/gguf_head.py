@@ -11,7 +11,7 @@ from penstock.errors import ModelFileError
 from penstock.models import shape as limits
 from penstock.models.fields import GGUF, MAX_CONTEXT, Fields
 from penstock.models.positions import FACTOR_TENSORS, rope_from_gguf
-from penstock.models.shape import Shape
+from penstock.models.shape import DecoderShape
 from penstock.models.spec import MLP, Activation, GatedMLP, MoE, Norm, Rope
 
 _UNBUILT: dict[str, tuple[Any, ...]] = {
@@ -61,7 +61,7 @@ class GgufHead:
     def is_tied(self) -> bool:
         return "output.weight" not in self.names
 
-    def shape(self, norm: str = "rms") -> Shape:
+    def shape(self, norm: str = "rms") -> DecoderShape:
         fields = self.fields
         for name, allowed in _UNBUILT.items():
             fields.expect(name, *allowed)
@@ -75,7 +75,7 @@ class GgufHead:
         eps = "attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon"
         return limits.checked(
             fields,
-            Shape(
+            DecoderShape(
                 hidden_size=hidden_size,
                 num_layers=fields.whole("block_count", 1, limits.MAX_LAYERS),
                 num_heads=num_heads,
@@ -93,19 +93,19 @@ class GgufHead:
         tokens = None if fields.has("vocab_size") else len(self.general.items("tokenizer.ggml.tokens"))
         return fields.whole("vocab_size", 1, limits.MAX_VOCABULARY, tokens)
 
-    def rope(self, shape: Shape, *, truncate: bool = True, partial: bool = False) -> Rope:
+    def rope(self, shape: DecoderShape, *, truncate: bool = True, partial: bool = False) -> Rope:
         """`partial` says that the architecture may rotate only the first part of a head."""
         if not partial:
             self.fields.expect("rope.dimension_count", shape.head_dim)
         return rope_from_gguf(self.fields, self.factors, shape.head_dim, shape.context, truncate=truncate)
 
-    def gated_mlp(self, shape: Shape, activation: Activation = "silu") -> GatedMLP:
+    def gated_mlp(self, shape: DecoderShape, activation: Activation = "silu") -> GatedMLP:
         self.fields.expect("expert_count", 0)
         if not shape.width:
             raise self.fields.wrong("feed_forward_length", "1 or more")
         return GatedMLP(shape.width, activation, bias="blk.0.ffn_gate.bias" in self.names)
 
-    def experts(self, shape: Shape, activation: Activation = "silu", *, bias: bool = False) -> MLP:
+    def experts(self, shape: DecoderShape, activation: Activation = "silu", *, bias: bool = False) -> MLP:
         """A mixture whose chosen weights sum to one, the only kind read from GGUF."""
         fields = self.fields
         for name, allowed in (

@@ -6,7 +6,7 @@ Which parts a layer has follows from its spec; architectures with names of their
 from collections.abc import Callable, Collection, Iterable
 
 from penstock.models.spec import GQA, GatedMLP, ModelSpec, MoE, NormPlacement
-from penstock.models.weights import Plus, Recipe, Recipes, Rows, Stack, Tensor
+from penstock.models.weights import Plus, Recipe, Recipes, RowRange, Stack, Tensor
 
 _NORMS: dict[NormPlacement, dict[str, str]] = {
     "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
@@ -51,7 +51,7 @@ def decoder(spec: ModelSpec, prefix: str = "model.", head: str = "lm_head.weight
 def _attention(attention: GQA, ours: str, theirs: str, norm: Callable[[str], Recipe]) -> Recipes:
     recipes: Recipes = {}
     for kind in ("weight", "bias") if attention.qkv_bias else ("weight",):
-        recipes[f"{ours}qkv.{kind}"] = Rows(tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in "qkv"))
+        recipes[f"{ours}qkv.{kind}"] = RowRange(tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in "qkv"))
     for kind in ("weight", "bias") if attention.out_bias else ("weight",):
         recipes[f"{ours}out.{kind}"] = Tensor(f"{theirs}o_proj.{kind}")
     if attention.qk_norm:
@@ -65,7 +65,9 @@ def _attention(attention: GQA, ours: str, theirs: str, norm: Callable[[str], Rec
 def _gated_mlp(mlp: GatedMLP, ours: str, theirs: str) -> Recipes:
     recipes: Recipes = {}
     for kind in ("weight", "bias") if mlp.bias else ("weight",):
-        recipes[f"{ours}gate_up.{kind}"] = Rows(tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in ("gate", "up")))
+        recipes[f"{ours}gate_up.{kind}"] = RowRange(
+            tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in ("gate", "up"))
+        )
         recipes[f"{ours}down.{kind}"] = Tensor(f"{theirs}down_proj.{kind}")
     return recipes
 
@@ -79,6 +81,6 @@ def experts(mlp: MoE, ours: str, theirs: str, gate: str, up: str, down: str) -> 
     indices = range(mlp.num_experts)
     return {
         f"{ours}router.weight": Tensor(f"{theirs}gate.weight"),
-        f"{ours}experts.gate_up.weight": Stack(tuple(Rows((tensor(i, gate), tensor(i, up))) for i in indices)),
+        f"{ours}experts.gate_up.weight": Stack(tuple(RowRange((tensor(i, gate), tensor(i, up))) for i in indices)),
         f"{ours}experts.down.weight": Stack(tuple(tensor(i, down) for i in indices)),
     }

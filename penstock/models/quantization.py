@@ -18,7 +18,7 @@ from penstock.models.weights import (
     Plus,
     Recipe,
     Recipes,
-    Rows,
+    RowRange,
     Stack,
     Swap,
     Take,
@@ -56,8 +56,8 @@ def _replaced(recipe: Recipe, find: Find) -> Recipe:
             return inner(part)  # these are stored for a matrix [out, in], whatever the floats were
         case Swap(part):
             return Swap(inner(part))
-        case Rows(parts, axis):
-            return Rows(tuple(inner(part) for part in parts), axis)
+        case RowRange(parts, axis):
+            return RowRange(tuple(inner(part) for part in parts), axis)
         case Stack(parts):
             return Stack(tuple(inner(part) for part in parts))
         case Take(part, start, stop, step, axis):

@@ -46,7 +46,7 @@ class Architecture(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class RegisteredModel:
     """What a model is made of and how its checkpoint becomes that."""
 
     spec: ModelSpec
@@ -124,7 +124,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 def read_config(
     config: Mapping[str, Any], names: Collection[str] = (), pooling: Mapping[str, Any] | None = None
-) -> Model:
+) -> RegisteredModel:
     """The model of a Hugging Face `config.json`. `pooling` is an encoder's `1_Pooling/config.json`, if it has one."""
     names = frozenset(names)
     architecture = _by_config(config)
@@ -133,12 +133,12 @@ def read_config(
     if pooling is not None and not spec.generates:
         spec = replace(spec, pooling=pooling_from_config(pooling))
     recipes = architecture.recipes(spec, names)
-    return Model(spec, replace_floats(config, recipes, names) if method in METHODS else recipes)
+    return RegisteredModel(spec, replace_floats(config, recipes, names) if method in METHODS else recipes)
 
 
 def read_gguf(
     metadata: Mapping[str, Any], names: Collection[str], factors: Mapping[str, Sequence[float]] | None = None
-) -> Model:
+) -> RegisteredModel:
     """The model of a GGUF file. `factors` are the contents of those of `positions.FACTOR_TENSORS` that are in it."""
     names = frozenset(names)
     head = GgufHead(metadata, names, factors or {})
@@ -148,7 +148,7 @@ def read_gguf(
     elif architecture is llama and head.window():
         architecture = mistral
     spec = architecture.spec_from_gguf(head)
-    return Model(spec, architecture.gguf_recipes(spec, names))
+    return RegisteredModel(spec, architecture.gguf_recipes(spec, names))
 
 
 def _by_config(config: Mapping[str, Any]) -> Architecture:

@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecoderShape:
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -60,7 +60,7 @@ class Shape:
         )
 
 
-def shape_from_config(fields: Fields) -> Shape:
+def shape_from_config(fields: Fields) -> DecoderShape:
     """The names nearly every Hugging Face config shares."""
     hidden_size = fields.whole("hidden_size", 1, MAX_HIDDEN)
     num_heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
@@ -70,7 +70,7 @@ def shape_from_config(fields: Fields) -> Shape:
         head_dim = equal_share(fields, hidden_size, num_heads)
     return checked(
         fields,
-        Shape(
+        DecoderShape(
             hidden_size=hidden_size,
             num_layers=fields.whole("num_hidden_layers", 1, MAX_LAYERS),
             num_heads=num_heads,
@@ -94,7 +94,7 @@ def equal_share(fields: Fields, hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def checked(fields: Fields, shape: Shape) -> Shape:
+def checked(fields: Fields, shape: DecoderShape) -> DecoderShape:
     if shape.num_heads % shape.num_kv_heads:
         raise ModelFileError(
             f"{fields.source}: {shape.num_heads} query heads cannot share {shape.num_kv_heads} key-value heads evenly"

@@ -37,7 +37,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRange:
     """Parts joined along the first axis, or along another."""
 
     parts: tuple["Recipe", ...]
@@ -143,7 +143,7 @@ class PackQuantized:
 
 
 Integers = Awq | Gptq | PackQuantized
-Recipe = Tensor | Rows | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Integers
+Recipe = Tensor | RowRange | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Integers
 Recipes = dict[str, Recipe]
 
 
@@ -156,7 +156,7 @@ def sources(recipe: Recipe) -> Iterator[str]:
             yield from (blocks, scales)
         case Awq() | Gptq() | PackQuantized():
             yield from (f"{recipe.name}.{part}" for part in integer_parts(recipe))
-        case Rows(parts) | Stack(parts):
+        case RowRange(parts) | Stack(parts):
             for part in parts:
                 yield from sources(part)
         case Take(part) | Swap(part) | HalvesPaired(part) | Plus(part):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.models.spec import GQA
 from penstock.ops.kv_write import empty_cache, kv_write
-from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
+from penstock.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
 from penstock.ops.op import operation
 
 
@@ -56,7 +56,7 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_examples)
-def attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
+def attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
     """Each query of q [tokens, heads, head_dim] sees the keys of its own sequence up to its own position."""
     outputs = []
     for queries, table, context in zip(torch.split(q, layout.lengths), layout.block_tables, layout.contexts):
@@ -79,7 +79,7 @@ def _encoder_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_encoder_examples)
-def encoder_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, spec: GQA) -> Tensor:
+def encoder_attention(q: Tensor, k: Tensor, v: Tensor, layout: BatchLayout, spec: GQA) -> Tensor:
     """Whole texts, no cache: every token sees every token of its own text."""
     texts = zip(*(torch.split(part, layout.lengths) for part in (q, k, v)))
     return torch.cat([attend(queries, keys, values, None, spec, None) for queries, keys, values in texts])
@@ -127,7 +127,7 @@ def example_cache(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
 
 def example_layout(
     lengths: list[int], contexts: list[int], block_size: int, num_blocks: int, generator: torch.Generator
-) -> Layout:
+) -> BatchLayout:
     """Chunks whose sequences lie in scattered blocks, no block shared."""
     device = generator.device
     most = max(-(-context // block_size) for context in contexts)
@@ -135,7 +135,7 @@ def example_layout(
     positions = [torch.arange(end - length, end, device=device) for length, end in zip(lengths, contexts)]
     slots = [table[place // block_size] * block_size + place % block_size for table, place in zip(tables, positions)]
     starts = torch.tensor((0, *lengths), device=device).cumsum(0).int()
-    return Layout(
+    return BatchLayout(
         torch.cat(positions),
         torch.cat(slots),
         tables.int(),

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.models.spec import GQA, Rope
 from penstock.ops.attention import attention, example_cache, example_layout
 from penstock.ops.kv_write import HeadNorms, place_qkv
-from penstock.ops.layout import AnyCache, LayerCache, Layout
+from penstock.ops.layout import AnyCache, BatchLayout, LayerCache
 from penstock.ops.op import operation
 from penstock.ops.rope import Angles, angle_table
 
@@ -55,7 +55,7 @@ def cached_attention(
     norms: HeadNorms | None,
     angles: Angles | None,
     cache: AnyCache,
-    layout: Layout,
+    layout: BatchLayout,
     sinks: Tensor | None,
 ) -> Tensor:
     """Norms and rotates q and k, writes k and v to the cache, and lets each query attend: [tokens, heads, head_dim]."""

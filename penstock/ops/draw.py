@@ -13,7 +13,7 @@ from penstock.ops.op import operation
 from penstock.ops.sampling import invert, scale, uniform
 
 
-class Keys(NamedTuple):
+class DrawKeys(NamedTuple):
     """What a row's random number depends on, int64 [rows] each."""
 
     seed: Tensor
@@ -31,16 +31,16 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
         logits = torch.randn((num_rows, vocab_size), generator=generator, device=device) * 3
         temperature = torch.tensor([0.0, 1.0, 0.6, 1.7, 1.0, 0.0][:num_rows], device=device)
         numbers = torch.arange(num_rows, device=device)
-        keys = Keys(numbers * 7919 - 3, numbers % 2, numbers + 40)
+        keys = DrawKeys(numbers * 7919 - 3, numbers % 2, numbers + 40)
         yield logits, temperature, keys
         yield logits.half(), temperature, keys
         ruined = logits.clone()
         ruined[-1, 17] = torch.nan
-        yield ruined, temperature, Keys(numbers, numbers, numbers)
+        yield ruined, temperature, DrawKeys(numbers, numbers, numbers)
 
 
 @operation(_examples)
-def draw_whole(logits: Tensor, temperature: Tensor, keys: Keys) -> Tensor:
+def draw_whole(logits: Tensor, temperature: Tensor, keys: DrawKeys) -> Tensor:
     """One token id, int64, for each row of scores [rows, vocabulary], of any float; NOT_DRAWN where a score is not finite."""
     logits = logits.float()
     scaled = scale(logits, temperature)

@@ -44,7 +44,7 @@ AnyCache = LayerCache | ScaledCache
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """One step's chunks. The lists repeat two of the tensors for code that runs on the host.
 
     A step that is recorded for any chunks has empty lists: what its tensors will hold is known on the device alone, chunks may

@@ -197,7 +197,7 @@ def multiply(x: Tensor, packed: Packed) -> Tensor:
     return result.float()
 
 
-class Words(NamedTuple):
+class PackedWords(NamedTuple):
     """Rows of 32-bit words, LANES of them a block. Value j of a block's word i is the block's input j * LANES + i: the same
     value of all words of a block are neighbours, of one group. What is left of a row is a block of fewer lanes, `tail` of
     them, a power of two, filled up.
@@ -226,7 +226,7 @@ class Words(NamedTuple):
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.values, self.scales, self.minimums) if part is not None)
 
-    def rows(self, start: int, stop: int) -> "Words":
+    def rows(self, start: int, stop: int) -> "PackedWords":
         minimums = None if self.minimums is None else self.minimums[:, start:stop]
         return self._replace(values=self.values[start:stop], scales=self.scales[:, start:stop], minimums=minimums)
 
@@ -257,7 +257,7 @@ class Words(NamedTuple):
         return of_groups.t().float().repeat_interleave(self.group, 1)[:, :num_columns]
 
 
-def arrange(matrix: Grouped) -> Words:
+def arrange(matrix: Grouped) -> PackedWords:
     """In the order GPUs read; groups that share scale and minimum are made one. The order of inputs is the caller's to keep."""
     scales, minimums, group = matrix.scales, matrix.minimums, GROUP
     while group < MAX_GROUP and _are_pairs(scales) and (minimums is None or _are_pairs(minimums)):
@@ -270,7 +270,7 @@ def arrange(matrix: Grouped) -> Words:
     rest = functional.pad(inputs[:, split:], (0, split + tail * per_word - matrix.num_columns))
     words = torch.cat((_gather(inputs[:, :split], LANES, matrix.bits), _gather(rest, tail, matrix.bits)), dim=1)
     num_groups = -(-(split + tail * per_word) // group)
-    return Words(
+    return PackedWords(
         words,
         _by_group(scales, num_groups),
         None if minimums is None else _by_group(minimums, num_groups),
@@ -326,7 +326,7 @@ def _word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_word_examples)
-def linear_packed(x: Tensor, weight: Words, bias: Tensor | None) -> Tensor:
+def linear_packed(x: Tensor, weight: PackedWords, bias: Tensor | None) -> Tensor:
     """x [rows, columns] times the matrix."""
     product = x.float() @ weight.dequantize().t()
     return (product if bias is None else product + bias).to(x.dtype)
@@ -338,7 +338,7 @@ def _gated_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_gated_word_examples)
-def gated_linear_packed(x: Tensor, weight: Words, bias: Tensor | None, activation: Activation) -> Tensor:
+def gated_linear_packed(x: Tensor, weight: PackedWords, bias: Tensor | None, activation: Activation) -> Tensor:
     """The first half of the matrix's rows makes gates, the second what they let through."""
     return gate(linear_packed(x, weight, bias), activation)
 
@@ -350,7 +350,7 @@ def _score_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_score_word_examples)
-def scores_packed(x: Tensor, weight: Words) -> Tensor:
+def scores_packed(x: Tensor, weight: PackedWords) -> Tensor:
     """The output matrix: numbers over the vocabulary in float32."""
     return x.float() @ weight.dequantize().t()
 
@@ -362,7 +362,7 @@ def _embed_word_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_embed_word_examples)
-def embed_packed(ids: Tensor, weight: Words, scale: float, dtype: torch.dtype) -> Tensor:
+def embed_packed(ids: Tensor, weight: PackedWords, scale: float, dtype: torch.dtype) -> Tensor:
     """Rows looked up by number."""
     minimums = None if weight.minimums is None else weight.minimums[:, ids]
     rows = weight._replace(values=weight.values[ids], scales=weight.scales[:, ids], minimums=minimums).dequantize()

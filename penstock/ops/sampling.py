@@ -1,7 +1,7 @@
 """Drawing tokens: random numbers that depend on nothing but their key, penalties, and the draw itself.
 
 A draw inverts the distribution's cumulative sum, taken in the order of token ids, at one uniform number. So it is a pure
-function of the scores, the wishes and the key (seed, choice, position): the same in any batch and on any device.
+function of the scores, the sampling tensors and the key (seed, choice, position): the same in any batch and on any device.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.ops.op import operation
 
 
-class Wishes(NamedTuple):
+class SamplingTensors(NamedTuple):
     """How each row of scores is drawn from, [rows] each."""
 
     temperature: Tensor
@@ -102,15 +102,15 @@ def _draw_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
             logits = torch.randn((10, vocab_size), generator=generator, device=device) * spread
             logits[5] = logits[5].round()  # ties
             logits[6, 3:] = -torch.inf
-            wishes = Wishes(
+            sampling = SamplingTensors(
                 column(0.0, 1.0, 0.7, 1.3, 1.0, 1.0, 1.0, 2.0, 1e-40, 1.0),
                 column(0, 0, 5, 0, 0, 3, 0, 2000, 0, 300).long(),
                 column(1.0, 1.0, 1.0, 0.6, 0.99, 0.9, 0.95, 0.999, 0.9, 0.9),
                 column(0.0, 0.0, 0.0, 0.0, 0.1, 0.0, 0.0, 0.01, 0.5, 0.0),
                 torch.rand(10, generator=generator, device=device, dtype=torch.float64),
             )
-            yield logits, wishes
-            yield logits, wishes._replace(uniform=torch.full_like(wishes.uniform, 1 - 2.0**-53))
+            yield logits, sampling
+            yield logits, sampling._replace(uniform=torch.full_like(sampling.uniform, 1 - 2.0**-53))
 
 
 def _likeliest_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -129,14 +129,14 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 @operation(_draw_examples)
-def draw(logits: Tensor, wishes: Wishes) -> Tensor:
+def draw(logits: Tensor, sampling: SamplingTensors) -> Tensor:
     """One token id for each row of scores [rows, vocabulary]."""
-    scaled = scale(logits, wishes.temperature)
+    scaled = scale(logits, sampling.temperature)
     least = torch.maximum(
-        least_by_rank(scaled.sort(-1, descending=True).values, wishes), least_by_share(scaled, wishes)
+        least_by_rank(scaled.sort(-1, descending=True).values, sampling), least_by_share(scaled, sampling)
     )
-    drawn = invert(scaled, least, wishes.uniform)
-    return torch.where(wishes.temperature == 0, logits.argmax(-1), drawn)
+    drawn = invert(scaled, least, sampling.uniform)
+    return torch.where(sampling.temperature == 0, logits.argmax(-1), drawn)
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -145,18 +145,18 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     return below.div_(torch.where(temperature == 0, 1.0, temperature)[:, None])
 
 
-def least_by_share(scaled: Tensor, wishes: Wishes) -> Tensor:
+def least_by_share(scaled: Tensor, sampling: SamplingTensors) -> Tensor:
     """min_p: the lowest score kept is that share of the highest, which stands at zero."""
-    return wishes.min_p.log()
+    return sampling.min_p.log()
 
 
-def least_by_rank(ordered: Tensor, wishes: Wishes) -> Tensor:
+def least_by_rank(ordered: Tensor, sampling: SamplingTensors) -> Tensor:
     """The lowest score that top_k, then top_p of what top_k left, keep; scores equal to it are kept too."""
     last = ordered.shape[1] - 1
-    by_count = torch.where(wishes.top_k == 0, last, (wishes.top_k - 1).clamp(max=last))
+    by_count = torch.where(sampling.top_k == 0, last, (sampling.top_k - 1).clamp(max=last))
     least = ordered.gather(1, by_count[:, None])
     shares = torch.where(ordered >= least, ordered, -torch.inf).softmax(-1)
-    return torch.maximum(least[:, 0], least_by_mass(ordered, shares, wishes.top_p))
+    return torch.maximum(least[:, 0], least_by_mass(ordered, shares, sampling.top_p))
 
 
 def least_by_mass(ordered: Tensor, shares: Tensor, top_p: Tensor) -> Tensor:

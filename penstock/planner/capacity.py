@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Timeline
 from penstock.planner.candidate import Candidate
-from penstock.planner.demand import Demand, Target
+from penstock.planner.demand import Demand, SloTarget
 from penstock.planner.steady import Steady, bound, num_inside
 from penstock.planner.warm import warm_start
 from penstock.sim.simulation import Result, simulate
@@ -37,7 +37,7 @@ TURNOVERS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CapacityTrial:
     """One simulated load."""
 
     rate: float
@@ -60,11 +60,11 @@ class Capacity:
 
     rate: float
     """Requests a second; 0 if the SLO is missed however few come."""
-    at: Run | None
+    at: CapacityTrial | None
     """The run at that rate."""
-    beyond: Run | None
+    beyond: CapacityTrial | None
     """The run just above, which misses the target; None if the bound ended the search."""
-    runs: tuple[Run, ...]
+    runs: tuple[CapacityTrial, ...]
     """All that were simulated, by rate."""
 
 
@@ -75,19 +75,19 @@ def grid_rate(index: int) -> float:
 class Loads:
     """Runs of one candidate under one demand, each simulated once."""
 
-    def __init__(self, candidate: Candidate, demand: Demand, target: Target, on_run: Callable[[], None]) -> None:
+    def __init__(self, candidate: Candidate, demand: Demand, target: SloTarget, on_run: Callable[[], None]) -> None:
         self._candidate = candidate
         self._demand = demand
         self._target = target
         self._on_run = on_run
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, CapacityTrial] = {}
         self.steady: Steady = bound(candidate, demand.sizes, target.slo, demand.mean_repeated)
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[CapacityTrial, ...]:
         return tuple(self._runs[index] for index in sorted(self._runs))
 
-    def run(self, index: int) -> Run:
+    def run(self, index: int) -> CapacityTrial:
         if index not in self._runs:
             self._runs[index] = serve(self._candidate, self._demand, self._target, grid_rate(index), 1)
             self._on_run()
@@ -100,7 +100,7 @@ class Loads:
         return self.is_thinkable(index) and self.run(index).good_fraction >= self._target.fraction
 
 
-def serve(candidate: Candidate, demand: Demand, target: Target, rate: float, num_copies: int) -> Run:
+def serve(candidate: Candidate, demand: Demand, target: SloTarget, rate: float, num_copies: int) -> CapacityTrial:
     """Simulate so many copies under a rate."""
     num_requests = run_length(candidate, demand, rate, num_copies)
     plain = demand.workload(rate, num_requests, candidate.spec.vocab_size)
@@ -120,7 +120,7 @@ def serve(candidate: Candidate, demand: Demand, target: Target, rate: float, num
         return sum((time(one) or 0.0) > allowed for one in judged) / len(judged)
 
     summary = summarize(judged, duration_s, slo)
-    return Run(
+    return CapacityTrial(
         rate=rate,
         num_copies=num_copies,
         good_fraction=summary.good_fraction,

@@ -11,7 +11,7 @@ SHARES = ("p50", "p95")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckRow:
     """`is_judged` says that the tolerance applies."""
 
     name: str
@@ -45,8 +45,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    rows: tuple[Row, ...]
+class PredictionCheck:
+    rows: tuple[CheckRow, ...]
     tolerance: float
 
     def __post_init__(self) -> None:
@@ -60,17 +60,17 @@ class Check:
         return all(row.distance <= self.tolerance for row in self.rows if row.is_judged)
 
     @property
-    def worst(self) -> Row:
+    def worst(self) -> CheckRow:
         return max((row for row in self.rows if row.is_judged), key=lambda row: row.distance)
 
 
-def check(moments: Sequence[Mapping[str, float]], measured: Mapping[str, float], tolerance: float) -> Check:
+def check(moments: Sequence[Mapping[str, float]], measured: Mapping[str, float], tolerance: float) -> PredictionCheck:
     """Times and rates are judged; whatever else was predicted is shown beside."""
     rows = []
     for name in moments[0]:
         if name in measured:
             is_judged = name == "output_tokens_per_s" or name.rpartition("_")[0] in TIMES
-            rows.append(Row(name, tuple(moment[name] for moment in moments), measured[name], is_judged))
+            rows.append(CheckRow(name, tuple(moment[name] for moment in moments), measured[name], is_judged))
     if not any(row.is_judged for row in rows):
         raise ConfigError("there is nothing to compare: no request was answered")
-    return Check(tuple(rows), tolerance)
+    return PredictionCheck(tuple(rows), tolerance)

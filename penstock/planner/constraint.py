@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.core.batch import Batch, Chunk
-from penstock.cost.measured import Measured
+from penstock.cost.measured import MeasuredCost
 from penstock.errors import ConfigError
 from penstock.planner.candidate import Candidate
-from penstock.planner.capacity import Capacity, Run
-from penstock.planner.demand import Sizes, Target
+from penstock.planner.capacity import Capacity, CapacityTrial
+from penstock.planner.demand import Sizes, SloTarget
 from penstock.planner.space import with_kv
 from penstock.planner.steady import Steady, steady_batch
 
@@ -38,7 +38,7 @@ class Moments:
     rows: float
 
 
-def moments(run: Run, candidate: Candidate) -> Moments:
+def moments(run: CapacityTrial, candidate: Candidate) -> Moments:
     samples = [sample for replica in run.result.replicas for sample in replica.history]
     judged = [sample for sample in samples if sample.time_s >= run.start_s]
     if not judged:
@@ -52,7 +52,7 @@ def moments(run: Run, candidate: Candidate) -> Moments:
 
 
 def find_constraint(
-    candidate: Candidate, capacity: Capacity, steady: Steady, sizes: Sizes, target: Target
+    candidate: Candidate, capacity: Capacity, steady: Steady, sizes: Sizes, target: SloTarget
 ) -> Constraint:
     run = capacity.beyond
     if capacity.at is None:
@@ -75,7 +75,7 @@ def find_constraint(
     return _steps(candidate, evidence, steady, sizes)
 
 
-def _of_bound(candidate: Candidate, steady: Steady, sizes: Sizes, target: Target) -> Constraint:
+def _of_bound(candidate: Candidate, steady: Steady, sizes: Sizes, target: SloTarget) -> Constraint:
     """No run failed: the steady state itself says where it ends."""
     evidence = f"a steady state ends at about {steady.rate:.3g} requests/s, {steady.num_sequences} sequences at once"
     if steady.num_sequences >= candidate.max_sequences - 1:
@@ -87,7 +87,7 @@ def _of_bound(candidate: Candidate, steady: Steady, sizes: Sizes, target: Target
     return _prompts(candidate, evidence, sizes)
 
 
-def _latency(run: Run | None, target: Target) -> Constraint:
+def _latency(run: CapacityTrial | None, target: SloTarget) -> Constraint:
     if run is None:
         return Constraint(
             "latency", "Latency: not even one request at a time is fast enough from token to token", None, ""
@@ -157,4 +157,4 @@ def _with(candidate: Candidate, max_sequences: int, max_batch_tokens: int) -> Ca
 def extrapolated_fraction(candidate: Candidate) -> float:
     """Of the steps asked so far, those beyond what was measured."""
     cost = candidate.step_cost
-    return cost.num_outside / max(cost.num_asked, 1) if isinstance(cost, Measured) else 0.0
+    return cost.num_outside / max(cost.num_asked, 1) if isinstance(cost, MeasuredCost) else 0.0

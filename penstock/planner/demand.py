@@ -180,7 +180,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SloTarget:
     """When a deployment is good enough: this share of requests meets every time of the SLO."""
 
     slo: Slo

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from penstock.errors import ConfigError
 from penstock.planner.candidate import Candidate
-from penstock.planner.capacity import Capacity, Loads, Run, find_capacity, serve
+from penstock.planner.capacity import Capacity, CapacityTrial, Loads, find_capacity, serve
 from penstock.planner.constraint import Constraint, find_constraint
-from penstock.planner.demand import Demand, Target
+from penstock.planner.demand import Demand, SloTarget
 from penstock.planner.fit import Fit, fit_of
 from penstock.planner.money import Assumptions, SelfHost, TokenPrice, prompt_time_share, self_host, token_price
-from penstock.planner.space import Found, Rejected, Wishes
+from penstock.planner.space import Found, Rejected, SearchSpace
 from penstock.planner.steady import Steady
 
 SIMULATED = 4
@@ -67,7 +67,7 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     words: str
-    run: Run | None
+    run: CapacityTrial | None
     is_met: bool
     consequence: str
 
@@ -75,7 +75,7 @@ class WhatIf:
 @dataclass(frozen=True, slots=True)
 class Plan:
     demand: Demand
-    target: Target
+    target: SloTarget
     options: tuple[Option, ...]
     """Ranked: those that carry the load for the least money, or the fewest devices, first."""
     rejected: tuple[Rejected, ...]
@@ -85,7 +85,7 @@ class Plan:
     """The best that can be launched today, or the best of all if none can."""
     constraint: Constraint | None = None
     remedy: Option | None = None
-    at_load: Run | None = None
+    at_load: CapacityTrial | None = None
     what_ifs: tuple[WhatIf, ...] = ()
     pareto: tuple[Point, ...] = ()
     cost: SelfHost | None = None
@@ -95,8 +95,8 @@ class Plan:
 class Search:
     """What a search is told besides model and demand, of which it sees one. Prices are dollars an hour, by device."""
 
-    target: Target
-    wishes: Wishes
+    target: SloTarget
+    search_space: SearchSpace
     prices: Mapping[str, float]
     assumed: Assumptions
     gaps_of: Callable[[Candidate], tuple[str, ...]]
@@ -175,13 +175,13 @@ class Search:
             )  # fmt: skip
         return replace(plan, at_load=self._serve(option, demand), what_ifs=self._what_ifs(option, demand), cost=cost)
 
-    def _serve(self, option: Option, demand: Demand, num_replicas: int | None = None) -> Run:
+    def _serve(self, option: Option, demand: Demand, num_replicas: int | None = None) -> CapacityTrial:
         self.on_run(option.candidate.name)
         count = (num_replicas or option.num_replicas) * option.candidate.num_copies
         return serve(option.candidate, demand, self.target, demand.rate, count)
 
     def _what_ifs(self, option: Option, demand: Demand) -> tuple[WhatIf, ...]:
-        def judged(words: str, run: Run, consequence: str = "") -> WhatIf:
+        def judged(words: str, run: CapacityTrial, consequence: str = "") -> WhatIf:
             return WhatIf(words, run, run.good_fraction >= self.target.fraction, consequence)
 
         needed = math.ceil(2 * demand.rate / option.replica_rate)
@@ -217,7 +217,7 @@ class Search:
 
     def _device_cost(self, candidate: Candidate) -> float:
         """In dollars where every device has a price, else in devices."""
-        if all(hardware.name in self.prices for hardware in self.wishes.hardware):
+        if all(hardware.name in self.prices for hardware in self.search_space.hardware):
             return self.prices[candidate.hardware.name]
         return 1.0
 

@@ -23,7 +23,7 @@ NEARLY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SearchSpace:
     """What may be considered."""
 
     hardware: tuple[Hardware, ...]
@@ -48,17 +48,17 @@ class Found:
     steady: Steady
 
 
-def explore(spec: ModelSpec, wishes: Wishes, demand: Demand, slo: Slo) -> tuple[list[Found], list[Rejected]]:
+def explore(spec: ModelSpec, search_space: SearchSpace, demand: Demand, slo: Slo) -> tuple[list[Found], list[Rejected]]:
     """All that fit, each with the limits that its bound likes best; and why the others do not."""
     found: list[Found] = []
     rejected: dict[str, Rejected] = {}
     fitting: set[tuple[object, ...]] = set()
-    for plain in candidates(spec, wishes, rejected):
+    for plain in candidates(spec, search_space, rejected):
         kind = plain.hardware.name, plain.weights, plain.kv
         if plain.layout.pipeline > 1 and kind in fitting:
             continue  # stages are for what a tensor group does not hold
         try:
-            _check_room(plain, demand)
+            _check_capacity(plain, demand)
             found.append(_with_best_limits(plain, demand, slo))
             fitting.add(kind)
         except ConfigError as error:
@@ -67,36 +67,38 @@ def explore(spec: ModelSpec, wishes: Wishes, demand: Demand, slo: Slo) -> tuple[
 
 
 def explore_file(
-    spec: ModelSpec, file_bytes: int, wishes: Wishes, demand: Demand, slo: Slo
+    spec: ModelSpec, file_bytes: int, search_space: SearchSpace, demand: Demand, slo: Slo
 ) -> tuple[list[Found], list[Rejected]]:
     """As `explore`, for weights that lie here quantized: a CPU computes with them as they are, a GPU widens them."""
-    gpus = replace(wishes, hardware=tuple(one for one in wishes.hardware if one.kind == "gpu"))
+    gpus = replace(search_space, hardware=tuple(one for one in search_space.hardware if one.kind == "gpu"))
     found, rejected = explore(spec, gpus, demand, slo)
-    for hardware in wishes.hardware:
+    for hardware in search_space.hardware:
         if hardware.kind == "cpu":
             whole = precision_of("bf16", "bf16", hardware.achievable)
             precision = replace(whole, weight_bytes=file_bytes / spec.num_parameters)
-            plain = Candidate(spec, hardware, SINGLE, "file", "bf16", precision, max_context=wishes.max_context)
+            plain = Candidate(spec, hardware, SINGLE, "file", "bf16", precision, max_context=search_space.max_context)
             try:
-                _check_room(plain, demand)
+                _check_capacity(plain, demand)
                 found.append(_with_best_limits(plain, demand, slo))
             except ConfigError as error:
                 rejected.append(Rejected(plain.name, str(error)))
     return found, rejected
 
 
-def candidates(spec: ModelSpec, wishes: Wishes, rejected: dict[str, Rejected]) -> Iterator[Candidate]:
-    for hardware in wishes.hardware:
-        for weights in wishes.weights:
-            for kv in wishes.kv:
+def candidates(spec: ModelSpec, search_space: SearchSpace, rejected: dict[str, Rejected]) -> Iterator[Candidate]:
+    for hardware in search_space.hardware:
+        for weights in search_space.weights:
+            for kv in search_space.kv:
                 try:
                     precision = precision_of(cast(WeightFormat, weights), cast(KvFormat, kv), hardware.achievable)
                 except ConfigError as error:
                     name = f"{hardware.name}, {weights} weights"
                     rejected[name] = Rejected(name, str(error))
                     continue
-                for layout in layouts(spec, hardware, wishes.max_devices):
-                    yield Candidate(spec, hardware, layout, weights, kv, precision, max_context=wishes.max_context)
+                for layout in layouts(spec, hardware, search_space.max_devices):
+                    yield Candidate(
+                        spec, hardware, layout, weights, kv, precision, max_context=search_space.max_context
+                    )
 
 
 def layouts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> Iterator[Layout]:
@@ -119,7 +121,7 @@ def layouts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> Iterator[L
                 yield layout
 
 
-def _check_room(candidate: Candidate, demand: Demand) -> None:
+def _check_capacity(candidate: Candidate, demand: Demand) -> None:
     """The cache must hold the longest request, or it would be refused."""
     needed, held = demand.sizes.largest_total, candidate.sizing.num_cached_tokens
     if held < needed:
@@ -135,7 +137,7 @@ def _with_best_limits(plain: Candidate, demand: Demand, slo: Slo) -> Found:
         for budget in BUDGETS:
             candidate = plain.with_limits(sequences, budget)
             try:
-                _check_room(candidate, demand)
+                _check_capacity(candidate, demand)
             except ConfigError:
                 continue
             options.append(Found(candidate, bound(candidate, demand.sizes, slo, demand.mean_repeated)))

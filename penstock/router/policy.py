@@ -34,7 +34,7 @@ class ReplicaView(NamedTuple):
     """Hashes of the blocks it reports to hold."""
 
 
-class Call(NamedTuple):
+class RoutedCall(NamedTuple):
     """What a policy sees of a request."""
 
     number: int
@@ -45,7 +45,7 @@ class Call(NamedTuple):
     """Of the prompt's full blocks, each saying all before it."""
 
 
-class Choice(NamedTuple):
+class RouteChoice(NamedTuple):
     replica: int
     """Its place among the views."""
     why: str
@@ -60,22 +60,22 @@ class Policy(Protocol):
     reads_hashes: ClassVar[bool]
     """Calls must carry the prompt's block hashes."""
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         """Raises CapacityError where no replica is ready."""
 
 
 class RoundRobin:
     reads_hashes: ClassVar[bool] = False
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         ready = _ready(views)
-        return Choice(ready[call.number % len(ready)], "next in turn")
+        return RouteChoice(ready[call.number % len(ready)], "next in turn")
 
 
 class LeastPending:
     reads_hashes: ClassVar[bool] = False
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         """Of equals the next in turn, so that an idle fleet does not load its first replica only."""
         counts = [view.num_pending if view.is_ready else _NEVER for view in views]
         least = min(counts, default=_NEVER)
@@ -86,7 +86,7 @@ class LeastPending:
             index = counts.index(least, turn)
         except ValueError:
             index = counts.index(least)
-        return Choice(index, "fewest pending")
+        return RouteChoice(index, "fewest pending")
 
 
 class PowerOfTwo:
@@ -97,16 +97,16 @@ class PowerOfTwo:
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         ready = _ready(views)
         if len(ready) == 1:
-            return Choice(ready[0], "the only one ready")
+            return RouteChoice(ready[0], "the only one ready")
         lot = _number(f"{self._seed} {call.number}".encode())
         first = lot % len(ready)
         second = (first + 1 + (lot >> 32) % (len(ready) - 1)) % len(ready)
         one, other = ready[first], ready[second]
         chosen = one if views[one].num_pending <= views[other].num_pending else other
-        return Choice(chosen, f"fewer pending than {views[other if chosen == one else one].name}")
+        return RouteChoice(chosen, f"fewer pending than {views[other if chosen == one else one].name}")
 
 
 class Ring:
@@ -148,14 +148,14 @@ class ConsistentHash:
         self._num_blocks = num_blocks
         """Of a prompt's beginning that count."""
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         hashes = call.hashes[: self._num_blocks]
         key = hashes[-1] if hashes else call.session.encode("utf-8", "surrogatepass")
         if not key:
             return _LEAST.choose(call, views)
         return self.place(key, views)
 
-    def place(self, key: bytes, views: Views) -> Choice:
+    def place(self, key: bytes, views: Views) -> RouteChoice:
         ready = _ready(views)
         by_name = {views[index].name: index for index in ready}
         owners = self._ring.owners(key, tuple(sorted(by_name)))
@@ -163,8 +163,8 @@ class ConsistentHash:
             allowed = self._max_lead * (1 + sum(views[index].num_pending for index in ready)) / len(ready)
             for place, name in enumerate(owners):
                 if views[by_name[name]].num_pending <= allowed:
-                    return Choice(by_name[name], "owns the key" if not place else f"{owners[0]} is full")
-        return Choice(by_name[owners[0]], "owns the key")
+                    return RouteChoice(by_name[name], "owns the key" if not place else f"{owners[0]} is full")
+        return RouteChoice(by_name[owners[0]], "owns the key")
 
 
 class SessionAffinity:
@@ -175,7 +175,7 @@ class SessionAffinity:
     def __init__(self) -> None:
         self._ring = ConsistentHash(max_lead=None)
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         if not call.session:
             return _LEAST.choose(call, views)
         return self._ring.place(call.session.encode("utf-8", "surrogatepass"), views)._replace(why="keeps its session")
@@ -189,7 +189,7 @@ class PrefixReported:
     def __init__(self, max_lead: int = 8) -> None:
         self._max_lead = max_lead
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         return _longest(call, views, [_num_held(call.hashes, view.prefixes) for view in views], self._max_lead)
 
 
@@ -207,7 +207,7 @@ class PrefixPredicted:
         self._max_blocks = max_blocks
         self._sent: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
-    def choose(self, call: Call, views: Views) -> Choice:
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         sent = self._sent
         held = []
         for view in views:
@@ -242,7 +242,7 @@ _NEVER = 2**62
 _LEAST = LeastPending()
 
 
-def _longest(call: Call, views: Views, held: Sequence[int], max_lead: int) -> Choice:
+def _longest(call: RoutedCall, views: Views, held: Sequence[int], max_lead: int) -> RouteChoice:
     """The replica that holds most of the prompt, of equals the least busy; the least busy of all if that is far less busy."""
     least = _LEAST.choose(call, views)
     most = max([count for count, view in zip(held, views) if view.is_ready], default=0)
@@ -250,8 +250,10 @@ def _longest(call: Call, views: Views, held: Sequence[int], max_lead: int) -> Ch
         holders = [index for index, view in enumerate(views) if view.is_ready and held[index] == most]
         best = min(holders, key=lambda index: views[index].num_pending)
         if views[best].num_pending <= views[least.replica].num_pending + max_lead:
-            return Choice(best, f"holds {most} of {len(call.hashes)} blocks", most)
-        return Choice(least.replica, f"{views[best].name} holds {most} blocks but is far busier", held[least.replica])
+            return RouteChoice(best, f"holds {most} of {len(call.hashes)} blocks", most)
+        return RouteChoice(
+            least.replica, f"{views[best].name} holds {most} blocks but is far busier", held[least.replica]
+        )
     return least
 
 

@@ -97,7 +97,7 @@ def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> 
         return
     model = scope.get("penstock.model") or front.models.first.known_name
     try:
-        front.tracer.tell(scope, _path(scope), status, start_s, model)
+        front.tracer.report(scope, _path(scope), status, start_s, model)
     except Exception as error:
         print(f"penstock: a span is lost: {type(error).__name__}", file=sys.stderr)
 

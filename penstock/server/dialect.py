@@ -68,7 +68,7 @@ class AnswerEncoder(Protocol):
     def opening(self, call: Call) -> bytes:
         """Before anything is known."""
 
-    def telling(self, pieces: Sequence[Piece]) -> bytes:
+    def reporting(self, pieces: Sequence[Piece]) -> bytes:
         """News, in order."""
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:

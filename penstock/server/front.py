@@ -19,12 +19,12 @@ from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, exposition_of_all
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import Caller, Delivery
-from penstock.server.http.answer import Answer
+from penstock.server.http.answer import HttpAnswer
 from penstock.server.http.body import parse, read_body
 from penstock.server.http.call import Call
 from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
-from penstock.server.http.trace import Tracer
+from penstock.server.http.trace import SpanTracer
 from penstock.server.served import ServedModel, ServedModels, loading
 
 B = TypeVar("B", bound=Struct)
@@ -69,7 +69,7 @@ class Front:
         self.version = version
         self.fingerprint = f"penstock-{version}"
         self.calls = Calls(config.stall_s)
-        self.tracer: Tracer | None = None
+        self.tracer: SpanTracer | None = None
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
 
@@ -126,8 +126,8 @@ class Front:
 
     def answer(self, prepared: Prepared, begun: Begun[Any]) -> "Counted":
         model, call = prepared.model, prepared.call
-        call.tells_progress = prepared.delivery.tells_progress
-        answer = Answer(
+        call.reports_progress = prepared.delivery.reports_progress
+        answer = HttpAnswer(
             call,
             prepared.encoder,
             prepared.delivery,
@@ -208,7 +208,7 @@ def _deadline_ms(header: str | None) -> float | None:
 class Counted:
     """An answer that is watched and measured while it runs."""
 
-    def __init__(self, front: Front, prepared: Prepared, answer: Answer) -> None:
+    def __init__(self, front: Front, prepared: Prepared, answer: HttpAnswer) -> None:
         self._front = front
         self._prepared = prepared
         self._answer = answer

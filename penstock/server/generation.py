@@ -154,9 +154,9 @@ class Delivery:
     """How the answer is to be sent."""
 
     is_stream: bool = False
-    tells_progress: bool = False
+    reports_progress: bool = False
     """Say how far a call that waits has come, as events of its own."""
-    tells_timings: bool = False
+    reports_timings: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 While a sequence generates, its steps only repeat. So the scheduler is told how many steps each goes on by itself (`ahead`):
 it plans them as one chunk, leaves the sequence out of its plans meanwhile and counts it in every step's budget. The sequences
-that are away make up each step together with the prompts that the scheduler plans beside them; durations follow from their
+that fast-forward make up each step together with the prompts that the scheduler plans beside them; durations follow from their
 number and the sum of their lengths. Each is committed when its run is over, at the very time at which its last step ended.
 
     step      1     2     3     4     5     6
@@ -24,7 +24,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.cost.cost import Cost, Summing
 from penstock.sim.clock import EventQueue
 from penstock.sim.replica import TOKEN, Ledger, Replica
-from penstock.sim.tracing import Tracer
+from penstock.sim.tracing import SimulationTracer
 
 MAX_STRETCH = 64
 """Steps computed at once: an arrival wastes those after it."""
@@ -34,8 +34,8 @@ _MANY_BLOCKS = 32
 _DRAWN = tuple((TOKEN,) * count for count in range(1024))
 
 
-class Run(NamedTuple):
-    """A sequence that is away. It is due when so many steps of the replica have ended."""
+class FastForward(NamedTuple):
+    """A sequence that fast-forwards. It is due when so many steps of the replica have ended."""
 
     due_step: int
     order: int
@@ -45,8 +45,8 @@ class Run(NamedTuple):
     batch: Batch
 
 
-class SwiftReplica(Replica):
-    """As `Replica` at depth 1 without drafts, faster. `settles` says that service is counted while sequences are away."""
+class FastForwardReplica(Replica):
+    """As `Replica` at depth 1 without drafts, faster. `settles` says that service is counted while sequences fast-forward."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SwiftReplica(Replica):
         *,
         joins: bool = True,
         settles: bool = False,
-        tracer: Tracer | None = None,
+        tracer: SimulationTracer | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(name, scheduler, cost, events, ledger, joins=joins, tracer=tracer, seed=seed)
@@ -67,15 +67,15 @@ class SwiftReplica(Replica):
         limits = scheduler.limits
         self._abounds = limits.num_blocks >= _MANY_BLOCKS * limits.max_sequences
         """Blocks taken up to an answer's length before their time are hardly ever missed."""
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, FastForward] = {}
         """By row."""
-        self._due: list[Run] = []
+        self._due: list[FastForward] = []
         self._prompts: list[Batch] = []
         """Of the step under way."""
         self._num_prompt_tokens = 0
         """Of those."""
         self._num_positions = 0
-        """Positions that the next step of all who are away reads, their new ones included."""
+        """Positions that the next step of all that fast-forward reads, their new ones included."""
         self._orders: dict[int, int] = {}
         self._finals: dict[int, int] = {}
         """Of the sequence in each row, the length at which it ends; 0 where its tokens must be told singly."""
@@ -85,7 +85,7 @@ class SwiftReplica(Replica):
         self._step = 0
         self._start_s = 0.0
         self._ends: list[float] = []
-        """Of the steps under way; constant company, so that only the lengths grow."""
+        """Of the steps under way; constant members, so that only the lengths grow."""
         self._num_fresh = 0
         """Runs that start with the first of them."""
         self._past_ends: list[float] = []
@@ -127,7 +127,7 @@ class SwiftReplica(Replica):
         self._note(now)
 
     def _launch(self, batch: Batch, now: float) -> None:
-        """Send those who generate away; the others compute a part of their prompts in the next step."""
+        """Let those that generate fast-forward; the others compute a part of their prompts in the next step."""
         self._num_fresh = 0
         for part in self.scheduler.flights.split(batch):
             (chunk,) = part.chunks
@@ -138,7 +138,7 @@ class SwiftReplica(Replica):
                 self._prompts.append(part)
                 self._num_prompt_tokens += chunk.length
                 continue
-            run = make(Run, (self._step + chunk.length, self._orders[row], self._step, row, part))
+            run = make(FastForward, (self._step + chunk.length, self._orders[row], self._step, row, part))
             self._runs[row] = run
             heappush(self._due, run)
             self._num_positions += chunk.start + 1
@@ -206,19 +206,19 @@ class SwiftReplica(Replica):
         if self._tracer is not None:
             self._tracer.steps(self.name, self._start_s, now, num_steps, num_runs + len(prompts), num_prompt_tokens)
         due = self._due
-        returning: list[Run] = []
+        returning: list[FastForward] = []
         while due and due[0].due_step <= self._step:
             run = heappop(due)
             if self._runs.get(run.row) is run:
                 returning.append(run)
         if returning or prompts:
-            self._come_back(returning, prompts, now)
+            self._end_fast_forward(returning, prompts, now)
         if not self._runs or len(self._past_ends) > self._max_ends:
             self._forget_ends()
         self._loop(now)
 
     def _count_gaps(self, ends: list[float], num_runs: int) -> None:
-        """Between the tokens of those who were away before; a fresh run's first gap is told when it is committed."""
+        """Between the tokens of those that fast-forwarded before; a fresh run's first gap is told when it is committed."""
         gaps = self._ledger.gaps
         num_before = num_runs - self._num_fresh
         if num_before:
@@ -229,7 +229,7 @@ class SwiftReplica(Replica):
 
     # Coming back
 
-    def _come_back(self, runs: list[Run], prompts: list[Batch], now: float) -> None:
+    def _end_fast_forward(self, runs: list[FastForward], prompts: list[Batch], now: float) -> None:
         """Commit in the order of the engine, which is that of admission, and those with prompts after the others."""
         scheduler = self.scheduler
         if len(runs) > 1:
@@ -248,30 +248,30 @@ class SwiftReplica(Replica):
         for part in prompts:
             (chunk,) = part.chunks
             drawn: tuple[int, ...] = ()
-            ahead = 0
+            num_steps = 0
             if chunk.samples:
                 drawn = _DRAWN[1]
-                ahead = self._ahead(chunk.row, chunk.end, far, near)
-                far -= ahead // limits.block_size
-            deltas = scheduler.commit(part, StepOutput((drawn,)), now, (ahead,))
+                num_steps = self._steps_alone(chunk.row, chunk.end, far, near)
+                far -= num_steps // limits.block_size
+            deltas = scheduler.commit(part, StepOutput((drawn,)), now, (num_steps,))
             self._ledger.observe(deltas, now)
 
-    def _commit_run(self, run: Run, far: int, near: int, now: float) -> int:
+    def _commit_run(self, run: FastForward, far: int, near: int, now: float) -> int:
         """Returns how many blocks were promised to its next run."""
         (chunk,) = run.batch.chunks
         row, start = chunk.row, chunk.start
         count = self._step - run.first_step
-        ahead = self._ahead(row, start + count, far, near)
+        num_steps = self._steps_alone(row, start + count, far, near)
         drawn = _DRAWN[count] if count < len(_DRAWN) else (TOKEN,) * count
-        deltas = self.scheduler.commit(run.batch, StepOutput((drawn,)), now, (ahead,))
+        deltas = self.scheduler.commit(run.batch, StepOutput((drawn,)), now, (num_steps,))
         self._runs.pop(row)
         self._num_positions -= start + count + 1
         self._num_unused -= chunk.length - count
         for delta in deltas:
             self._ledger.observe_run(delta, self._past_ends[run.first_step - self._past_base :])
-        return ahead // self.scheduler.limits.block_size
+        return num_steps // self.scheduler.limits.block_size
 
-    def _ahead(self, row: int, start: int, far: int, near: int) -> int:
+    def _steps_alone(self, row: int, start: int, far: int, near: int) -> int:
         """Steps that a sequence at this position goes on after its next: to its end while blocks abound, else to the end of a
         block, so that it takes none before its time. None where the scheduler must see every step."""
         num_left = self._finals[row] - start - 1
@@ -305,5 +305,5 @@ class SwiftReplica(Replica):
         return max(0.0, held_fraction - self._num_unused / (limits.num_blocks * limits.block_size))
 
 
-def _by_order(run: Run) -> int:
+def _by_order(run: FastForward) -> int:
     return run.order

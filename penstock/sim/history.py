@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 from penstock.core.batch import make
 from penstock.core.limits import Limits
-from penstock.core.scheduler import Load
+from penstock.core.scheduler import SchedulerLoad
 
 MAX_SAMPLES = 512
 
 
-class Sample(NamedTuple):
+class HistorySample(NamedTuple):
     """The state that a step left behind."""
 
     time_s: float
@@ -22,7 +22,7 @@ class History:
     """Samples no closer than a spacing that doubles whenever there are too many; averages weigh every moment alike."""
 
     def __init__(self, limits: Limits | None = None, *, joins: bool = True) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[HistorySample] = []
         self.max_waiting = 0
         self.max_kv_usage_fraction = 0.0
         self.waiting_for_rows_s = 0.0
@@ -35,13 +35,13 @@ class History:
         self._joins = joins
         self._is_step_full = False
         self._spacing_s = 0.0
-        self._last = Sample(0.0, 0, 0, 0.0)
+        self._last = HistorySample(0.0, 0, 0, 0.0)
         self._running_seconds = 0.0
         self._waiting_seconds = 0.0
         self._kv_seconds = 0.0
 
     def add(
-        self, load: Load, now: float, kv_usage_fraction: float | None = None, *, is_step_full: bool = False
+        self, load: SchedulerLoad, now: float, kv_usage_fraction: float | None = None, *, is_step_full: bool = False
     ) -> None:
         """From now on it is so; `is_step_full` says that the step under way has spent its budget."""
         usage = load.kv_usage_fraction if kv_usage_fraction is None else kv_usage_fraction
@@ -54,7 +54,7 @@ class History:
             if last.num_waiting:
                 self._blame(last, elapsed)
         self._is_step_full = is_step_full
-        self._last = sample = make(Sample, (now, load.num_running, load.num_waiting, usage))
+        self._last = sample = make(HistorySample, (now, load.num_running, load.num_waiting, usage))
         if load.num_waiting > self.max_waiting:
             self.max_waiting = load.num_waiting
         if usage > self.max_kv_usage_fraction:
@@ -73,7 +73,7 @@ class History:
     def mean_kv_usage_fraction(self, duration_s: float) -> float:
         return self._kv_seconds / duration_s if duration_s > 0.0 else 0.0
 
-    def _blame(self, state: Sample, elapsed: float) -> None:
+    def _blame(self, state: HistorySample, elapsed: float) -> None:
         is_whole = not self._joins
         if not is_whole and self._limits is not None and state.num_running >= self._limits.max_sequences:
             self.waiting_for_rows_s += elapsed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.core.prefix import Namespace, block_hash, packed
 from penstock.core.request import Request
-from penstock.router.policy import Call, Policy
+from penstock.router.policy import Policy, RoutedCall
 from penstock.sim.clock import EventQueue
 from penstock.sim.replica import Replica
 from penstock.sim.scaling import Scaler, Scaling
@@ -85,7 +85,7 @@ class Pool:
                 self._refuse(request, now)
                 return
         hashes = self._hashes(request, live[0].scheduler.limits.block_size) if self._policy.reads_hashes else ()
-        choice = self._policy.choose(Call(self._num_calls, request.tenant, hashes), views)
+        choice = self._policy.choose(RoutedCall(self._num_calls, request.tenant, hashes), views)
         self._num_calls += 1
         chosen = live[choice.replica]
         if self._prepare is not None:

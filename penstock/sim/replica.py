@@ -2,7 +2,7 @@
 
 It follows the engine's loop: take in what was handed over, schedule, launch, and wait for the oldest step. Where the engine
 would wait for the device it posts an event; there the other half runs, `commit` with as many tokens as were drawn. This one
-does so step by step; `swift.SwiftReplica` gives the same results with less work.
+does so step by step; `fast_forward.FastForwardReplica` gives the same results with less work.
 """
 
 from collections import deque
@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 from penstock.core.batch import Batch, Delta, StepOutput, make
 from penstock.core.request import Request
 from penstock.core.scheduler import Scheduler
-from penstock.cost.cost import Cost, Moody
-from penstock.cost.slowdown import Weather
+from penstock.cost.cost import Cost, TimeVaryingCost
+from penstock.cost.slowdown import SlowdownTrace
 from penstock.cost.warmth import Warmth
 from penstock.errors import CapacityError, RequestError
 from penstock.metrics.histogram import Histogram
@@ -21,7 +21,7 @@ from penstock.router.policy import ReplicaView
 from penstock.sim.clock import EventQueue
 from penstock.sim.history import History
 from penstock.sim.speculation import Speculation
-from penstock.sim.tracing import Tracer
+from penstock.sim.tracing import SimulationTracer
 
 TOKEN = 0
 """What a simulated model says, always."""
@@ -39,7 +39,7 @@ class Ledger(Protocol):
     def observe_run(self, delta: Delta, times: Sequence[float]) -> None: ...
 
 
-class Flight(NamedTuple):
+class StepInFlight(NamedTuple):
     """A launched batch."""
 
     batch: Batch
@@ -62,7 +62,7 @@ class Replica:
         depth: int = 1,
         joins: bool = True,
         speculation: Speculation | None = None,
-        tracer: Tracer | None = None,
+        tracer: SimulationTracer | None = None,
         seed: int = 0,
     ) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class Replica:
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_prompt_tokens = 0
-        """Of sequences admitted, once for every stay."""
+        """Of sequences admitted, once for every epoch."""
         self.num_cached_tokens = 0
         """Of those, what the prefix cache gave."""
         self.busy_s = 0.0
@@ -80,18 +80,24 @@ class Replica:
         self.num_lost_transfers = 0
         """Prompts whose keys and values came and found no room."""
         self.cost = cost
-        self._moody = cost if isinstance(cost, Moody) and (cost.cooling is not None or cost.spells) else None
+        self._time_varying = (
+            cost if isinstance(cost, TimeVaryingCost) and (cost.cooling is not None or cost.slowdowns) else None
+        )
         self._warmth: Warmth | None = None
-        if self._moody is not None:
-            weather = Weather(self._moody.spells, f"{seed} weather {name}") if self._moody.spells else None
-            self._warmth = Warmth(self._moody.cooling, weather)
+        if self._time_varying is not None:
+            slowdown_trace = (
+                SlowdownTrace(self._time_varying.slowdowns, f"{seed} weather {name}")
+                if self._time_varying.slowdowns
+                else None
+            )
+            self._warmth = Warmth(self._time_varying.cooling, slowdown_trace)
         self.speculation = speculation
         self._events = events
         self._ledger = ledger
         self._depth = depth
         self._tracer = tracer
         self._inbox: list[Request] = []
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[StepInFlight] = deque()
         self.last_view: ReplicaView | None = None
         """What `view` gave last, while it is still true."""
         self._num_step_tokens = 0
@@ -188,14 +194,14 @@ class Replica:
             self._warmth.take(1)
         if self.speculation is not None:
             duration_s += self.speculation.draft_s(batch, self.cost)
-        self._flights.append(Flight(batch, start_s, start_s + duration_s))
+        self._flights.append(StepInFlight(batch, start_s, start_s + duration_s))
 
     def _run_s(self, batch: Batch, start_s: float, num_steps: int) -> list[float]:
         """Seconds of each of a run of steps that begins then."""
         durations = self.cost.run_s(batch, num_steps)
-        if self._warmth is None or self._moody is None:
+        if self._warmth is None or self._time_varying is None:
             return durations
-        return self._warmth.foretell(start_s, durations, self._moody.cold_s(batch, num_steps))
+        return self._warmth.predict(start_s, durations, self._time_varying.cold_s(batch, num_steps))
 
     def _complete(self, now: float) -> None:
         """The oldest step has ended."""

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 from penstock.config import EngineConfig
 from penstock.core.request import Request
-from penstock.cost.cost import Cost, Moody
+from penstock.cost.cost import Cost, TimeVaryingCost
 from penstock.errors import ConfigError, EngineError
 from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
 from penstock.router.policy import LeastPending, Policy
 from penstock.sim.clock import EventQueue
 from penstock.sim.conversation import Conversations
-from penstock.sim.fast_forward import SwiftReplica
+from penstock.sim.fast_forward import FastForwardReplica
 from penstock.sim.handover import Arrived, Disaggregation, Handover
-from penstock.sim.history import Sample
+from penstock.sim.history import HistorySample
 from penstock.sim.pool import Member, Pool
 from penstock.sim.replica import Ledger, Replica
 from penstock.sim.scaling import Scaling
 from penstock.sim.speculation import Guessing, Speculation
-from penstock.sim.tracing import Tracer
+from penstock.sim.tracing import SimulationTracer
 from penstock.sizing import Sizing, make_scheduler
 from penstock.workload.workload import FollowUp, Workload
 
@@ -56,7 +56,7 @@ class ReplicaReport:
     num_blocks: int
     seconds: float
     """From its start to its stop."""
-    history: tuple[Sample, ...]
+    history: tuple[HistorySample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Result:
     replicas: tuple[ReplicaReport, ...]
     timelines: tuple[Timeline, ...]
     """In order of ending."""
-    num_turned_away: int = 0
+    num_refused: int = 0
     """Requests that the router refused: every replica had its fill. They are among the refused."""
     num_starts: int = 0
     num_stops: int = 0
@@ -101,7 +101,7 @@ class Fleet:
     """Makes the policy, fresh for every simulation."""
     depth: int = 1
     """Steps launched before the oldest is awaited, as in the engine."""
-    foretells: bool = True
+    predicts: bool = True
     """Skip over steps that only repeat; the result is the same without, later."""
     guessing: Guessing | None = None
     """Drafts that every replica verifies; then every step is taken singly."""
@@ -125,15 +125,15 @@ class Fleet:
     @property
     def moments(self) -> tuple["Fleet", ...]:
         """The same fleet, asked at so many moments as it takes to see some good and some bad ones; once if all are alike."""
-        is_moody = isinstance(self.cost, Moody) and self.cost.spells
-        return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_moody else (self,)
+        is_time_varying = isinstance(self.cost, TimeVaryingCost) and self.cost.slowdowns
+        return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_time_varying else (self,)
 
-    def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: Tracer | None = None) -> Replica:
+    def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None = None) -> Replica:
         scheduler = make_scheduler(self.config, self.sizing)
         joins = self.config.scheduler.batching == "continuous"
-        if self.foretells and self.depth == 1 and self.guessing is None:
+        if self.predicts and self.depth == 1 and self.guessing is None:
             settles = self.config.scheduler.order == "fair"
-            return SwiftReplica(
+            return FastForwardReplica(
                 name,
                 scheduler,
                 self.cost,
@@ -165,7 +165,7 @@ def simulate(
     slo: Slo | None = None,
     *,
     keep_times: bool = False,
-    tracer: Tracer | None = None,
+    tracer: SimulationTracer | None = None,
 ) -> Result:
     """Serve requests, which come in order of arrival, to the last. The same arguments give the same result.
 
@@ -199,7 +199,7 @@ class Course:
         self,
         fleet: Fleet,
         timelines: Timelines,
-        tracer: Tracer | None,
+        tracer: SimulationTracer | None,
         later: Mapping[int, Sequence[FollowUp]] | None = None,
     ) -> None:
         self._split = fleet.split
@@ -208,7 +208,7 @@ class Course:
         self._events = EventQueue()
         self._conversations = Conversations(later, timelines, self._events, self._take) if later else None
         self._ledger: Ledger = self._conversations or timelines
-        self._num_turned_away = 0
+        self._num_refused = 0
         self._moved: set[int] = set()
         self._handovers: dict[str, Handover] = {}
         self._prefill: Pool | None = None
@@ -223,7 +223,7 @@ class Course:
                 self._events,
                 num_replicas=split.num_prefill,
                 max_pending=fleet.max_pending,
-                refuse=self._turn_away,
+                refuse=self._refuse,
                 prepare=lambda replica, request: self._handovers[replica.name].shorten(request),
             )
         self._pool = Pool(
@@ -234,7 +234,7 @@ class Course:
             num_replicas=fleet.num_replicas,
             max_pending=fleet.max_pending,
             scaling=fleet.scaling,
-            refuse=self._turn_away,
+            refuse=self._refuse,
         )
 
     def arrive(self, request: Request) -> None:
@@ -271,7 +271,7 @@ class Course:
             summarize(timelines.ended, end_s, slo, timelines.gaps),
             tuple(_report(member, end_s) for member in members),
             tuple(timelines.ended),
-            num_turned_away=self._num_turned_away,
+            num_refused=self._num_refused,
             num_starts=self._pool.num_starts,
             num_stops=self._pool.num_stops,
             num_transfers=num_transfers,
@@ -288,8 +288,8 @@ class Course:
         self._moved.add(request.request_id)
         self._pool.submit(request, now, is_moved=True)
 
-    def _turn_away(self, request: Request, now: float) -> None:
-        self._num_turned_away += 1
+    def _refuse(self, request: Request, now: float) -> None:
+        self._num_refused += 1
         self._ledger.refuse(request.request_id, now)
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.core.scheduler import Load
+from penstock.core.scheduler import SchedulerLoad
 from penstock.metrics.timeline import Timeline
 
 MAX_EVENTS = 200_000
@@ -16,7 +16,7 @@ _REQUESTS = 0
 _US = 1e6
 
 
-class Tracer:
+class SimulationTracer:
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self.num_left_out = 0
         self._max_events = max_events
@@ -26,7 +26,7 @@ class Tracer:
     def steps(
         self, name: str, start_s: float, end_s: float, num_steps: int, num_sequences: int, num_prompt: int
     ) -> None:
-        """Steps of a replica with the same company: that many sequences, and prompt tokens among them."""
+        """Steps of a replica with the same members: that many sequences, and prompt tokens among them."""
         label = f"{num_sequences} sequences" + (f", {num_prompt} prompt tokens" if num_prompt else "")
         if num_steps > 1:
             label = f"{num_steps} x {label}"
@@ -35,7 +35,7 @@ class Tracer:
             name, {"ph": "X", "name": label, "ts": start_s * _US, "dur": (end_s - start_s) * _US, "args": arguments}
         )
 
-    def load(self, name: str, now: float, load: Load) -> None:
+    def load(self, name: str, now: float, load: SchedulerLoad) -> None:
         counts = {"running": load.num_running, "waiting": load.num_waiting}
         self._add(name, {"ph": "C", "name": "sequences", "ts": now * _US, "args": counts})
         usage = {"percent": round(100.0 * load.kv_usage_fraction, 2)}

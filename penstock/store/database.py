@@ -157,7 +157,7 @@ class SqliteDatabase:
                     with _transaction(connection, "BEGIN"):
                         found = job.work(SqliteTransaction(connection))
                 except BaseException as error:
-                    job.done.set_exception(_told(error))
+                    job.done.set_exception(_reported(error))
                 else:
                     job.done.set_result(found)
 
@@ -194,10 +194,10 @@ def _commit(connection: sqlite3.Connection, group: Sequence[_Job]) -> None:
                     outcomes.append((job, job.work(SqliteTransaction(connection)), None))
                 except BaseException as error:
                     connection.execute("ROLLBACK TO job")
-                    outcomes.append((job, None, _told(error)))
+                    outcomes.append((job, None, _reported(error)))
                 connection.execute("RELEASE job")
     except sqlite3.Error as error:
-        outcomes = [(job, None, _told(error)) for job in jobs]
+        outcomes = [(job, None, _reported(error)) for job in jobs]
     for job, found, fault in outcomes:
         if fault is None:
             job.done.set_result(found)
@@ -217,7 +217,7 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Any:
         raise
 
 
-def _told(error: BaseException) -> BaseException:
+def _reported(error: BaseException) -> BaseException:
     if isinstance(error, sqlite3.Error):
         return StoreError(f"the database cannot be used: {error}; look at its disk and whoever else writes to it")
     return error

@@ -66,7 +66,7 @@ class Gamma:
 
 
 @dataclass(frozen=True, slots=True)
-class Ramp:
+class RateRamp:
     """Independent users who grow from one rate to another, evenly in time over the whole run."""
 
     start_rate: float

@@ -70,7 +70,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class LengthMixture:
     """One of several kinds, each with its weight."""
 
     kinds: tuple[tuple[float, Lengths], ...]
@@ -103,9 +103,9 @@ class Observed:
         return random.choice(self.values)
 
 
-SHAREGPT_PROMPTS = Mixture(((0.6, LogNormal(28, 1.0, 4, 1024)), (0.4, LogNormal(210, 1.0, 4, 2048))))
+SHAREGPT_PROMPTS = LengthMixture(((0.6, LogNormal(28, 1.0, 4, 1024)), (0.4, LogNormal(210, 1.0, 4, 2048))))
 """Chats as people share them: short questions, and now and then a pasted text; mean near 165 tokens."""
-SHAREGPT_ANSWERS = Mixture(((0.3, LogNormal(40, 0.9, 1, 512)), (0.7, LogNormal(375, 0.65, 4, 2048))))
+SHAREGPT_ANSWERS = LengthMixture(((0.3, LogNormal(40, 0.9, 1, 512)), (0.7, LogNormal(375, 0.65, 4, 2048))))
 """A word, a sentence or an essay; mean near 335 tokens."""
 
 NAMED: dict[str, Lengths] = {"sharegpt-prompts": SHAREGPT_PROMPTS, "sharegpt-answers": SHAREGPT_ANSWERS}

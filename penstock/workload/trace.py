@@ -53,11 +53,11 @@ class Trace:
     def blocks_of(self, row: int) -> "array[int]":
         return self.blocks[self.block_starts[row] : self.block_starts[row + 1]]
 
-    def rows(self) -> Iterator["Row"]:
+    def rows(self) -> Iterator["TraceRow"]:
         for row, (time_s, prompt, answer) in enumerate(
             zip(self.times_s, self.prompt_lengths, self.answer_lengths, strict=True)
         ):
-            yield Row(time_s, prompt, answer, self.blocks_of(row))
+            yield TraceRow(time_s, prompt, answer, self.blocks_of(row))
 
     def first(self, count: int) -> "Trace":
         """Only the first rows."""
@@ -103,7 +103,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TraceRow:
     """One request of a trace."""
 
     time_s: float
@@ -112,7 +112,7 @@ class Row:
     blocks: Sequence[int] = ()
 
 
-def trace_of_rows(rows: Sequence[Row], num_unanswered: int = 0) -> Trace:
+def trace_of_rows(rows: Sequence[TraceRow], num_unanswered: int = 0) -> Trace:
     """Rows in any order."""
     ordered = sorted(rows, key=lambda row: row.time_s)
     start_s = ordered[0].time_s if ordered else 0.0
@@ -140,7 +140,7 @@ def trace_of(workload: Workload) -> Trace:
         for start in range(0, len(request.prompt), BLOCK_TOKENS):
             parent = numbers.setdefault((parent, request.prompt[start : start + BLOCK_TOKENS]), len(numbers))
             blocks.append(parent)
-        rows.append(Row(request.arrival_s, len(request.prompt), request.params.max_tokens or 1, blocks))
+        rows.append(TraceRow(request.arrival_s, len(request.prompt), request.params.max_tokens or 1, blocks))
     return trace_of_rows(rows)
 
 

@@ -18,7 +18,7 @@ import numpy
 
 from penstock.errors import ConfigError
 from penstock.workload.lengths import MAX_LENGTH
-from penstock.workload.trace import BLOCK_TOKENS, MAX_BLOCK_ID, Row, Trace, trace_of_rows
+from penstock.workload.trace import BLOCK_TOKENS, MAX_BLOCK_ID, Trace, TraceRow, trace_of_rows
 
 Format = Literal["mooncake", "azure", "burstgpt"]
 
@@ -52,13 +52,13 @@ def write(path: Path, trace: Trace, form: Format = "mooncake") -> None:
         raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
 
 
-def _rows(path: Path, file: BinaryIO) -> Iterator[Row]:
+def _rows(path: Path, file: BinaryIO) -> Iterator[TraceRow]:
     lines = _lines(path, file)
     number, head = next(lines, (0, ""))
     if not head:
         raise ConfigError(f"the trace {path} is empty")
     if head.startswith("{"):
-        parse: Callable[[str], list[Row]] = _row_of_object
+        parse: Callable[[str], list[TraceRow]] = _row_of_object
         pending = [(number, head)]
     else:
         parse = _csv_parser(path, head)
@@ -95,7 +95,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 # Mooncake's objects, and our recordings, which add to them
 
 
-def _row_of_object(line: str) -> list[Row]:
+def _row_of_object(line: str) -> list[TraceRow]:
     data = json.loads(line)
     if not isinstance(data, dict):
         raise ValueError("not a JSON object")
@@ -107,7 +107,7 @@ def _row_of_object(line: str) -> list[Row]:
         raise ValueError(f"hash_ids holds something that is no whole number from 0 to {MAX_BLOCK_ID}")
     if len(blocks) > math.ceil(prompt / BLOCK_TOKENS):
         raise ValueError(f"{len(blocks)} hash_ids are too many for {prompt} tokens, {BLOCK_TOKENS} an id")
-    row = Row(
+    row = TraceRow(
         _time("timestamp", data["timestamp"]) / 1000,
         prompt,
         _count("output_length", data["output_length"], 0),
@@ -116,7 +116,7 @@ def _row_of_object(line: str) -> list[Row]:
     return _by_choice(row, _count("num_choices", data.get("num_choices", 1), 1))
 
 
-def _by_choice(row: Row, num_choices: int) -> list[Row]:
+def _by_choice(row: TraceRow, num_choices: int) -> list[TraceRow]:
     """Choices of one request are replayed as requests of the same prompt, each with its share of the tokens."""
     if num_choices > MAX_CHOICES:
         raise ValueError(f"num_choices is {num_choices}; at most {MAX_CHOICES} are read")
@@ -138,7 +138,7 @@ def _write_mooncake(file: Any, trace: Trace) -> None:
 # Tables
 
 
-def _csv_parser(path: Path, head: str) -> Callable[[str], list[Row]]:
+def _csv_parser(path: Path, head: str) -> Callable[[str], list[TraceRow]]:
     names = [name.strip() for name in next(csv.reader([head]))]
     for columns, time_of in (
         (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _date),
@@ -154,13 +154,13 @@ def _csv_parser(path: Path, head: str) -> Callable[[str], list[Row]]:
 
 def _row_of_table(
     names: list[str], columns: tuple[str, str, str], time_of: Callable[[str, str], float], line: str
-) -> list[Row]:
+) -> list[TraceRow]:
     cells = next(csv.reader([line]))
     if len(cells) != len(names):
         raise ValueError(f"{len(cells)} cells under {len(names)} names")
     row: Mapping[str, str] = dict(zip(names, cells, strict=True))
     time, prompt, answer = columns
-    return [Row(time_of(time, row[time]), _whole(prompt, row[prompt], 1), _whole(answer, row[answer], 0))]
+    return [TraceRow(time_of(time, row[time]), _whole(prompt, row[prompt], 1), _whole(answer, row[answer], 0))]
 
 
 def _write_azure(file: Any, trace: Trace) -> None:

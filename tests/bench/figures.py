@@ -3,21 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
-from penstock.bench.client.answer import Answer, Usage
+from penstock.bench.client.answer import Answer, ReportedUsage
 from penstock.bench.client.counters import Counters
 from penstock.bench.client.health import Health
-from penstock.bench.client.prompts import Segment, Vocabulary
-from penstock.bench.client.target import Dialect, Target
+from penstock.bench.client.prompts import PromptWords, Segment
+from penstock.bench.client.target import ServerDialect, TargetServer
 from penstock.bench.knee import Knee
-from penstock.bench.load import Measured
-from penstock.bench.plan import Ask, Plan, Turn
+from penstock.bench.load import MeasuredLoad
+from penstock.bench.plan import Ask, TrafficPlan, Turn
 from penstock.bench.report.figures import Figures, figures_of
 from penstock.bench.report.flags import flags_of
 from penstock.bench.report.report import report_of
-from penstock.bench.session import Run
+from penstock.bench.session import BenchRun
 from penstock.metrics.summary import Slo
 
-TARGET = Target("model", "chat", Dialect(), Vocabulary((" a",), (1.0,), overhead=2), True, True, "stub")
+TARGET = TargetServer("model", "chat", ServerDialect(), PromptWords((" a",), (1.0,), overhead=2), True, True, "stub")
 HEALTHY = Health(lag_p50_s=0.0001, lag_p99_s=0.001, lag_max_s=0.002, cpu_fraction=0.1)
 COUNT = 200
 
@@ -27,28 +27,28 @@ def answer(number: int, ttft_s: float = 0.1, gap_s: float = 0.02, tokens: int = 
     one.piece_times.extend(one.scheduled_s + ttft_s + gap_s * piece for piece in range(0 if error else tokens))
     one.end_s = one.scheduled_s + ttft_s + gap_s * tokens
     one.finish_reason, one.ask = "length", number
-    one.usage = Usage(prompt_tokens=50, completion_tokens=tokens)
+    one.usage = ReportedUsage(prompt_tokens=50, completion_tokens=tokens)
     return one
 
 
-def measured(answers: list[Answer] | None = None, **changes: Any) -> Measured:
+def measured(answers: list[Answer] | None = None, **changes: Any) -> MeasuredLoad:
     found = answers or [answer(number, ttft_s=0.1 + 0.001 * (number % 10)) for number in range(COUNT)]
     end_s = max(one.end_s or 0.0 for one in found)
-    return replace(Measured(tuple(found), end_s, HEALTHY, is_saturated=False, num_unsent=0), **changes)
+    return replace(MeasuredLoad(tuple(found), end_s, HEALTHY, is_saturated=False, num_unsent=0), **changes)
 
 
-def figures(one: Measured | None = None, rate: float | None = 10.0, server: Counters = Counters()) -> Figures:  # noqa: B008
-    plan = Plan(tuple(Ask(0.1 * n, (Turn((Segment(str(n), 50),), 5),)) for n in range(COUNT)))
+def figures(one: MeasuredLoad | None = None, rate: float | None = 10.0, server: Counters = Counters()) -> Figures:  # noqa: B008
+    plan = TrafficPlan(tuple(Ask(0.1 * n, (Turn((Segment(str(n), 50),), 5),)) for n in range(COUNT)))
     return figures_of(one or measured(), plan, TARGET, Slo(ttft_s=0.5), server, rate)
 
 
-def run(one: Measured | None = None, rate: float | None = 10.0) -> Run:
+def run(one: MeasuredLoad | None = None, rate: float | None = 10.0) -> BenchRun:
     found = figures(one, rate)
-    return Run(found, tuple(flags_of(found)), (one or measured()).answers)
+    return BenchRun(found, tuple(flags_of(found)), (one or measured()).answers)
 
 
 def report(
-    runs: list[Run], workload: dict[str, Any] | None = None, knee: Knee | None = None, **target: Any
+    runs: list[BenchRun], workload: dict[str, Any] | None = None, knee: Knee | None = None, **target: Any
 ) -> dict[str, Any]:
     return report_of(
         runs,

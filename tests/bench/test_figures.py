@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.client.answer import Answer, AnswerReader, Usage
+from penstock.bench.client.answer import Answer, AnswerReader, ReportedUsage
 from penstock.bench.client.counters import Counters
 from penstock.bench.client.health import Health
 from penstock.bench.client.prompts import Segment
-from penstock.bench.plan import Ask, Plan, Turn
+from penstock.bench.plan import Ask, TrafficPlan, Turn
 from penstock.bench.report.figures import FORMULAS, figures_of, row_of
 from penstock.bench.report.flags import flags_of
 from penstock.metrics.summary import Slo
@@ -96,7 +96,7 @@ def test_what_a_server_refused_is_no_part_of_what_the_workload_repeats():
         (Segment("shared", 40), Segment(f"short {number}", 10)) if number % 2 else (Segment(f"long {number}", 5000),)
         for number in range(COUNT)
     ]
-    plan = Plan(tuple(Ask(0.1 * number, (Turn(segments, 5),)) for number, segments in enumerate(asks)))
+    plan = TrafficPlan(tuple(Ask(0.1 * number, (Turn(segments, 5),)) for number, segments in enumerate(asks)))
     answers = [answer(number, error="" if number % 2 else "status 400: too long") for number in range(COUNT)]
     found = figures_of(measured(answers), plan, TARGET, Slo(ttft_s=0.5), Counters(780.0, 1000.0))
     assert found.cache.repeated_fraction == pytest.approx(0.84, abs=0.01)
@@ -106,7 +106,7 @@ def test_what_a_server_refused_is_no_part_of_what_the_workload_repeats():
 def test_usage_tells_of_the_cache_where_metrics_do_not():
     answers = [answer(number) for number in range(COUNT)]
     for one in answers:
-        one.usage = Usage(50, 5, prompt_tokens_details=type("Details", (), {"cached_tokens": 25})())
+        one.usage = ReportedUsage(50, 5, prompt_tokens_details=type("Details", (), {"cached_tokens": 25})())
     assert figures(measured(answers)).cache.hit_fraction == pytest.approx(0.5)
 
 

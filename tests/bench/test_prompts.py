@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.client.prompts import WORDS, Segment, Vocabulary
-from penstock.bench.plan import Plan, plan_of_recipe, plan_of_trace
+from penstock.bench.client.prompts import WORDS, PromptWords, Segment
+from penstock.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
 from penstock.errors import ConfigError
 from penstock.workload.arrivals import Poisson
 from penstock.workload.lengths import Uniform
-from penstock.workload.trace import Row, trace_of_rows
+from penstock.workload.trace import TraceRow, trace_of_rows
 from penstock.workload.workload import Conversation, Recipe, SharedPrefix
 
-PLAIN = Vocabulary(
+PLAIN = PromptWords(
     tuple(f" {word}" for word in WORDS), (1.0,) * len(WORDS), nonce="n", token_ids=tuple(range(100, 400))
 )
-BYTES = Vocabulary(
+BYTES = PromptWords(
     (*(f" {word}" for word in WORDS), ".", ","), (*(len(word) + 1.0 for word in WORDS), 1.0, 1.0), overhead=7, nonce="n"
 )
 
@@ -37,7 +37,7 @@ def test_a_text_costs_what_was_asked(count, name):
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5), overhead=st.integers(0, 40))
 def test_what_a_server_adds_is_taken_from_the_end(lengths, overhead):
-    vocabulary = Vocabulary(PLAIN.pieces, PLAIN.costs, overhead, PLAIN.token_ids, "n")
+    vocabulary = PromptWords(PLAIN.pieces, PLAIN.costs, overhead, PLAIN.token_ids, "n")
     segments = [Segment(str(number), length) for number, length in enumerate(lengths)]
     left = max(sum(lengths) - overhead, 1)
     assert len(vocabulary.text(segments).split()) == len(vocabulary.ids(segments)) == left
@@ -52,15 +52,15 @@ def test_equal_names_are_equal_words_and_other_nonces_are_not():
     one, two = (PLAIN.text([shared, Segment(name, 50)]) for name in "ab")
     assert one.split()[:50] == two.split()[:50]
     assert one.split()[50:] != two.split()[50:]
-    other = Vocabulary(PLAIN.pieces, PLAIN.costs, nonce="m")
+    other = PromptWords(PLAIN.pieces, PLAIN.costs, nonce="m")
     assert sum(a == b for a, b in zip(other.text([shared]).split(), one.split())) < 10
 
 
 def test_a_list_that_cannot_be_measured_is_refused():
     with pytest.raises(ConfigError):
-        Vocabulary((), ())
+        PromptWords((), ())
     with pytest.raises(ConfigError):
-        Vocabulary((" a",), (float("nan"),))
+        PromptWords((" a",), (float("nan"),))
 
 
 RECIPE = Recipe(Poisson(2.0), Uniform(5, 90), Uniform(1, 9), 30, SharedPrefix(64, 2, 0.5))
@@ -87,11 +87,13 @@ def test_what_a_plan_repeats_is_counted():
     turns = plan_of_recipe(Recipe(Poisson(2.0), Uniform(10, 10), Uniform(3, 3), 2, conversation=Conversation(3)), 0)
     assert turns.num_repeated() == 2 * (13 + 26)
     assert turns.num_prompt_tokens() == 2 * (10 + 23 + 36)
-    assert Plan(()).num_repeated() == 0
+    assert TrafficPlan(()).num_repeated() == 0
 
 
 def test_a_traces_blocks_become_segments_of_their_names():
-    plan = plan_of_trace(trace_of_rows([Row(0.0, 1000, 5, (1, 2)), Row(1.0, 1200, 5, (1, 3)), Row(2.0, 30, 5)]))
+    plan = plan_of_trace(
+        trace_of_rows([TraceRow(0.0, 1000, 5, (1, 2)), TraceRow(1.0, 1200, 5, (1, 3)), TraceRow(2.0, 30, 5)])
+    )
     first, second, third = (ask.turns[0] for ask in plan.asks)
     assert [turn.num_prompt for turn in (first, second, third)] == [1000, 1200, 30]
     assert first.segments[0] == second.segments[0]

@@ -9,9 +9,9 @@ import pytest
 from penstock.bench.client.http import Client, address_of
 from penstock.bench.client.target import Route, find_target
 from penstock.bench.knee import MOST_TRIALS, Knee
-from penstock.bench.load import Progress, Shape
-from penstock.bench.plan import Plan, plan_of_recipe
-from penstock.bench.session import Goal, Run, Session
+from penstock.bench.load import LoadProgress, LoadShape
+from penstock.bench.plan import TrafficPlan, plan_of_recipe
+from penstock.bench.session import BenchRun, KneeGoal, Session
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 from penstock.workload.arrivals import AtOnce, Constant, Poisson
@@ -20,14 +20,14 @@ from penstock.workload.workload import Conversation, Recipe, SharedPrefix
 from tests.bench.stub import TEMPLATE_TOKENS, Stub
 
 RECIPE = Recipe(AtOnce(), Uniform(20, 60), Uniform(2, 9), num_requests=40)
-USERS = Shape(users=4)
-OPEN = Shape(grace_s=0.2)
+USERS = LoadShape(users=4)
+OPEN = LoadShape(grace_s=0.2)
 
 
 async def bench(
     stub: Stub,
     recipe: Recipe = RECIPE,
-    shape: Shape = USERS,
+    shape: LoadShape = USERS,
     *,
     nonce: str = "n",
     route: Route = "chat",
@@ -36,32 +36,32 @@ async def bench(
     turns: int = 1,
     watch=None,
     before=lambda: None,
-) -> Run:
+) -> BenchRun:
     client = Client(address_of(stub.url))
     target = await find_target(client, "", route, nonce)
 
-    def make(run: str, rate: float | None) -> Plan:
+    def make(run: str, rate: float | None) -> TrafficPlan:
         chosen = recipe if rate is None else replace(recipe, arrivals=Poisson(rate))
         if turns > 1:
             chosen = replace(chosen, conversation=Conversation(turns))
         return plan_of_recipe(chosen, 1, name=f"{run} ")
 
-    session = Session(client, target, shape, Goal(slo), make, watch)
+    session = Session(client, target, shape, KneeGoal(slo), make, watch)
     before()
     run = await session.measure(name)
     client.close()
     return run
 
 
-def run_bench(stub: Stub, *arguments, **options) -> Run:
-    async def scenario() -> Run:
+def run_bench(stub: Stub, *arguments, **options) -> BenchRun:
+    async def scenario() -> BenchRun:
         async with stub:
             return await bench(stub, *arguments, **options)
 
     return asyncio.run(scenario())
 
 
-def raised(run: Run, *names: str) -> set[str]:
+def raised(run: BenchRun, *names: str) -> set[str]:
     """The doubts among these; how busy this machine is must not decide a test."""
     return {flag.name for flag in run.flags} & set(names)
 
@@ -123,7 +123,7 @@ def test_five_failures_in_a_hundred_are_shouted_and_stand_apart(stub, word):
 
 
 def test_a_server_where_nothing_succeeds_gives_no_valid_run():
-    async def scenario() -> Run:
+    async def scenario() -> BenchRun:
         async with Stub() as stub:
             return await bench(stub, before=lambda: setattr(stub, "fails_every", 1))
 
@@ -133,7 +133,7 @@ def test_a_server_where_nothing_succeeds_gives_no_valid_run():
 
 
 def test_a_warm_cache_is_noticed_and_a_fresh_nonce_avoids_it():
-    async def scenario() -> list[Run]:
+    async def scenario() -> list[BenchRun]:
         async with Stub() as stub:
             return [await bench(stub, nonce=nonce) for nonce in ("a", "a", "b")]
 
@@ -153,7 +153,7 @@ def test_what_the_workload_repeats_is_no_warm_cache():
 
 
 def test_turns_carry_their_history_and_its_answers():
-    async def scenario() -> tuple[Stub, Run]:
+    async def scenario() -> tuple[Stub, BenchRun]:
         async with Stub() as stub:
             run = await bench(stub, replace(RECIPE, num_requests=3), turns=3)
             return stub, run
@@ -203,7 +203,7 @@ def test_without_usage_pieces_are_counted_and_it_is_said():
 def test_a_server_that_counts_only_whole_answers_gets_prompts_of_the_asked_length(has_tokenizer):
     """Such is one whose streams tell no usage: it is asked once without a stream, and for its tokenizer where it has it."""
 
-    async def scenario() -> tuple[Run, list[int]]:
+    async def scenario() -> tuple[BenchRun, list[int]]:
         stub = Stub(
             has_usage=False, counts_whole=True, has_tokenizer=has_tokenizer, tokenizer=("/extras/tokenize", "input")
         )
@@ -218,7 +218,7 @@ def test_a_server_that_counts_only_whole_answers_gets_prompts_of_the_asked_lengt
 
 
 def test_a_run_of_which_most_failed_is_not_valid():
-    async def scenario() -> Run:
+    async def scenario() -> BenchRun:
         async with Stub() as stub:
             return await bench(stub, before=lambda: setattr(stub, "breaks_every", 2))
 
@@ -246,11 +246,11 @@ def test_a_stall_is_felt_by_all_who_came_in_it():
     """Coordinated omission: who waits for answers before asking again hardly meets a stall; who comes at a rate does."""
     recipe = replace(RECIPE, arrivals=Constant(50.0), answers=Fixed(1), num_requests=100)
 
-    async def scenario(shape: Shape) -> Run:
+    async def scenario(shape: LoadShape) -> BenchRun:
         async with Stub(first_s=0.005, stalls_at=20) as stub:
             return await bench(stub, recipe, shape)
 
-    open_run, closed_run = asyncio.run(scenario(OPEN)), asyncio.run(scenario(Shape(users=1)))
+    open_run, closed_run = asyncio.run(scenario(OPEN)), asyncio.run(scenario(LoadShape(users=1)))
     slow = [sum(answer.timeline().ttft_s > 0.5 for answer in run.answers) for run in (open_run, closed_run)]
     assert slow[0] >= 20
     assert 1 <= slow[1] < slow[0] / 3
@@ -262,7 +262,7 @@ def test_a_stall_is_felt_by_all_who_came_in_it():
 def test_a_client_that_does_not_keep_up_says_so_and_its_delays_are_not_hidden():
     recipe = replace(RECIPE, arrivals=Constant(100.0), answers=Fixed(1), num_requests=60)
 
-    def block(name: str, progress: Progress) -> None:
+    def block(name: str, progress: LoadProgress) -> None:
         time.sleep(0.15)
 
     run = run_bench(Stub(), recipe, OPEN, watch=block)
@@ -275,7 +275,7 @@ def test_a_client_that_does_not_keep_up_says_so_and_its_delays_are_not_hidden():
 
 
 def test_an_answer_that_never_ends_is_a_failure():
-    async def scenario() -> Run:
+    async def scenario() -> BenchRun:
         async with Stub() as stub:
             shape = replace(USERS, timeout_s=0.3)
             return await bench(
@@ -310,7 +310,7 @@ def test_a_server_that_dies_is_told_as_that_and_awaited_only_so_long(arrivals, s
 
 
 def test_a_server_that_stands_still_is_given_up_once_each_user_has_waited_in_vain():
-    async def scenario() -> Run:
+    async def scenario() -> BenchRun:
         async with Stub() as stub:
             shape = replace(USERS, timeout_s=0.2, patience_s=0.2)
             return await bench(
@@ -345,7 +345,7 @@ def test_a_server_that_hangs_for_good_is_given_up_long_before_its_requests_run_o
 def test_a_server_that_is_merely_slow_is_awaited(stub):
     first_s, stub.first_s = stub.first_s, 0.0
 
-    async def scenario() -> Run:
+    async def scenario() -> BenchRun:
         async with stub:
             return await bench(
                 stub,
@@ -364,7 +364,7 @@ def test_a_server_that_hangs_while_it_is_warmed_up_is_told_at_once():
         async with Stub(stalls_at=12, stalls_s=60.0) as stub:
             client = Client(address_of(stub.url))
             target = await find_target(client, "", "chat", "n")
-            session = Session(client, target, replace(USERS, hush_s=0.4), Goal(Slo()), lambda name, rate: plan)
+            session = Session(client, target, replace(USERS, hush_s=0.4), KneeGoal(Slo()), lambda name, rate: plan)
             await session.warm_up(plan)
 
     plan = plan_of_recipe(replace(RECIPE, num_requests=20), 1, name="warm up ")
@@ -381,19 +381,19 @@ def test_a_search_whose_server_dies_blames_neither_its_targets_nor_the_client(di
     assert len(runs) == len(knee.trials)
 
 
-def search(stub: Stub, slo: Slo, *, trial_s: float, start: float | None = None) -> tuple[Knee | None, list[Run]]:
+def search(stub: Stub, slo: Slo, *, trial_s: float, start: float | None = None) -> tuple[Knee | None, list[BenchRun]]:
     async def scenario():
         async with stub:
             client = Client(address_of(stub.url))
             target = await find_target(client, "", "chat", "n")
 
-            def make(run: str, rate: float | None) -> Plan:
+            def make(run: str, rate: float | None) -> TrafficPlan:
                 arrivals = AtOnce() if rate is None else Constant(rate)
                 number = 40 if rate is None else max(int(rate * trial_s), 20)
                 recipe = Recipe(arrivals, Fixed(20), Fixed(1), num_requests=number)
                 return plan_of_recipe(recipe, 1, name=f"{run} ")
 
-            session = Session(client, target, OPEN, Goal(slo), make)
+            session = Session(client, target, OPEN, KneeGoal(slo), make)
             try:
                 return await session.find_knee(start, trial_s)
             finally:
@@ -425,16 +425,16 @@ def test_a_rate_that_must_fail_is_given_up_before_all_was_sent():
     failed = next(run for run in runs if run.figures.rate == 300.0)
     assert failed.figures.num_unsent + failed.figures.num_abandoned > 0
     assert {flag.name for flag in failed.flags} & {"hopeless", "over-saturated"}
-    assert not Goal(Slo()).is_met(failed)
+    assert not KneeGoal(Slo()).is_met(failed)
 
 
 def test_a_cancelled_run_hands_back_what_it_has():
-    async def scenario() -> Run:
+    async def scenario() -> BenchRun:
         async with Stub(token_s=0.02) as stub:
             task = asyncio.create_task(bench(stub, replace(RECIPE, num_requests=4000), watch=enough))
             return await task
 
-    def enough(name: str, progress: Progress) -> None:
+    def enough(name: str, progress: LoadProgress) -> None:
         if progress.num_ended >= 5:
             for task in asyncio.all_tasks():
                 if task.get_coro().__name__ == "bench":
@@ -465,7 +465,7 @@ def test_what_the_server_adds_to_a_prompt_is_found_out():
 
     target = asyncio.run(scenario())
     assert target.vocabulary.overhead == TEMPLATE_TOKENS
-    assert (target.model, target.has_tokenizer, target.tells_usage, target.dialect.is_exact) == (
+    assert (target.model, target.has_tokenizer, target.reports_usage, target.dialect.is_exact) == (
         "stub",
         True,
         True,

@@ -55,10 +55,10 @@ def test_a_server_that_stood_still_until_its_requests_ran_out_of_time_is_gone(fo
 
 
 @pytest.mark.parametrize(("for_s", "is_told"), [(0.9 * LEAST_S, False), (1.5 * LEAST_S, True)])
-def test_answers_that_stood_still_are_told_by_how_long(for_s, is_told):
+def test_answers_that_stood_still_are_told_by_how_long(for_s, is_reported):
     answers = [held_up(1.0, for_s), held_up(1.0, for_s), answer(0)]
     found = silence_of(answers, 60.0)
-    assert (found is not None) == is_told
+    assert (found is not None) == is_reported
     if found is not None:
         assert not found.is_gone
         assert (found.duration_s, found.num_open) == (pytest.approx(for_s), 2)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cost.measured import Measured
+from penstock.cost.measured import MeasuredCost
 from penstock.cost.replay import Replay
-from penstock.cost.slowdown import Spell
+from penstock.cost.slowdown import Slowdown
 from penstock.engine.engine import Engine
 from penstock.engine.scripted import ScriptedRunner
-from penstock.measure.accuracy import Comparison, Measurement, Run, figures_of, measure, predict
+from penstock.measure.accuracy import AccuracyComparison, MeasuredRun, Measurement, figures_of, measure, predict
 from penstock.sizing import make_scheduler
 from penstock.workload.arrivals import Constant
 from penstock.workload.lengths import Fixed, Uniform
@@ -22,14 +22,14 @@ WORKLOAD = Recipe(Constant(100.0), Uniform(4, 40), Fixed(6), 30, vocab_size=50).
 
 
 def test_figures_are_over_the_requests_of_all_runs():
-    one, other = Run([1.0, 2.0], [0.1], [3.0], 10, 2.0), Run([3.0], [0.3], [5.0], 20, 4.0)
+    one, other = MeasuredRun([1.0, 2.0], [0.1], [3.0], 10, 2.0), MeasuredRun([3.0], [0.3], [5.0], 20, 4.0)
     figures = figures_of([one, other])
     assert figures["ttft_p50_s"] == 2.0
     assert figures["tpot_p50_s"] == pytest.approx(0.2)
     assert figures["e2e_p50_s"] == 4.0
     assert figures["output_tokens_per_s"] == 5.0
     slower = one._replace(ttft=[2.0, 4.0])
-    comparison = Comparison((slower, other), (Measurement(one, 0.0, None), Measurement(other, 0.2, None)), 0.1)
+    comparison = AccuracyComparison((slower, other), (Measurement(one, 0.0, None), Measurement(other, 0.2, None)), 0.1)
     assert comparison.errors["ttft_p50_s"] == pytest.approx(0.5)
     assert comparison.errors["e2e_p50_s"] == 0.0
     data = comparison.as_data()
@@ -40,8 +40,10 @@ def test_figures_are_over_the_requests_of_all_runs():
 
 def test_the_range_of_an_error_is_what_other_runs_of_the_same_kind_might_have_given():
     def comparison(errors):
-        runs = [Measurement(Run([1.0], [1.0], [1.0], 10, 1.0), 0.0, None)] * len(errors)
-        return Comparison(tuple(Run([1.0 + off], [1.0], [1.0], 10, 1.0) for off in errors), tuple(runs), 0.0)
+        runs = [Measurement(MeasuredRun([1.0], [1.0], [1.0], 10, 1.0), 0.0, None)] * len(errors)
+        return AccuracyComparison(
+            tuple(MeasuredRun([1.0 + off], [1.0], [1.0], 10, 1.0) for off in errors), tuple(runs), 0.0
+        )
 
     alike, apart = comparison([0.1] * 8), comparison([-0.3, 0.3] * 8)
     assert alike.ranges()["ttft_p50_s"] == pytest.approx((0.1, 0.1))
@@ -53,17 +55,17 @@ def test_the_range_of_an_error_is_what_other_runs_of_the_same_kind_might_have_gi
 
 
 def test_a_machine_with_slow_moments_is_told_with_its_luckiest_and_unluckiest():
-    cost = Measured(replace(FITTED, spells=(Spell(2.0, 0.5), Spell(2.0, 2.0))))
+    cost = MeasuredCost(replace(FITTED, slowdowns=(Slowdown(2.0, 0.5), Slowdown(2.0, 2.0))))
     moments, _ = predict(make_fleet(cost=cost), WORKLOAD)
     assert len(moments) > 1
     assert {len(moment.e2e) for moment in moments} == {30}
-    predicted = Run.joined(moments)
+    predicted = MeasuredRun.joined(moments)
     assert len(predicted.e2e) == 30 * len(moments)
-    data = Comparison((predicted,), (Measurement(moments[0], 0.0, None),), 0.0, moments).as_data()
+    data = AccuracyComparison((predicted,), (Measurement(moments[0], 0.0, None),), 0.0, moments).as_data()
     low, high = data["tpot_p50_s"]["predicted_range"]
     assert 1.5 * low < high
     assert low <= data["tpot_p50_s"]["predicted"] <= high
-    assert len(predict(make_fleet(cost=Measured(replace(FITTED, spells=()))), WORKLOAD)[0]) == 1
+    assert len(predict(make_fleet(cost=MeasuredCost(replace(FITTED, slowdowns=()))), WORKLOAD)[0]) == 1
 
 
 def test_with_the_steps_own_times_everything_is_as_it_was_served_though_the_clock_stood_still():

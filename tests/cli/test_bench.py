@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.bench.config import Config, Load, Recording, Target, Words, parse_slo
+from penstock.cli.bench.config import BenchLoad, BenchTarget, Config, PromptLengths, ReplayedTrace, parse_slo
 from penstock.cli.bench.traffic import load_words, open_trace
 from penstock.cli.main import main
 from penstock.errors import ConfigError
@@ -152,22 +152,22 @@ def test_other_targets_are_refused(text):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Load(concurrency=0),
-        lambda: Load(repeats=0),
-        lambda: Load(warm_up=-1),
-        lambda: Load(duration_s=float("nan")),
-        lambda: Load(timeout_s=0.0),
-        lambda: Load(burstiness=2.0),
-        lambda: Load(ramp_to=2.0),
-        lambda: Load(concurrency=1, rate=1.0),
-        lambda: Words(turns=0),
-        lambda: Words(think_s=float("nan")),
-        lambda: Target(attainment=float("nan")),
-        lambda: Config(load=Load(rate=1.0), recording=Recording(trace=Path("x"))),
-        lambda: Config(words=Words(turns=2), recording=Recording(trace=Path("x"))),
-        lambda: Config(words=Words(turns=2), endpoint="completions"),
-        lambda: Config(target=Target(find_knee=True), load=Load(concurrency=3)),
-        lambda: Config(target=Target(find_knee=True), load=Load(repeats=3)),
+        lambda: BenchLoad(concurrency=0),
+        lambda: BenchLoad(repeats=0),
+        lambda: BenchLoad(warm_up=-1),
+        lambda: BenchLoad(duration_s=float("nan")),
+        lambda: BenchLoad(timeout_s=0.0),
+        lambda: BenchLoad(burstiness=2.0),
+        lambda: BenchLoad(ramp_to=2.0),
+        lambda: BenchLoad(concurrency=1, rate=1.0),
+        lambda: PromptLengths(turns=0),
+        lambda: PromptLengths(think_s=float("nan")),
+        lambda: BenchTarget(attainment=float("nan")),
+        lambda: Config(load=BenchLoad(rate=1.0), recording=ReplayedTrace(trace=Path("x"))),
+        lambda: Config(words=PromptLengths(turns=2), recording=ReplayedTrace(trace=Path("x"))),
+        lambda: Config(words=PromptLengths(turns=2), endpoint="completions"),
+        lambda: Config(target=BenchTarget(find_knee=True), load=BenchLoad(concurrency=3)),
+        lambda: Config(target=BenchTarget(find_knee=True), load=BenchLoad(repeats=3)),
     ],
 )
 def test_what_excludes_itself_is_refused(make):
@@ -179,17 +179,20 @@ def test_what_excludes_itself_is_refused(make):
     ("config", "words"),
     [
         (Config(), "100 requests of 8 users who ask again once answered; prompts of sharegpt-prompts tokens"),
-        (Config(load=Load(concurrency=1)), "100 requests of 1 user who asks again once answered; "),
-        (Config(load=Load(rate=4.0, num_requests=1)), "1 request at 4/s (poisson); "),
-        (Config(load=Load(rate=4.0, arrivals="gamma")), "100 requests at 4/s (gamma, spread 2); "),
+        (Config(load=BenchLoad(concurrency=1)), "100 requests of 1 user who asks again once answered; "),
+        (Config(load=BenchLoad(rate=4.0, num_requests=1)), "1 request at 4/s (poisson); "),
+        (Config(load=BenchLoad(rate=4.0, arrivals="gamma")), "100 requests at 4/s (gamma, spread 2); "),
         (
-            Config(load=Load(rate=2.0, ramp_to=8.0, duration_s=5.0)),
+            Config(load=BenchLoad(rate=2.0, ramp_to=8.0, duration_s=5.0)),
             "at a rate that goes from 2/s to 8/s, for 5 s at most",
         ),
-        (Config(words=Words(turns=3, think_s=0.5)), "100 conversations of 8 users"),
-        (Config(words=Words(turns=3, think_s=0.5)), "; 3 turns with 0.5 s between"),
-        (Config(words=Words(shared_prefix=128, num_prefixes=2)), "; 2 shared beginnings of 128 tokens; prompts of"),
-        (Config(target=Target(find_knee=True)), "rising rates, 30 s each; "),
+        (Config(words=PromptLengths(turns=3, think_s=0.5)), "100 conversations of 8 users"),
+        (Config(words=PromptLengths(turns=3, think_s=0.5)), "; 3 turns with 0.5 s between"),
+        (
+            Config(words=PromptLengths(shared_prefix=128, num_prefixes=2)),
+            "; 2 shared beginnings of 128 tokens; prompts of",
+        ),
+        (Config(target=BenchTarget(find_knee=True)), "rising rates, 30 s each; "),
     ],
 )
 def test_a_load_is_told_in_words(config, words):
@@ -199,19 +202,19 @@ def test_a_load_is_told_in_words(config, words):
 def test_what_a_trace_leaves_out_is_told(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text(TRACE + '{"timestamp": 300, "input_length": 40, "output_length": 0, "hash_ids": [4]}\n')
-    config = Config(recording=Recording(trace=path, trace_speed=0.5))
-    told = load_words(config, open_trace(config))
-    assert told == f"{path}: 3 requests in 0.5 s; 1 without an answer left out"
+    config = Config(recording=ReplayedTrace(trace=path, trace_speed=0.5))
+    reported = load_words(config, open_trace(config))
+    assert reported == f"{path}: 3 requests in 0.5 s; 1 without an answer left out"
 
 
 @pytest.mark.parametrize(
     ("config", "users"),
     [
         (Config(), 8),
-        (Config(load=Load(concurrency=3)), 3),
-        (Config(load=Load(rate=2.0)), None),
-        (Config(recording=Recording(trace=Path("x"))), None),
-        (Config(target=Target(find_knee=True)), None),
+        (Config(load=BenchLoad(concurrency=3)), 3),
+        (Config(load=BenchLoad(rate=2.0)), None),
+        (Config(recording=ReplayedTrace(trace=Path("x"))), None),
+        (Config(target=BenchTarget(find_knee=True)), None),
     ],
 )
 def test_users_ask_where_nothing_else_says_when(config, users):

@@ -16,15 +16,15 @@ from penstock.measure.calibration import (
     SHORT_PROMPTS,
     TOGETHER,
     Calibration,
-    Recorder,
-    Sample,
+    CalibrationSample,
+    StepRecorder,
 )
 from penstock.sizing import make_scheduler
 from tests.sim.fleets import make_fleet
 
 
 def calibrate(**settings):
-    recorder = Recorder()
+    recorder = StepRecorder()
     runner = ScriptedRunner(batches=[])
     fleet = make_fleet(**settings)
     engine = Engine(make_scheduler(fleet.config, fleet.sizing), runner, time.monotonic, on_step=recorder.hear)
@@ -73,14 +73,16 @@ STEP = StepTime(0.0, 0.01, 0.0, True, 0.0, Features(1, 1, 0, 1, 5, 0, 5, 0, 0))
     [([0.0, 0.05, 0.6, 0.0, 0.3], [0, 1, 3]), ([0.5, 0.9, 0.4, 0.6, 0.8], [0, 2, 3]), ([0.7], [0]), ([], [])],
 )
 def test_steps_that_others_disturbed_are_left_out_but_not_all(shares, kept):
-    recorder = Recorder()
-    recorder.samples += [Sample("one", [STEP._replace(start_s=number)], share) for number, share in enumerate(shares)]
-    recorder.samples.append(Sample("the only one of its kind", [STEP._replace(start_s=99)], 1.0))
+    recorder = StepRecorder()
+    recorder.samples += [
+        CalibrationSample("one", [STEP._replace(start_s=number)], share) for number, share in enumerate(shares)
+    ]
+    recorder.samples.append(CalibrationSample("the only one of its kind", [STEP._replace(start_s=99)], 1.0))
     assert [step.start_s for step in recorder.quiet()] == [*kept, 99]
 
 
 def test_steps_between_parts_are_not_the_calibrations():
-    recorder = Recorder()
+    recorder = StepRecorder()
     recorder.hear(STEP)
     with recorder.part("one"):
         recorder.hear(STEP._replace(start_s=1))

@@ -26,7 +26,7 @@ from penstock.doctor.rules import RULES
 from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE
 from penstock.errors import ConfigError
 from penstock.measure import environment
-from penstock.measure.environment import Group, look_around, read_meminfo, torch_cuda
+from penstock.measure.environment import ProcessorGroup, look_around, read_meminfo, torch_cuda
 from tests.server.serving import ROOT, serving
 
 VLLM_PAGE = b"""
@@ -116,12 +116,12 @@ def test_a_taken_port_and_a_folder_without_room_for_sockets_are_seen(tmp_path, m
     assert not list(deep.iterdir())
 
 
-def group(folder: Path, membership: str, files: dict[str, str]) -> Group:
+def group(folder: Path, membership: str, files: dict[str, str]) -> ProcessorGroup:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "membership").write_text(membership)
-    return Group(folder, folder / "membership")
+    return ProcessorGroup(folder, folder / "membership")
 
 
 def test_a_container_s_limits_are_read_from_the_newer_interface(tmp_path) -> None:

@@ -65,21 +65,21 @@ def test_prompts_from_words_file_lines_and_input_give_the_same(
     lines, objects = tmp_path / "lines.txt", tmp_path / "objects.jsonl"
     lines.write_text("\n".join(asked) + "\n\n")
     objects.write_text("".join(json.dumps({"prompt": prompt, "id": 3}) + "\n" for prompt in asked))
-    told = []
+    reported = []
     for words in ([*flags, "--", *asked], [*flags, "--file", str(lines)], [*flags, "--file", str(objects)], flags):
         type_in(monkeypatch, lines.read_text())
         assert main(words) == 0
-        told.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
-    for answers in told:
+        reported.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    for answers in reported:
         assert [each["prompt"] for each in answers] == asked
-        assert [each["text"] for each in answers] == [each["text"] for each in told[0]]
+        assert [each["text"] for each in answers] == [each["text"] for each in reported[0]]
         for each in answers:
             assert each["completion_tokens"] <= 8
             assert each["finish_reason"] in ("length", "stop")
             assert each["timings"]["total_s"] >= each["timings"]["first_token_s"] >= 0
             assert each["cached_tokens"] >= 0
     params = SamplingParams(temperature=0.0, max_tokens=8)
-    assert [each["text"] for each in told[0]] == [each.text for each in opened.generate(asked, params)]
+    assert [each["text"] for each in reported[0]] == [each.text for each in opened.generate(asked, params)]
 
 
 def test_one_prompt_prints_its_text_alone(opened: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_a_file_without_prompts_is_refused(
         (["--model", "no/such/model", "words"], "there is no model"),
     ],
 )
-def test_a_wrong_wish_ends_before_a_model_is_loaded(
+def test_a_wrong_option_ends_before_a_model_is_loaded(
     words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", *words]) == 2
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(
     shown = Interrupting(3)
     monkeypatch.setattr(chat, "write_text", shown)
     before = signal.getsignal(signal.SIGINT)
-    talk = chat.Chat(opened, SamplingConfig(temperature=0.0, max_tokens=8))
+    talk = chat.TerminalChat(opened, SamplingConfig(temperature=0.0, max_tokens=8))
     talk.talk(iter(["the ab", "again"]))
     assert signal.getsignal(signal.SIGINT) is before
     assert [message["role"] for message in talk._messages] == ["user", "assistant", "user", "assistant"]
@@ -200,7 +200,7 @@ def test_a_second_interrupt_leaves(opened: LLM, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(chat, "write_text", twice)
     asked: list[str] = []
-    talk = chat.Chat(opened, SamplingConfig(max_tokens=8))
+    talk = chat.TerminalChat(opened, SamplingConfig(max_tokens=8))
     talk.talk(asked.append(line) or line for line in ["the ab", "again"])
     assert asked == ["the ab"]
 
@@ -224,9 +224,9 @@ def test_perplexity_is_told_in_words_and_numbers(
     file = tmp_path / "text"
     file.write_text("the ab, and the cd. " * 20)
     assert main(["eval", "perplexity", str(file), "--json", "--context", "64", "--stride", "16"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["perplexity"] > 1.0
-    assert told["tokens"] == told["scored_tokens"] + 1
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["perplexity"] > 1.0
+    assert reported["tokens"] == reported["scored_tokens"] + 1
     assert main(["eval", "perplexity", str(file), "--tokens", "50"]) == 0
     assert "perplexity" in capsys.readouterr().out
     assert main(["eval", "perplexity", str(file), "--context", "600"]) == 2

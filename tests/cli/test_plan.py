@@ -17,7 +17,7 @@ from penstock.console.args import build, parse
 from penstock.errors import ConfigError
 from penstock.formats.hub import default_cache
 from penstock.formats.source import parse_source
-from penstock.formats.store import Entry, commit, record_files, temporary_directory
+from penstock.formats.store import StoreEntry, commit, record_files, temporary_directory
 from penstock.planner.money import HOURS_PER_MONTH
 from penstock.sizing import Sizing
 from tests.cli.test_simulate import SHAPE
@@ -212,7 +212,7 @@ def test_a_model_that_was_fetched_is_planned_by_the_name_it_is_served_by(tmp_pat
         files = record_files(root, ["config.json"], lambda stage, done, total: None)
         with temporary_directory(cache) as scratch:
             (scratch / "staged").mkdir()
-            commit(cache, scratch / "staged", Entry(str(parse_source(name)), root, "", files))
+            commit(cache, scratch / "staged", StoreEntry(str(parse_source(name)), root, "", files))
         assert describe(name).spec == describe(str(root)).spec
         assert describe(name).source == name
 
@@ -239,7 +239,7 @@ def test_a_model_that_was_fetched_is_planned_by_the_name_it_is_served_by(tmp_pat
         (("verify",), "no plan was given"),
     ],
 )
-def test_bad_wishes_are_refused_with_a_way_out(capsys, words, hint):
+def test_bad_options_are_refused_with_a_way_out(capsys, words, hint):
     status, printed = plan(capsys, *words)
     assert status == 2
     assert hint in printed.err

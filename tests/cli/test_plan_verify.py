@@ -37,10 +37,10 @@ def test_predicted_stands_beside_measured_and_the_status_says_whether_they_agree
     with serving(model="oracle:step_ms=100") as server:
         capsys.readouterr()
         status = main(["plan", "verify", server.url, "--plan", str(plan), "--num-requests", "20", "--json"])
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     assert status == 1
-    assert not told["is_within"]
-    rows = {row["figure"]: row for row in told["rows"]}
+    assert not reported["is_within"]
+    rows = {row["figure"]: row for row in reported["rows"]}
     assert {f"{name}_{share}" for name in ("ttft", "tpot", "e2e") for share in ("p50", "p95")} < rows.keys()
     assert rows["tpot_p50"]["measured"] >= 0.1
     assert rows["tpot_p50"]["predicted"] < 0.05
@@ -78,8 +78,8 @@ def test_a_range_over_moments_is_shown_only_where_there_is_one(capsys, spread):
         {"figure": name, "predicted": 0.5, "predicted_range": (0.5, 0.5 + spread), "measured": 0.5, "error": 0.0}
         for name in names
     ]
-    told = {"rate": 1.0, "verdict": "valid", "tolerance": 0.1, "is_within": True, "is_profiled": True, "rows": rows}
-    print_verdict(told, "tpot_p50")
+    reported = {"rate": 1.0, "verdict": "valid", "tolerance": 0.1, "is_within": True, "is_profiled": True, "rows": rows}
+    print_verdict(reported, "tpot_p50")
     printed = capsys.readouterr().out
     assert ("by the moment" in printed) == (spread > 0.0)
     assert "good, % of requests" in printed

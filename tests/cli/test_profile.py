@@ -54,10 +54,10 @@ def test_the_simulator_takes_a_profile(profile, capsys):
     assert data["step_times"]["from"] == "profile"
     assert data["results"]["continuous"]["summary"]["outcomes"]["length"] == 30
     assert main(asked) == 0
-    told = capsys.readouterr().out
-    assert "tiny" in told
-    assert "measured by penstock profile" in told
-    assert "beyond what was measured" not in told
+    reported = capsys.readouterr().out
+    assert "tiny" in reported
+    assert "measured by penstock profile" in reported
+    assert "beyond what was measured" not in reported
 
 
 def test_the_simulator_says_when_a_profile_is_stretched(profile, capsys):
@@ -116,9 +116,9 @@ def test_this_machine_is_measured_once_and_known_then(profile, monkeypatch, tmp_
     assert find_hardware(NAME) == hardware
     assert hardware.measured.bandwidth_bytes_per_s > 1e8
     assert main(["simulate", "--hardware", NAME, "--model", "smollm2-135m", "--num-requests", "5"]) == 0
-    told = capsys.readouterr()
-    assert "this-machine" in told.out
-    assert "measuring" not in told.err
+    reported = capsys.readouterr()
+    assert "this-machine" in reported.out
+    assert "measuring" not in reported.err
 
 
 def test_a_spoilt_memory_of_this_machine_is_measured_anew(monkeypatch, tmp_path, capsys):
@@ -133,5 +133,5 @@ def test_a_spoilt_memory_of_this_machine_is_measured_anew(monkeypatch, tmp_path,
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "9e9"])
-def test_bad_wishes_are_refused(seconds):
+def test_bad_options_are_refused(seconds):
     assert main(["profile", "--seconds", seconds]) == 2

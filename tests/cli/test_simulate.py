@@ -1,4 +1,4 @@
-"""Laws of `penstock simulate`: the same load gives the same answer, data equals tables, bad wishes are refused."""
+"""Laws of `penstock simulate`: the same load gives the same answer, data equals tables, bad options are refused."""
 
 import json
 
@@ -134,7 +134,7 @@ def test_every_knob_turns(capsys, words):
         (("--compare", "--chrome-trace", "x.json"), "a trace shows one run"),
     ],
 )
-def test_bad_wishes_are_refused_with_a_way_out(capsys, words, hint):
+def test_bad_options_are_refused_with_a_way_out(capsys, words, hint):
     status, printed = simulate(capsys, *words)
     assert status == 2
     assert hint in printed.err
@@ -204,7 +204,7 @@ def test_a_recorded_trace_is_replayed(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--rate", "2"), "bound by nothing"),
         (("--rate", "0", "--max-sequences", "4"), "bound by --max-sequences"),
@@ -215,7 +215,7 @@ def test_a_recorded_trace_is_replayed(capsys, tmp_path):
         (("--prefill-replicas", "1"), "prompts handed over"),
     ],
 )
-def test_the_report_tells_what_bound_the_run_and_what_was_used(capsys, words, told):
+def test_the_report_tells_what_bound_the_run_and_what_was_used(capsys, words, reported):
     status, printed = simulate(capsys, *words)
     assert status == 0
-    assert told in printed.out
+    assert reported in printed.out

@@ -12,10 +12,10 @@ _numbers = count(1)
 
 
 def make_sequence(
-    prompt: Iterable[int] = (1,), *, choice: int = 0, number: int | None = None, **wishes: Any
+    prompt: Iterable[int] = (1,), *, choice: int = 0, number: int | None = None, **options: Any
 ) -> Sequence:
     number = next(_numbers) if number is None else number
-    return Sequence(make_request(number, prompt, **wishes), choice, number, 1000)
+    return Sequence(make_request(number, prompt, **options), choice, number, 1000)
 
 
 def compute(pool: BlockPool, sequence: Sequence) -> Sequence:

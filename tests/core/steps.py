@@ -17,10 +17,10 @@ def output_of(
     return StepOutput(tuple(draw(chunk) if chunk.samples else () for chunk in batch.chunks), **columns)
 
 
-def step(scheduler: Scheduler, now: float = 0.0, **wishes: Any) -> tuple[Batch | None, tuple[Delta, ...]]:
+def step(scheduler: Scheduler, now: float = 0.0, **options: Any) -> tuple[Batch | None, tuple[Delta, ...]]:
     """One whole step."""
     batch = scheduler.schedule(now)
-    deltas = () if batch is None else scheduler.commit(batch, output_of(batch, **wishes), now)
+    deltas = () if batch is None else scheduler.commit(batch, output_of(batch, **options), now)
     scheduler.check()
     return batch, deltas
 
@@ -42,16 +42,18 @@ def make_scheduler(order: str = "first-come", **limits: Any) -> Scheduler:
     return Scheduler(LIMITS._replace(**limits), ORDERS[order]())
 
 
-def add(scheduler: Scheduler, request_id: int, num_prompt: int = 3, max_tokens: int | None = 10, **wishes: Any) -> None:
+def add(
+    scheduler: Scheduler, request_id: int, num_prompt: int = 3, max_tokens: int | None = 10, **options: Any
+) -> None:
     """Prompts of different requests have nothing in common."""
     prompt = range(1000 * request_id, 1000 * request_id + num_prompt)
-    scheduler.add(make_request(request_id, prompt, max_tokens=max_tokens, **wishes), 0.0)
+    scheduler.add(make_request(request_id, prompt, max_tokens=max_tokens, **options), 0.0)
 
 
 def fill(scheduler: Scheduler, *requests: dict[str, Any]) -> None:
     """Let requests in, each of one block with one token drawn beyond it unless it says otherwise."""
-    for number, wishes in enumerate(requests, 1):
-        add(scheduler, number, **{"num_prompt": 4, "max_tokens": 12, **wishes})
+    for number, options in enumerate(requests, 1):
+        add(scheduler, number, **{"num_prompt": 4, "max_tokens": 12, **options})
     step(scheduler)
     assert inside(scheduler) == set(range(1, len(requests) + 1))
 

@@ -12,9 +12,9 @@ def make_scheduler(batching: Batching, **limits) -> Scheduler:
     return Scheduler(LIMITS._replace(**{"max_sequences": 2, **limits}), batching=batching)
 
 
-def add(scheduler, request_id, now=0.0, num_prompt=3, max_tokens=3, **wishes):
+def add(scheduler, request_id, now=0.0, num_prompt=3, max_tokens=3, **options):
     prompt = range(10 * request_id, 10 * request_id + num_prompt)
-    scheduler.add(make_request(request_id, prompt, max_tokens=max_tokens, **wishes), now)
+    scheduler.add(make_request(request_id, prompt, max_tokens=max_tokens, **options), now)
 
 
 def inside(scheduler):

@@ -10,8 +10,8 @@ from penstock.core.prefix import Namespace, block_hash, packed
 from tests.core.sequences import compute, make_sequence
 
 
-def make_pool(num_blocks=8, block_size=4, **wishes):
-    return BlockPool(num_blocks, block_size, **wishes)
+def make_pool(num_blocks=8, block_size=4, **options):
+    return BlockPool(num_blocks, block_size, **options)
 
 
 def state(pool):
@@ -51,7 +51,7 @@ def test_a_reservation_grows_by_what_is_missing():
     assert pool.reserve(sequence, 5)
     assert sequence.blocks[:1] == first
     assert len(sequence.blocks) == 2
-    assert pool.reserve(sequence, 1), "less than it has is no wish for less"
+    assert pool.reserve(sequence, 1), "less than it has is no option for less"
     assert len(sequence.blocks) == 2
 
 

@@ -69,7 +69,7 @@ def test_a_choice_whose_turn_comes_late_starts_on_its_own():
     add(scheduler, 1, num_prompt=9, max_tokens=4, n=2)
     batch = scheduler.schedule(0.0)
     scheduler.commit(batch, output_of(batch), 0.0)
-    scheduler.roster.push_out(running(scheduler)[1, 0])
+    scheduler.roster.preempt(running(scheduler)[1, 0])
     batch, _ = step(scheduler)
     assert batch.copies == ()
     assert [(chunk.start, chunk.arrival.choice) for chunk in batch.chunks] == [(8, 0), (8, 1)]

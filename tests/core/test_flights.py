@@ -5,9 +5,9 @@ from penstock.core.flights import Flights
 from tests.core.sequences import make_sequence
 
 
-def make_batch(flights: Flights, sequences, last_stay=0, **rest) -> Batch:
+def make_batch(flights: Flights, sequences, last_epoch=0, **rest) -> Batch:
     chunks = tuple(Chunk(row, 0, 1, (), (), True, None) for row, _ in enumerate(sequences))
-    return Batch(flights.launch(sequences, last_stay), chunks, **rest)
+    return Batch(flights.launch(sequences, last_epoch), chunks, **rest)
 
 
 def test_steps_are_numbered_and_land_in_any_order():
@@ -24,19 +24,19 @@ def test_whoever_left_is_not_live_though_it_came_back():
     flights = Flights()
     one, two = make_sequence(), make_sequence()
     for row, sequence in enumerate((one, two)):
-        sequence.enter(row, 0, stay=row + 1)
-    batch = make_batch(flights, [one, two], last_stay=2)
+        sequence.enter(row, 0, epoch=row + 1)
+    batch = make_batch(flights, [one, two], last_epoch=2)
     assert flights.live(batch) == (0, 1)
     one.leave()
     assert flights.live(batch) == (1,)
-    one.enter(0, 0, stay=3)
+    one.enter(0, 0, epoch=3)
     assert flights.live(batch) == (1,)
 
 
 def test_a_split_flight_lands_in_parts_and_copies_once():
     flights = Flights()
     sequences = [make_sequence() for _ in range(3)]
-    batch = make_batch(flights, sequences, last_stay=5, copies=((1, 2),))
+    batch = make_batch(flights, sequences, last_epoch=5, copies=((1, 2),))
     parts = flights.split(batch)
     assert [part.chunks for part in parts] == [(chunk,) for chunk in batch.chunks]
     assert [part.copies for part in parts] == [((1, 2),), (), ()]

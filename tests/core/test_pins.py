@@ -9,8 +9,8 @@ from tests.core.steps import add, finish, inside, make_scheduler, output_of, ste
 from tests.engine.answers import make_request
 
 
-def make_pool(num_blocks=8, block_size=4, **wishes):
-    return BlockPool(num_blocks, block_size, **wishes)
+def make_pool(num_blocks=8, block_size=4, **options):
+    return BlockPool(num_blocks, block_size, **options)
 
 
 def cached_pool():

@@ -1,6 +1,6 @@
 """A step being put together. Laws of whole steps are in `test_scheduler`, `test_preemption` and `test_sharing`."""
 
-from penstock.core.plan import Plan
+from penstock.core.plan import StepPlan
 from tests.core.steps import fill, make_scheduler, running
 
 
@@ -8,7 +8,7 @@ def test_the_budget_of_one_pushed_out_goes_to_others():
     """A chunk planned before its sequence had to leave counts no longer."""
     scheduler = make_scheduler()
     fill(scheduler, {}, {})
-    plan = Plan(scheduler.limits._replace(max_batch_tokens=8), scheduler.pool, scheduler.roster)
+    plan = StepPlan(scheduler.limits._replace(max_batch_tokens=8), scheduler.pool, scheduler.roster)
     one, two = running(scheduler)[1, 0], running(scheduler)[2, 0]
     assert plan.add_decodes() == []
     assert plan.sequences == [one, two]

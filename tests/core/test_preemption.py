@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from penstock.core.order import ORDERS
-from penstock.core.plan import Plan
+from penstock.core.plan import StepPlan
 from tests.core.steps import add, fill, finish, inside, make_scheduler, output_of, planned, planned_now, running, step
 
 
@@ -44,7 +44,7 @@ def victims(scheduler, needy):
     """Who would leave for whom, one after the other, until the needy one leaves itself."""
     gone = []
     while not gone or gone[-1] != needy:
-        plan = Plan(scheduler.limits, scheduler.pool, scheduler.roster)
+        plan = StepPlan(scheduler.limits, scheduler.pool, scheduler.roster)
         victim = plan.victim(running(scheduler)[needy, 0])
         gone.append(victim.request.request_id)
         scheduler.roster.leave(victim)
@@ -89,10 +89,10 @@ def test_whoever_generates_and_stays_has_a_place_in_every_step(order):
                     priority=choose.randrange(3),
                     tenant=choose.choice("ab"),
                 )
-            ready = {one: one.stay for one in scheduler.roster.running if may_generate(one)}
+            ready = {one: one.epoch for one in scheduler.roster.running if may_generate(one)}
             batch = scheduler.schedule(0.0)
             placed = set(scheduler.flights.sequences(batch)) if batch else set()
-            assert placed >= {one for one, stay in ready.items() if one.is_inside_since(stay)}
+            assert placed >= {one for one, epoch in ready.items() if one.is_inside_since(epoch)}
             if batch:
                 flying.append(batch)
             if len(flying) > choose.randrange(3):

@@ -77,9 +77,9 @@ def test_ranges_end_where_they_say(name, good, bad):
         st.floats() | st.integers() | st.booleans() | st.sampled_from([None, "1", (), [1]]),
     )
 )
-def test_nothing_else_is_ever_raised(wishes):
+def test_nothing_else_is_ever_raised(options):
     with suppress(RequestError):
-        params = SamplingParams(**wishes)
+        params = SamplingParams(**options)
         assert all(math.isfinite(getattr(params, name)) for name in NUMBERS)
 
 
@@ -133,14 +133,14 @@ def test_what_drawing_needs_to_know():
     assert not SamplingParams(temperature=0.1).is_greedy
     assert not SamplingParams().reads_history
     assert not SamplingParams().has_penalties
-    for wishes in ({"presence_penalty": 0.1}, {"frequency_penalty": -0.1}, {"repetition_penalty": 1.1}):
-        assert SamplingParams(**wishes).has_penalties
-        assert SamplingParams(**wishes).reads_history
+    for options in ({"presence_penalty": 0.1}, {"frequency_penalty": -0.1}, {"repetition_penalty": 1.1}):
+        assert SamplingParams(**options).has_penalties
+        assert SamplingParams(**options).reads_history
     assert SamplingParams(banned_sequences=((1,),)).reads_history
     assert not SamplingParams(banned_sequences=((1,),)).has_penalties
 
 
-def test_wishes_are_immutable_and_hashable():
+def test_options_are_immutable_and_hashable():
     params = SamplingParams(stop=("a",), seed=3)
     assert hash(params) == hash(SamplingParams(stop=("a",), seed=3))
     with pytest.raises(AttributeError):

@@ -164,41 +164,41 @@ def prompt_logprobs_of(batch, num_prompt=4):
 def test_prompt_logprobs_are_told_once():
     """Also by one that was pushed out and computed its prompt again."""
     scheduler = make_scheduler(num_blocks=5, block_size=4)
-    told = {number: [] for number in (1, 2, 3)}
-    for number in told:
+    reported = {number: [] for number in (1, 2, 3)}
+    for number in reported:
         add(scheduler, number, num_prompt=4, max_tokens=12, prompt_logprobs=0)
     for _ in range(100):
         batch = scheduler.schedule(0.0)
         if batch is None:
             break
         for delta in scheduler.commit(batch, output_of(batch, prompt_logprobs=prompt_logprobs_of(batch)), 0.0):
-            told[delta.request_id] += [logprob.token_id for logprob in delta.prompt_logprobs]
+            reported[delta.request_id] += [logprob.token_id for logprob in delta.prompt_logprobs]
     assert scheduler.num_preemptions
-    assert told == {number: [1, 2, 3] for number in (1, 2, 3)}
+    assert reported == {number: [1, 2, 3] for number in (1, 2, 3)}
 
 
 def test_prompt_logprobs_of_a_prompt_pushed_out_half_way_are_told_once():
     scheduler = make_scheduler(max_batch_tokens=4, max_sequences=4)
     add(scheduler, 1, num_prompt=12, prompt_logprobs=0)
-    told = []
+    reported = []
     for number in range(6):
         batch = scheduler.schedule(0.0)
         for delta in scheduler.commit(batch, output_of(batch, prompt_logprobs=prompt_logprobs_of(batch, 12)), 0.0):
-            told += [logprob.token_id for logprob in delta.prompt_logprobs]
+            reported += [logprob.token_id for logprob in delta.prompt_logprobs]
         if number == 1:
-            scheduler.roster.push_out(running(scheduler)[1, 0])
-    assert told == list(range(1, 12))
+            scheduler.roster.preempt(running(scheduler)[1, 0])
+    assert reported == list(range(1, 12))
 
 
 def test_prompt_logprobs_come_piece_by_piece_and_need_no_tokens_beside_them():
     scheduler = make_scheduler(max_batch_tokens=2, max_sequences=2)
     add(scheduler, 1, num_prompt=4, prompt_logprobs=0)
-    told = []
+    reported = []
     for _ in range(3):
         batch = scheduler.schedule(0.0)
         deltas = scheduler.commit(batch, output_of(batch, prompt_logprobs=prompt_logprobs_of(batch)), 0.0)
-        told += [(len(delta.token_ids), [one.token_id for one in delta.prompt_logprobs]) for delta in deltas]
-    assert told == [(0, [1]), (1, [2, 3]), (1, [])]
+        reported += [(len(delta.token_ids), [one.token_id for one in delta.prompt_logprobs]) for delta in deltas]
+    assert reported == [(0, [1]), (1, [2, 3]), (1, [])]
 
 
 def test_prompt_logprobs_need_the_whole_prompt_computed():
@@ -215,13 +215,13 @@ def test_only_who_asked_is_told_prompt_logprobs():
     scheduler = make_scheduler()
     add(scheduler, 1, num_prompt=4)
     add(scheduler, 2, num_prompt=4, prompt_logprobs=0, n=2)
-    told = {}
+    reported = {}
     while scheduler.has_work:
         batch = scheduler.schedule(0.0)
         for delta in scheduler.commit(batch, output_of(batch, prompt_logprobs=prompt_logprobs_of(batch)), 0.0):
             key = delta.request_id, delta.choice
-            told[key] = told.get(key, 0) + len(delta.prompt_logprobs)
-    assert told == {(1, 0): 0, (2, 0): 3, (2, 1): 0}
+            reported[key] = reported.get(key, 0) + len(delta.prompt_logprobs)
+    assert reported == {(1, 0): 0, (2, 0): 3, (2, 1): 0}
 
 
 def test_logprobs_go_with_their_tokens():

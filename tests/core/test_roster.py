@@ -25,14 +25,14 @@ def let_in(roster, count):
     return sequences
 
 
-def send_away(roster, sequence):
-    sequence.steps_ahead = sequence.num_verifying = 3
-    roster.go_away(sequence)
+def begin_fast_forward(roster, sequence):
+    sequence.fast_forward_steps = sequence.num_verifying = 3
+    roster.begin_fast_forward(sequence)
 
 
 def bring_back(roster, sequence):
     sequence.num_verifying = 0
-    roster.come_back(sequence)
+    roster.end_fast_forward(sequence)
 
 
 @pytest.mark.parametrize("returning", list(permutations(range(3))))
@@ -40,7 +40,7 @@ def test_those_who_come_back_stand_in_the_order_of_admission(returning):
     roster = make_roster()
     sequences = let_in(roster, 3)
     for sequence in sequences:
-        send_away(roster, sequence)
+        begin_fast_forward(roster, sequence)
         roster.check()
     sequences += let_in(roster, 1)
     assert roster.in_order() == sequences[3:]
@@ -55,15 +55,15 @@ def test_those_who_come_back_stand_in_the_order_of_admission(returning):
 def test_one_that_was_not_away_does_not_come_back():
     roster = make_roster()
     sequences = let_in(roster, 3)
-    roster.come_back(sequences[0])
+    roster.end_fast_forward(sequences[0])
     assert list(roster.present) == roster.in_order() == sequences
 
 
 def test_who_leaves_while_away_is_gone():
     roster = make_roster()
     one, two = let_in(roster, 2)
-    send_away(roster, one)
-    roster.push_out(one)
+    begin_fast_forward(roster, one)
+    roster.preempt(one)
     roster.check()
     assert roster.in_order() == list(roster.running) == [two]
     roster.enter(one, 0)
@@ -74,8 +74,8 @@ def test_who_leaves_while_away_is_gone():
 def test_somebody_neither_present_nor_away_is_noticed():
     roster = make_roster()
     one, _ = let_in(roster, 2)
-    roster.go_away(one)
-    with pytest.raises(RuntimeError, match="away"):
+    roster.begin_fast_forward(one)
+    with pytest.raises(RuntimeError, match="fast-forward"):
         roster.check()
 
 
@@ -89,7 +89,7 @@ def test_a_prompt_that_is_behind_and_not_counted_is_noticed():
     roster.catch_up()
     roster.check()
     assert list(roster.behind) == [two]
-    roster.push_out(two)
+    roster.preempt(two)
     roster.check()
     assert not roster.behind
 

@@ -131,12 +131,12 @@ def test_what_a_runner_is_told_of_an_arrival():
     assert batch.chunks == (Chunk(chunk.row, 12, 1, (), (sequence.blocks[3],), True, None),)
 
 
-@pytest.mark.parametrize("wishes", [{"presence_penalty": 1.0}, {"banned_sequences": ((1, 2),)}])
-def test_history_is_told_where_drawing_needs_it(wishes):
+@pytest.mark.parametrize("options", [{"presence_penalty": 1.0}, {"banned_sequences": ((1, 2),)}])
+def test_history_is_told_where_drawing_needs_it(options):
     scheduler = make_scheduler()
     add(scheduler, 1, num_prompt=10, max_tokens=1)
     finish(scheduler)
-    scheduler.add(make_request(2, range(1000, 1010), **wishes), 0.0)
+    scheduler.add(make_request(2, range(1000, 1010), **options), 0.0)
     (chunk,) = scheduler.schedule(0.0).chunks
     assert chunk.start == 8
     assert chunk.arrival.history == tuple(range(1000, 1008))
@@ -170,7 +170,7 @@ def test_nobody_overtakes_the_first():
 
 
 def test_a_better_rank_is_admitted_first():
-    for order, wishes, expected in [
+    for order, options, expected in [
         ("first-come", {}, [1, 2, 3]),
         ("priority", {"priority": (1, 3, 2)}, [2, 3, 1]),
         ("deadline", {"deadline_s": (30.0, None, 10.0)}, [3, 1, 2]),
@@ -178,7 +178,7 @@ def test_a_better_rank_is_admitted_first():
     ]:
         scheduler = make_scheduler(order, max_sequences=1)
         for number in (1, 2, 3):
-            add(scheduler, number, max_tokens=1, **{name: values[number - 1] for name, values in wishes.items()})
+            add(scheduler, number, max_tokens=1, **{name: values[number - 1] for name, values in options.items()})
         assert [delta.request_id for delta in finish(scheduler)] == expected
 
 
@@ -224,12 +224,12 @@ def test_prompts_under_way_are_told():
     scheduler = make_scheduler(max_batch_tokens=8, max_sequences=3)
     add(scheduler, 1, num_prompt=19, n=2)
     add(scheduler, 2, num_prompt=3)
-    told = [scheduler.prompts]
+    reported = [scheduler.prompts]
     for _ in range(4):
         batch = scheduler.schedule(0.0)
-        told.append(scheduler.prompts)
+        reported.append(scheduler.prompts)
         scheduler.commit(batch, output_of(batch), 0.0)
-    assert told == [(), ((1, 0, 19),), ((1, 8, 19),), ((1, 16, 19), (2, 0, 3)), ()]
+    assert reported == [(), ((1, 0, 19),), ((1, 8, 19),), ((1, 16, 19), (2, 0, 3)), ()]
 
 
 # Refusals

@@ -161,7 +161,7 @@ def test_whoever_came_back_to_what_it_was_computing_itself_computes_it_again():
     """A failure of an earlier stay is no end."""
     scheduler, (batch,) = make_trusting(1)
     first = next(iter(scheduler.roster.running))
-    scheduler.roster.push_out(first)
+    scheduler.roster.preempt(first)
     again = scheduler.schedule(0.0)
     assert planned(scheduler, again)[1].start == 16
     assert scheduler.commit(batch, output_of(batch)._replace(failures=((0, "planted"),)), 0.0) == ()
@@ -198,11 +198,11 @@ def test_a_batch_tells_what_is_read_more_than_once(seed):
     scheduler = Scheduler(ROOMY, ORDERS["first-come"]())
     for request in family(Random(seed), 12):
         scheduler.add(request, 0.0)
-    told = []
+    reported = []
     while scheduler.has_work:
         batch = scheduler.schedule(0.0)
         held = [block for sequence in scheduler.roster.running for block in sequence.blocks]
         assert batch.num_shared == ROOMY.block_size * (len(held) - len(set(held)))
-        told.append(batch.num_shared)
+        reported.append(batch.num_shared)
         scheduler.commit(batch, output_of(batch), 0.0)
-    assert max(told) > 0
+    assert max(reported) > 0

@@ -264,7 +264,7 @@ class Serving(RuleBasedStateMachine):
         scheduler.check()
 
 
-def run(max_examples: int, num_rules: int, **wishes: Any) -> None:
+def run(max_examples: int, num_rules: int, **options: Any) -> None:
     run_state_machine_as_test(
         Serving,
         settings=settings(
@@ -273,7 +273,7 @@ def run(max_examples: int, num_rules: int, **wishes: Any) -> None:
             deadline=None,
             derandomize=True,
             database=None,
-            **wishes,
+            **options,
         ),
     )
 

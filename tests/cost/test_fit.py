@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cost.fit import Ramp, column, errors_of, fit, held_out, non_negative, ramps_of
+from penstock.cost.fit import CostRamp, column, errors_of, fit, held_out, non_negative, ramps_of
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,7 +52,7 @@ def test_ramps_of_equal_slope_are_one_line(values, probe):
 
 
 def test_a_ramp_starts_and_ends_where_it_says():
-    assert column(Ramp("x", 4.0, 6.0), np.array([0.0, 4.0, 7.0, 10.0, 99.0])).tolist() == [0, 0, 3, 6, 6]
+    assert column(CostRamp("x", 4.0, 6.0), np.array([0.0, 4.0, 7.0, 10.0, 99.0])).tolist() == [0, 0, 3, 6, 6]
 
 
 def test_held_out_rows_are_predicted_by_the_others():

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from penstock.core.batch import Batch, Chunk
 from penstock.core.features import StepTime, features_of
 from penstock.cost.cost import moved
-from penstock.cost.fit import Ramp
-from penstock.cost.fitting import fit_steps, spells_along
-from penstock.cost.measured import Fitted, Measured
-from penstock.cost.slowdown import Spell
+from penstock.cost.fit import CostRamp
+from penstock.cost.fitting import fit_steps, slowdowns_along
+from penstock.cost.measured import Fitted, MeasuredCost
+from penstock.cost.slowdown import Slowdown
 from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
 from penstock.sim.simulation import simulate
@@ -23,7 +23,7 @@ from penstock.workload.arrivals import AtOnce, Constant
 from penstock.workload.lengths import Fixed
 from penstock.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, make_fleet, make_workload
-from tests.sim.test_replica import assert_foretelling_changes_nothing
+from tests.sim.test_replica import assert_predicting_changes_nothing
 
 CHUNKS = st.builds(
     lambda start, length, samples: Chunk(0, start, length, (), (), samples, None),
@@ -61,7 +61,7 @@ def steps_of(seed, count, noise=0.02, host_s=2e-4):
         host = host_s + 1e-5 * len(batch.chunks)
         rest_s = random.choice((0.0, 0.0, 0.0, 0.0, 0.05))
         now += rest_s
-        (device_s,) = warmth.foretell(now, [COST.step_s(batch) * abs(factor)], [cold_s(batch)])
+        (device_s,) = warmth.predict(now, [COST.step_s(batch) * abs(factor)], [cold_s(batch)])
         warmth.take(1)
         now += device_s
         steps.append(StepTime(float(number), device_s, host, True, rest_s, features_of(batch)))
@@ -73,12 +73,12 @@ FITTED = fit_steps(steps_of(1, 1500), overlaps=False)
 
 @given(BATCHES, st.integers(1, 40), st.booleans())
 def test_a_run_is_its_steps_to_the_last_bit(batch, num_steps, overlaps):
-    cost = Measured(replace(FITTED, overlaps=overlaps))
+    cost = MeasuredCost(replace(FITTED, overlaps=overlaps))
     assert cost.run_s(batch, num_steps) == [cost.step_s(moved(batch, number)) for number in range(num_steps)]
 
 
 def test_it_tells_the_time_of_steps_it_has_not_seen():
-    cost, random = Measured(FITTED), Random(2)
+    cost, random = MeasuredCost(FITTED), Random(2)
     off = []
     for _ in range(300):
         batch = batch_of(random)
@@ -100,9 +100,9 @@ def test_its_own_word_on_its_error_is_true():
 
 def test_the_host_adds_up_or_is_hidden():
     batch = batch_of(Random(3))
-    plain, overlapped = (Measured(replace(FITTED, overlaps=each)).step_s(batch) for each in (False, True))
-    device_only = Measured(replace(FITTED, host=())).step_s(batch)
-    host_only = Measured(replace(FITTED, device=())).step_s(batch)
+    plain, overlapped = (MeasuredCost(replace(FITTED, overlaps=each)).step_s(batch) for each in (False, True))
+    device_only = MeasuredCost(replace(FITTED, host=())).step_s(batch)
+    host_only = MeasuredCost(replace(FITTED, device=())).step_s(batch)
     assert plain == pytest.approx(device_only + host_only)
     assert overlapped == max(device_only, host_only)
     assert host_only == pytest.approx(2e-4 + 1e-5 * len(batch.chunks), rel=0.05)
@@ -114,18 +114,18 @@ def test_what_is_told_of_many_steps_adds_up_to_what_they_took():
         batches.append(batch_of(random))
         device_s = COST.step_s(batches[-1]) * (1.8 if random.random() < 0.2 else 1.0)
         steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batches[-1])))
-    cost = Measured(replace(fit_steps(steps, overlaps=False), host=()))
-    told_s, warmth = 0.0, Warmth(cost.cooling)
+    cost = MeasuredCost(replace(fit_steps(steps, overlaps=False), host=()))
+    reported_s, warmth = 0.0, Warmth(cost.cooling)
     for batch in batches:
-        told_s += warmth.foretell(told_s, cost.run_s(batch, 1), cost.cold_s(batch, 1))[0]
+        reported_s += warmth.predict(reported_s, cost.run_s(batch, 1), cost.cold_s(batch, 1))[0]
         warmth.take(1)
-    assert told_s == pytest.approx(sum(step.device_s for step in steps), rel=0.02)
+    assert reported_s == pytest.approx(sum(step.device_s for step in steps), rel=0.02)
 
 
 def test_steps_that_took_longer_are_slow_spells_by_as_much():
     steps = steps_of(3, 1500)
     slow = [step._replace(device_s=1.3 * step.device_s) for step in steps]
-    usual, slower = (median(spell.factor for spell in spells_along(FITTED, each)) for each in (steps, slow))
+    usual, slower = (median(slowdown.factor for slowdown in slowdowns_along(FITTED, each)) for each in (steps, slow))
     assert usual == pytest.approx(1.0, abs=0.05)
     assert slower == pytest.approx(1.3, abs=0.08)
 
@@ -145,7 +145,7 @@ def test_what_several_sequences_read_is_told_as_much_cheaper_as_it_was():
         batch = like(random.randrange(1, 17), random.choice((0, 0, 400, 1600)), random.randrange(1, 500))
         device_s = seconds(batch) * random.gauss(1.0, 0.01)
         steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batch)))
-    cost = Measured(replace(fit_steps(steps, overlaps=False), host=()))
+    cost = MeasuredCost(replace(fit_steps(steps, overlaps=False), host=()))
     alike, apart = like(8, 1000, 100), like(8, 0, 1100)
     assert cost.step_s(alike) == pytest.approx(seconds(alike), rel=0.05)
     assert cost.step_s(apart) == pytest.approx(seconds(apart), rel=0.05)
@@ -153,28 +153,28 @@ def test_what_several_sequences_read_is_told_as_much_cheaper_as_it_was():
 
 def test_the_simulator_knows_who_shares():
     """Requests that begin alike generate faster together than others of the same lengths."""
-    ramps = (Ramp("rows", 0.0, 1.0, 0.004), Ramp("own_kv", 0.0, math.inf, 1e-6))
+    ramps = (CostRamp("rows", 0.0, 1.0, 0.004), CostRamp("own_kv", 0.0, math.inf, 1e-6))
     fitted = Fitted(ramps, (), False, FITTED.most, 100, {})
     alike = make_workload(4, arrivals=AtOnce(), num_requests=16, prompts=Fixed(20), prefix=SharedPrefix(512))
     apart = make_workload(4, arrivals=AtOnce(), num_requests=16, prompts=Fixed(532))
-    tpot = [simulate(make_fleet(cost=Measured(fitted)), each).summary.tpot.p50 for each in (alike, apart)]
+    tpot = [simulate(make_fleet(cost=MeasuredCost(fitted)), each).summary.tpot.p50 for each in (alike, apart)]
     assert tpot[0] < 0.7 * tpot[1]
 
 
 def test_a_machine_with_slow_moments_has_longer_worst_waits_and_the_same_work():
     workload = make_workload(4, num_requests=400, rate=5.0)
-    usual = replace(FITTED, spells=(), cooling=None)
-    even, moody = (
-        simulate(make_fleet(cost=Measured(replace(usual, spells=spells))), workload).summary
-        for spells in ((), (Spell(0.9, 0.9), Spell(0.3, 1.5)))
+    usual = replace(FITTED, slowdowns=(), cooling=None)
+    even, time_varying = (
+        simulate(make_fleet(cost=MeasuredCost(replace(usual, slowdowns=slowdowns))), workload).summary
+        for slowdowns in ((), (Slowdown(0.9, 0.9), Slowdown(0.3, 1.5)))
     )
-    assert moody.tpot.p95 > 1.1 * even.tpot.p95
-    assert moody.tpot.p50 < even.tpot.p50, "most of the time it is faster than on average"
-    assert moody.tpot.mean == pytest.approx(even.tpot.mean, rel=0.1)
+    assert time_varying.tpot.p95 > 1.1 * even.tpot.p95
+    assert time_varying.tpot.p50 < even.tpot.p50, "most of the time it is faster than on average"
+    assert time_varying.tpot.mean == pytest.approx(even.tpot.mean, rel=0.1)
 
 
 def test_a_step_takes_as_much_longer_with_cold_caches_as_was_measured():
-    cost, random = Measured(FITTED), Random(5)
+    cost, random = MeasuredCost(FITTED), Random(5)
     assert cost.cooling == COOLING
     batches = [batch_of(random) for _ in range(50)]
     off = sorted(abs(cost.cold_s(batch, 1)[0] / cold_s(batch) - 1.0) for batch in batches)
@@ -187,7 +187,7 @@ def test_caches_that_make_no_difference_are_not_spoken_of():
         batch = batch_of(random)
         device_s = COST.step_s(batch) * random.gauss(1.0, 0.01)
         steps.append(StepTime(float(number), device_s, 2e-4, True, 0.0, features_of(batch)))
-    cost, cold = Measured(fit_steps(steps, overlaps=False)), [0.0]
+    cost, cold = MeasuredCost(fit_steps(steps, overlaps=False)), [0.0]
     if cost.cooling is not None:
         cold = [cost.cold_s(batch_of(random), 1)[0] / COST.step_s(batch_of(random)) for _ in range(50)]
     assert sorted(cold)[len(cold) // 2] < 0.05
@@ -195,10 +195,10 @@ def test_caches_that_make_no_difference_are_not_spoken_of():
 
 def test_the_simulator_is_slower_after_a_rest_and_warms_up():
     apart = make_workload(4, num_requests=12, arrivals=Constant(0.2))
-    even = replace(FITTED, spells=())
-    cost = Measured(even)
+    even = replace(FITTED, slowdowns=())
+    cost = MeasuredCost(even)
     rested = simulate(make_fleet(cost=cost), apart)
-    warm = simulate(make_fleet(cost=Measured(replace(even, cooling=None))), apart)
+    warm = simulate(make_fleet(cost=MeasuredCost(replace(even, cooling=None))), apart)
     for one, other, request in zip(rested.timelines, warm.timelines, apart.requests):
         batch = Batch(1, (Chunk(0, 0, len(request.prompt), request.prompt, (), True, None),))
         assert one.ttft_s == pytest.approx(other.ttft_s + cost.cold_s(batch, 1)[0], rel=1e-6)
@@ -207,14 +207,14 @@ def test_the_simulator_is_slower_after_a_rest_and_warms_up():
 
 @given(BATCHES)
 def test_more_work_never_takes_less_time(batch):
-    cost = Measured(FITTED)
+    cost = MeasuredCost(FITTED)
     more = batch._replace(chunks=(*batch.chunks, Chunk(0, 99, 1, (), (), True, None)))
     assert cost.step_s(more) >= cost.step_s(batch)
     assert cost.step_s(moved(batch, 50)) >= cost.step_s(batch)
 
 
 def test_it_knows_where_it_was_not_measured():
-    cost = Measured(FITTED)
+    cost = MeasuredCost(FITTED)
     near = Batch(1, (Chunk(0, 100, 1, (), (), True, None),))
     far = Batch(1, (Chunk(0, 999_999, 1, (), (), True, None),))
     assert cost.outside(features_of(near)) == ()
@@ -232,7 +232,7 @@ def test_it_knows_where_it_was_not_measured():
 @given(st.integers(0, 1000))
 def test_the_simulator_may_foretell_with_it(seed):
     for rate in (2.0, 40.0):
-        assert_foretelling_changes_nothing(make_fleet(cost=Measured(FITTED)), make_workload(seed, rate=rate))
+        assert_predicting_changes_nothing(make_fleet(cost=MeasuredCost(FITTED)), make_workload(seed, rate=rate))
 
 
 def test_too_few_steps_are_refused():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cost.measured import Measured
+from penstock.cost.measured import MeasuredCost
 from penstock.cost.profile import Profile, read_profile
 from penstock.errors import ConfigError
 from tests.cost.test_measured import BATCHES, FITTED
@@ -21,7 +21,7 @@ PROFILE = Profile(
 def test_a_profile_read_back_tells_the_same_times(batch):
     again = read_profile(PROFILE.to_json(), "file")
     assert again == PROFILE
-    assert Measured(again.fitted).step_s(batch) == Measured(FITTED).step_s(batch)
+    assert MeasuredCost(again.fitted).step_s(batch) == MeasuredCost(FITTED).step_s(batch)
 
 
 JSON = st.recursive(
@@ -71,10 +71,10 @@ def test_ramps_that_cannot_be_are_refused(ramp):
 
 
 @pytest.mark.parametrize(
-    "spell", [[0.0, 1.0], [1e-9, 1.0], [-1.0, 1.0], [0.1, 0.0], [0.1, -2.0], [0.1, 1e9], [0.1], [0.1, "x"], 3]
+    "slowdown", [[0.0, 1.0], [1e-9, 1.0], [-1.0, 1.0], [0.1, 0.0], [0.1, -2.0], [0.1, 1e9], [0.1], [0.1, "x"], 3]
 )
-def test_spells_that_cannot_be_are_refused(spell):
+def test_spells_that_cannot_be_are_refused(slowdown):
     broken = json.loads(PROFILE.to_json())
-    broken["fitted"]["spells"] = [[0.1, 1.0], spell]
+    broken["fitted"]["slowdowns"] = [[0.1, 1.0], slowdown]
     with pytest.raises(ConfigError, match="no profile"):
         read_profile(json.dumps(broken), "file")

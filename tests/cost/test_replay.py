@@ -84,6 +84,6 @@ def test_replayed_times_give_the_engines_batches(fleet, workload, tmp_path):
     assert len(steps) == len(batches) > 30
     cost = Recording(steps)
     again = Workload(tuple(as_taken(requests, taken_s, steps)))
-    simulate(replace(fleet, cost=cost, foretells=False), again)
+    simulate(replace(fleet, cost=cost, predicts=False), again)
     assert cost.asked == [step.features for step in steps]
     assert [one.chunks for one in cost.batches] == [one.chunks for one in batches]

@@ -35,21 +35,21 @@ def test_steps_foretold_together_and_cut_are_those_foretold_singly(cooling, rows
     durations, cold = zip(*rows)
     together, singly = Warmth(cooling), Warmth(cooling)
     ends, start_s = [], 1.0
-    for duration_s in together.foretell(start_s, durations, cold)[:num_steps]:
+    for duration_s in together.predict(start_s, durations, cold)[:num_steps]:
         start_s += duration_s
         ends.append(start_s)
     together.take(num_steps)
     start_s = 1.0
     for number in range(num_steps):
-        (duration_s,) = singly.foretell(start_s, [durations[number]], [cold[number]])
+        (duration_s,) = singly.predict(start_s, [durations[number]], [cold[number]])
         singly.take(1)
         start_s += duration_s
         assert start_s == ends[number]
-    assert together.foretell(start_s + rest_s, [1.0], [1.0]) == singly.foretell(start_s + rest_s, [1.0], [1.0])
+    assert together.predict(start_s + rest_s, [1.0], [1.0]) == singly.predict(start_s + rest_s, [1.0], [1.0])
 
 
 @given(COOLINGS, ROWS)
 def test_a_step_takes_no_less_than_warm_and_no_more_than_cold(cooling, rows):
     durations, cold = zip(*rows)
-    for longer, duration_s, cold_s in zip(Warmth(cooling).foretell(0.0, durations, cold), durations, cold):
+    for longer, duration_s, cold_s in zip(Warmth(cooling).predict(0.0, durations, cold), durations, cold):
         assert duration_s <= longer <= duration_s + cold_s

@@ -41,11 +41,11 @@ class Visit:
     def signs(self) -> Signs:
         return signs_of(self.before, self._patient.look(), time.monotonic() - self._start_s)
 
-    def told(self) -> set[str]:
-        return told(self.signs())
+    def reported(self) -> set[str]:
+        return reported(self.signs())
 
 
-def told(signs: Signs) -> set[str]:
+def reported(signs: Signs) -> set[str]:
     return {finding.id for finding in diagnose(signs, RULES).findings}
 
 
@@ -57,9 +57,9 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 @contextmanager
-def asking(server: Server, num_calls: int, **wishes: Any) -> Iterator[None]:
+def asking(server: Server, num_calls: int, **options: Any) -> Iterator[None]:
     """Clients that ask for a stream, read nothing of it, and leave with the block."""
-    body = json.dumps({"prompt": "abc", "stream": True, **wishes}).encode()
+    body = json.dumps({"prompt": "abc", "stream": True, **options}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     host, port = server.url.removeprefix("http://").split(":")
     with ExitStack() as clients:
@@ -77,7 +77,7 @@ def test_a_server_that_does_well_is_told_nothing() -> None:
         for number in range(6):
             server.post("/v1/completions", {"prompt": f"well {number}", "max_tokens": 10})
         signs = visit.signs()
-    assert told(signs) - COMMON == set()
+    assert reported(signs) - COMMON == set()
     assert signs.num_ended == 6
     assert signs.output_tokens_per_s * signs.window_s == pytest.approx(60)
     assert signs.prompt_mean_tokens == len("well 0")
@@ -96,21 +96,21 @@ def test_overload_is_told_from_its_beginning_to_its_end() -> None:
             visit = Visit(server)
             more.enter_context(asking(server, 4, max_tokens=EVER))
             wait_until(lambda: server.metric("vllm:num_requests_waiting") == 4)
-            assert "queue-grows" in visit.told()
+            assert "queue-grows" in visit.reported()
             visit.renew()
             refused = server.post("/v1/completions", {"prompt": "too many", "max_tokens": 5})
             assert refused.status_code == 503
             signs = visit.signs()
-            assert {"sequence-limit", "refusing"} <= told(signs)
-            assert "queue-grows" not in told(signs)
+            assert {"sequence-limit", "refusing"} <= reported(signs)
+            assert "queue-grows" not in reported(signs)
             _judge_by_roofline(visit)
-        wait_until(lambda: "clients-leave" in visit.told())
+        wait_until(lambda: "clients-leave" in visit.reported())
         for state in ("running", "waiting"):
             wait_until(lambda state=state: server.metric(f"vllm:num_requests_{state}") == 0)
         visit.renew()
         with asking(server, 2, max_tokens=20):
             wait_until(lambda: server.metric("vllm:request_success_total", 'finished_reason="length"') == 2)
-        assert "queue-long" in visit.told()
+        assert "queue-long" in visit.reported()
 
 
 def _judge_by_roofline(visit: Visit) -> None:
@@ -121,8 +121,8 @@ def _judge_by_roofline(visit: Visit) -> None:
     slow = Floor(Config(hardware="l4", model="llama-3.1-70b")).step_s(signs)
     assert 0.001 < fast < 0.02
     assert slow > 0.1
-    assert "below-roofline" in told(replace(signs, floor_s=fast))
-    assert "at-the-limit" in told(replace(signs, floor_s=slow))
+    assert "below-roofline" in reported(replace(signs, floor_s=fast))
+    assert "at-the-limit" in reported(replace(signs, floor_s=slow))
 
 
 def test_a_cache_that_is_too_small_is_told() -> None:
@@ -132,47 +132,47 @@ def test_a_cache_that_is_too_small_is_told() -> None:
         with asking(server, 6, max_tokens=200):
             wait_until(lambda: server.metric("vllm:num_preemptions_total") > 0)
             wait_until(lambda: server.metric("vllm:num_requests_waiting") > 0)
-            assert "preempting" in visit.told()
+            assert "preempting" in visit.reported()
             wait_until(lambda: _is_seen(visit, "kv-full"))
 
 
 def _is_seen(visit: Visit, name: str) -> bool:
     visit.renew()
-    return name in visit.told()
+    return name in visit.reported()
 
 
 def test_an_engine_that_fails_dies_and_hangs_is_told() -> None:
     with serving(model="oracle:step_ms=5") as server:
         visit = Visit(server)
         assert server.post("/v1/completions", {"prompt": [RAISE, 1], "max_tokens": 3}).status_code == 500
-        assert {"requests-fail", "server-faults"} <= visit.told()
+        assert {"requests-fail", "server-faults"} <= visit.reported()
         visit.renew()
         server.post("/v1/completions", {"prompt": [DIE, 1], "max_tokens": 3})
         wait_until(lambda: server.get("/health").status_code == 200)
-        assert "engine-restarting" in visit.told()
+        assert "engine-restarting" in visit.reported()
         visit.renew()
-        assert "engine-restarted" in visit.told()
+        assert "engine-restarted" in visit.reported()
         with asking(server, 1, max_tokens=EVER):
             wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
             engine = server.engine_pid
             os.kill(engine, signal.SIGSTOP)
             wait_until(lambda: _is_seen(visit, "stuck"))
-            wait_until(lambda: "engine-down" in visit.told())
+            wait_until(lambda: "engine-down" in visit.reported())
             with suppress(ProcessLookupError):  # it may have been replaced meanwhile
                 os.kill(engine, signal.SIGCONT)
         used = visit.before
     with serving() as another:
-        assert "server-restarted" in told(signs_of(used, Visit(another).before, 1.0))
+        assert "server-restarted" in reported(signs_of(used, Visit(another).before, 1.0))
 
 
 @pytest.mark.slow
 def test_steps_that_take_seconds_are_told() -> None:
     with serving("--max-batch-tokens", "512", model="oracle:step_ms=2100") as server:
         visit = Visit(server)
-        assert "not-ready" in told(signs_of(visit.before, visit.before, 1.0))
+        assert "not-ready" in reported(signs_of(visit.before, visit.before, 1.0))
         answer = server.post("/v1/completions", {"prompt": "long" * 75, "max_tokens": 2})
         assert answer.status_code == 200
-        assert {"slow-prompts", "cache-misses", "slow-tokens"} <= visit.told()
+        assert {"slow-prompts", "cache-misses", "slow-tokens"} <= visit.reported()
 
 
 def test_clients_that_do_not_read_are_told() -> None:
@@ -181,7 +181,7 @@ def test_clients_that_do_not_read_are_told() -> None:
         wait_until(lambda: server.metric("vllm:generation_tokens_total") == 4 * 8)
         visit = Visit(server)
         signs = visit.signs()
-        assert "slow-readers" in told(signs)
+        assert "slow-readers" in reported(signs)
         assert (signs.num_running, signs.num_unread, signs.num_calls) == (0, 4, 4)
         server.post("/v1/embeddings", {"input": "a vector"})
         assert math.isnan(visit.signs().num_unread), "calls for vectors never run, so nothing can be told beside them"
@@ -189,19 +189,19 @@ def test_clients_that_do_not_read_are_told() -> None:
 
 def test_a_key_that_is_missing_is_told_to_the_doctor_and_of_the_clients() -> None:
     with serving(key=KEY) as server:
-        assert told(signs_of(Visit(server).before, Visit(server).before, 1.0)) >= {"locked"}
+        assert reported(signs_of(Visit(server).before, Visit(server).before, 1.0)) >= {"locked"}
         visit = Visit(server, KEY)
-        assert visit.told() - COMMON == set()
+        assert visit.reported() - COMMON == set()
         for _ in range(3):
             httpx.post(f"{server.url}/v1/completions", json={"prompt": "let me in"})
-        assert "locked-out" in visit.told()
+        assert "locked-out" in visit.reported()
         visit.renew()
         for _ in range(3):
             server.post("/v1/completions", {"prompt": "hot", "temperature": -1})
-        assert "bad-requests" in visit.told()
-        assert "no-metrics" in told(_signs_at(server.url + "/nothing", KEY))
+        assert "bad-requests" in visit.reported()
+        assert "no-metrics" in reported(_signs_at(server.url + "/nothing", KEY))
         _hold_up(server, visit)
-        assert "refused" in told(_signs_at("http://127.0.0.1:9"))
+        assert "refused" in reported(_signs_at("http://127.0.0.1:9"))
 
 
 def _signs_at(url: str, key: str = "") -> Signs:
@@ -220,4 +220,4 @@ def _hold_up(server: Server, visit: Visit) -> None:
         timer.join()
         looks.append(visit.before)
     late = replace(looks[1], seconds={"/health": min(sum(look.seconds.values()) for look in looks)})
-    assert "gateway-late" in told(signs_of(late, late, 1.0))
+    assert "gateway-late" in reported(signs_of(late, late, 1.0))

@@ -32,10 +32,10 @@ LIMITS = Limits(
 """Roomy for the requests of these tests; `LIMITS._replace(...)` makes it tight."""
 
 
-def make_request(request_id: int, prompt: Iterable[int], **wishes: Any) -> Request:
-    """A request; wishes that `Request` does not have are sampling parameters."""
-    own = {name: wishes.pop(name) for name in tuple(wishes) if name in Request.__dataclass_fields__}
-    return Request(request_id=request_id, prompt=tuple(prompt), params=SamplingParams(**wishes), **own)
+def make_request(request_id: int, prompt: Iterable[int], **options: Any) -> Request:
+    """A request; options that `Request` does not have are sampling parameters."""
+    own = {name: options.pop(name) for name in tuple(options) if name in Request.__dataclass_fields__}
+    return Request(request_id=request_id, prompt=tuple(prompt), params=SamplingParams(**options), **own)
 
 
 class Clock:
@@ -120,9 +120,9 @@ def drain(
     return answers
 
 
-def serve(requests: Iterable[Request], limits: Limits = LIMITS, **wishes: Any) -> Answers:
+def serve(requests: Iterable[Request], limits: Limits = LIMITS, **options: Any) -> Answers:
     """Hand over all requests at once and wait for the answers."""
-    engine = make_engine(limits, **wishes)
+    engine = make_engine(limits, **options)
     for request in requests:
         engine.submit(request)
     return drain(engine)

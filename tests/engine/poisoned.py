@@ -49,14 +49,14 @@ class Upset:
             if chunk.arrival is not None:
                 self._params[chunk.row] = chunk.arrival.params
         output = self._runner.launch(batch).result()
-        wishes = [self._params[chunk.row] for chunk in batch.chunks]
+        options = [self._params[chunk.row] for chunk in batch.chunks]
         drawn = [
             tuple(made_up(token, params.logprobs) for token in tokens) if params.logprobs is not None else ()
-            for params, tokens in zip(wishes, output.tokens, strict=True)
+            for params, tokens in zip(options, output.tokens, strict=True)
         ]
         prompts = [
             self._prompt_logprobs(params.prompt_logprobs, chunk)
-            for params, chunk in zip(wishes, batch.chunks, strict=True)
+            for params, chunk in zip(options, batch.chunks, strict=True)
         ]
         return Done(output._replace(logprobs=tuple(drawn), prompt_logprobs=tuple(prompts)))
 

@@ -65,8 +65,8 @@ class Ledger:
     wrong: list[int] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
 
-    async def ask(self, client: EngineClient, prompt: tuple[int, ...], **wishes: Any) -> None:
-        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12} | wishes)
+    async def ask(self, client: EngineClient, prompt: tuple[int, ...], **options: Any) -> None:
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12} | options)
         request = Request(request_id=client.next_id(), prompt=prompt, params=params, arrival_s=time.monotonic())
         tokens: dict[int, list[int]] = {choice: [] for choice in range(params.n)}
         ends: dict[int, FinishReason] = {}
@@ -81,8 +81,11 @@ class Ledger:
             self.failed += 1
         else:
             self.complete += 1
-            for choice, told in tokens.items():
-                if told != expected_tokens(prompt, params, choice, len(told), VOCAB) or len(told) != params.max_tokens:
+            for choice, reported in tokens.items():
+                if (
+                    reported != expected_tokens(prompt, params, choice, len(reported), VOCAB)
+                    or len(reported) != params.max_tokens
+                ):
                     self.wrong.append(request.request_id)
 
 

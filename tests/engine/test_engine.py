@@ -28,8 +28,8 @@ from tests.engine.faulty import POISON, FailingRunner, PoisonedRunner
 CROWD_LIMITS = LIMITS._replace(num_blocks=256, max_sequences=32, max_batch_tokens=48)
 
 
-def oracle(limits=LIMITS, **wishes):
-    return OracleRunner(limits.num_blocks, limits.block_size, vocab_size=VOCAB_SIZE, **wishes)
+def oracle(limits=LIMITS, **options):
+    return OracleRunner(limits.num_blocks, limits.block_size, vocab_size=VOCAB_SIZE, **options)
 
 
 def crowd(seed: int, poisoned: int):
@@ -178,8 +178,8 @@ def test_a_step_that_failed_for_want_of_memory_is_computed_in_parts(when, depth)
         drain(engine, answers)
         for choice in range(requests[3].params.n):
             right, _ = expected(requests[3], choice, limits)
-            told = answers.pop((3, choice)).tokens
-            assert told == right[: len(told)]
+            reported = answers.pop((3, choice)).tokens
+            assert reported == right[: len(reported)]
         assert_right([request for request in requests if request.request_id != 3], answers, limits)
 
 
@@ -385,10 +385,10 @@ def test_as_many_steps_as_the_depth_are_on_their_way(depth):
     runner = ScriptedRunner(batches=[])
     engine = Engine(Scheduler(LIMITS), runner, Clock(), depth=depth)
     engine.submit(make_request(1, (1, 2), max_tokens=20))
-    told = 0
+    reported = 0
     for number in range(1, 15):
-        told += len(engine.step())
-        assert (len(runner.batches), told) == (number, max(number - depth + 1, 0))
+        reported += len(engine.step())
+        assert (len(runner.batches), reported) == (number, max(number - depth + 1, 0))
 
 
 def test_a_step_with_copies_is_over_before_another_is_launched():

@@ -95,13 +95,13 @@ def test_whoever_is_pushed_out_at_any_step_is_answered_as_undisturbed(step, dept
     for request in requests:
         engine.submit(request)
 
-    def push_out(now):
+    def preempt(now):
         scheduler = engine.scheduler
         if now >= step and now % 3 == step % 3:
             for sequence in list(scheduler.roster.running)[now % 2 :: 2]:
-                scheduler.roster.push_out(sequence)
+                scheduler.roster.preempt(sequence)
 
-    answers = drain(engine, before_step=lambda now: push_out(now) if now < step + 9 else None)
+    answers = drain(engine, before_step=lambda now: preempt(now) if now < step + 9 else None)
     assert_right(requests, answers)
 
 

@@ -13,10 +13,10 @@ def test_it_draws_what_the_script_says_where_a_token_is_asked_for():
 
 
 def test_it_remembers_batches_if_asked_and_tells_of_each():
-    told = []
-    runner = ScriptedRunner(on_launch=told.append, batches=[])
+    reported = []
+    runner = ScriptedRunner(on_launch=reported.append, batches=[])
     runner.launch(BATCH)
-    assert runner.batches == told == [BATCH]
+    assert runner.batches == reported == [BATCH]
 
 
 def test_it_serves():

@@ -19,13 +19,13 @@ def predicted(request: Request, seed: int = 0) -> Request:
     """With a prediction of its first choice's answer in which some tokens are wrong, missing or too many."""
     choose = Random(seed)
     tokens, _ = expected(request, 0)
-    told: list[int] = []
+    reported: list[int] = []
     for token in tokens:
         kind = choose.randrange(12)
-        told += (
+        reported += (
             [] if kind == 0 else [token, token] if kind == 1 else [(token + 1) % VOCAB_SIZE] if kind == 2 else [token]
         )
-    return replace(request, prediction=tuple(told))
+    return replace(request, prediction=tuple(reported))
 
 
 @pytest.mark.parametrize("length", [None, 1, 3, 8])
@@ -52,7 +52,7 @@ def test_preemption_at_any_step_changes_nothing(step: int, depth: int) -> None:
     def preempt(now: int) -> None:
         if step <= now < step + 9 and now % 3 == step % 3:
             for sequence in list(engine.scheduler.roster.running)[now % 2 :: 2]:
-                engine.scheduler.roster.push_out(sequence)
+                engine.scheduler.roster.preempt(sequence)
 
     assert_right(requests, drain(engine, before_step=preempt))
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.batch import Delta, Fault, Finish, FinishReason, Logprob, PrefixHit
 from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import Load
+from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.machine import Facts
 from penstock.engine.wire import (
     Beat,
@@ -18,7 +18,7 @@ from penstock.engine.wire import (
     Failed,
     Phase,
     Ready,
-    Step,
+    StepReport,
     Stop,
     Submit,
     decode_command,
@@ -51,7 +51,7 @@ COMMANDS = [Submit(REQUEST), Cancel(7), EmbedPrompts(1, ((1, 2), (3,))), Stop()]
 REPORTS = [
     Phase("read", 1.5),
     Ready(FACTS),
-    Step(2.0, DELTAS, Load(1, 2, 3, 0.5, 4), 9),
+    StepReport(2.0, DELTAS, SchedulerLoad(1, 2, 3, 0.5, 4), 9),
     Beat(3, True),
     Embedded(1, ((0.5, -0.5),)),
     Failed("why", True),
@@ -88,5 +88,5 @@ def test_every_damage_is_refused_or_reads_as_a_message_of_the_right_type() -> No
             report = decode_report(bytes(damaged))
         except EngineError:
             continue
-        assert isinstance(report, Step)
+        assert isinstance(report, StepReport)
         assert all(type(token) is int for delta in report.deltas for token in delta.token_ids)

@@ -22,11 +22,11 @@ def _make_one(choose: Random, number: int, stem: tuple[int, ...], max_answer: in
     own = make_prompt(choose, choose.randrange(1, 6))
     num_shared = choose.randrange(len(stem) - len(own) + 2)
     max_tokens = choose.randrange(1, max_answer + 1)
-    wishes: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if choose.random() < 0.3:
-        wishes["stop_token_ids"] = tuple(range(0, VOCAB_SIZE, 5))
-        wishes["min_tokens"] = choose.randrange(max_tokens + 1)
-        wishes["ignore_eos"] = choose.random() < 0.2
+        options["stop_token_ids"] = tuple(range(0, VOCAB_SIZE, 5))
+        options["min_tokens"] = choose.randrange(max_tokens + 1)
+        options["ignore_eos"] = choose.random() < 0.2
     return make_request(
         number,
         stem[:num_shared] + own,
@@ -39,5 +39,5 @@ def _make_one(choose: Random, number: int, stem: tuple[int, ...], max_answer: in
         tenant=choose.choice("ab"),
         salt=choose.choice(("", "", "a")),
         adapter=choose.choice(("", "", "b")),
-        **wishes,
+        **options,
     )

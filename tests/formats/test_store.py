@@ -6,7 +6,7 @@ import pytest
 
 from penstock.formats.store import (
     MANIFEST_NAME,
-    Entry,
+    StoreEntry,
     commit,
     damaged_files,
     entry_directory,
@@ -24,14 +24,14 @@ def silent(stage: str, done: int, total: int | None) -> None:
     pass
 
 
-def store(cache: Path, name: str = "pypi:package==1", files: dict[str, bytes] = FILES) -> Entry:
+def store(cache: Path, name: str = "pypi:package==1", files: dict[str, bytes] = FILES) -> StoreEntry:
     with temporary_directory(cache) as scratch:
         staged = scratch / "staged"
         root = staged / "model"
         for file, data in files.items():
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_bytes(data)
-        entry = Entry(name, root, "model.gguf", record_files(root, list(files), silent))
+        entry = StoreEntry(name, root, "model.gguf", record_files(root, list(files), silent))
         return commit(cache, staged, entry)
 
 

@@ -14,8 +14,8 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.layers.step import Rotations, Step
 from penstock.models.positions import FACTOR_TENSORS
-from penstock.models.registry import Model, read_config, read_gguf
-from penstock.ops.layout import Layout
+from penstock.models.registry import RegisteredModel, read_config, read_gguf
+from penstock.ops.layout import BatchLayout
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.parameters import load_model
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 BLOCK_SIZE = 16
 
 
-def read_model(path: Path, checkpoint: Checkpoint, config: dict[str, Any] | None = None) -> Model:
+def read_model(path: Path, checkpoint: Checkpoint, config: dict[str, Any] | None = None) -> RegisteredModel:
     if isinstance(checkpoint, GgufFile):
         present = [name for name in FACTOR_TENSORS if name in checkpoint.names]
         factors = {name: dequantize_rows(checkpoint.tensor(name), slice(0, 1))[0].tolist() for name in present}
@@ -69,7 +69,7 @@ class Ours:
         end = start + length
         positions = torch.arange(start, end)
         slots = self.table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-        layout = Layout(
+        layout = BatchLayout(
             positions=positions,
             slots=slots,
             block_tables=self.table[None].int(),

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from penstock.ops.attention import attention
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 
 NAME = "paged attention, recorded"
 PADDING_CHUNKS, PADDING_TOKENS = 2, 5
@@ -22,7 +22,7 @@ def padded_examples() -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
             yield (pad(q, (0, 0, 0, 0, 0, PADDING_TOKENS)), cache, padded(layout), *rest), truth
 
 
-def padded(layout: Layout) -> Layout:
+def padded(layout: BatchLayout) -> BatchLayout:
     return replace(
         layout,
         block_tables=pad(layout.block_tables, (0, 0, 0, PADDING_CHUNKS)),

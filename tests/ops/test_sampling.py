@@ -10,7 +10,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from penstock.core.request import SamplingParams
 from penstock.ops import sampling
 from penstock.ops.cpu.sampling import draw_by_buckets
-from penstock.ops.sampling import Penalties, Wishes, draw, invert, penalize, uniform
+from penstock.ops.sampling import Penalties, SamplingTensors, draw, invert, penalize, uniform
 from tests.ops.statistics import distribution, is_plausible
 
 NUM_DRAWS = 200_000
@@ -40,15 +40,15 @@ def keyed(count: int, seed: int = 0) -> torch.Tensor:
     return uniform(zeros + seed, zeros, torch.arange(count))
 
 
-def wishes(params: SamplingParams, uniforms: torch.Tensor) -> Wishes:
+def tensors(params: SamplingParams, uniforms: torch.Tensor) -> SamplingTensors:
     count = len(uniforms)
     columns = (params.temperature, params.top_k, params.top_p, params.min_p)
-    return Wishes(*(torch.full((count,), value) for value in columns), uniforms)
+    return SamplingTensors(*(torch.full((count,), value) for value in columns), uniforms)
 
 
-def counts(function: Callable[[torch.Tensor, Wishes], torch.Tensor], params: SamplingParams) -> np.ndarray:
+def counts(function: Callable[[torch.Tensor, SamplingTensors], torch.Tensor], params: SamplingParams) -> np.ndarray:
     logits = LOGITS.expand(NUM_DRAWS, -1).clone()
-    drawn = function(logits, wishes(params, keyed(NUM_DRAWS)))
+    drawn = function(logits, tensors(params, keyed(NUM_DRAWS)))
     return torch.bincount(drawn, minlength=len(LOGITS)).numpy()
 
 
@@ -63,45 +63,45 @@ def test_the_kernel_draws_the_same_tokens(params: SamplingParams) -> None:
     logits = torch.randn((300, 1237), generator=torch.Generator().manual_seed(1)) * torch.linspace(0.1, 8, 300)[:, None]
     logits[::7] = logits[::7].round()
     logits[::11, ::2] = -torch.inf
-    wished = wishes(params, keyed(300, seed=4))
-    assert torch.equal(draw_by_buckets(logits, wished), draw.definition(logits, wished))
+    asked = tensors(params, keyed(300, seed=4))
+    assert torch.equal(draw_by_buckets(logits, asked), draw.definition(logits, asked))
 
 
-def _temperature_ignored(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
-    return draw.definition(logits, wished._replace(temperature=torch.ones_like(wished.temperature)))
+def _temperature_ignored(logits: torch.Tensor, asked: SamplingTensors) -> torch.Tensor:
+    return draw.definition(logits, asked._replace(temperature=torch.ones_like(asked.temperature)))
 
 
-def _one_too_many(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
-    return draw.definition(logits, wished._replace(top_k=torch.where(wished.top_k > 0, wished.top_k + 1, 0)))
+def _one_too_many(logits: torch.Tensor, asked: SamplingTensors) -> torch.Tensor:
+    return draw.definition(logits, asked._replace(top_k=torch.where(asked.top_k > 0, asked.top_k + 1, 0)))
 
 
-def _without_the_one_that_passes(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
-    scaled = sampling.scale(logits, wished.temperature)
+def _without_the_one_that_passes(logits: torch.Tensor, asked: SamplingTensors) -> torch.Tensor:
+    scaled = sampling.scale(logits, asked.temperature)
     ordered = scaled.sort(-1, descending=True).values
-    num_kept = (ordered.softmax(-1).cumsum(-1) <= wished.top_p[:, None]).sum(-1).clamp(min=1)
-    return invert(scaled, ordered.gather(1, num_kept[:, None] - 1)[:, 0], wished.uniform)
+    num_kept = (ordered.softmax(-1).cumsum(-1) <= asked.top_p[:, None]).sum(-1).clamp(min=1)
+    return invert(scaled, ordered.gather(1, num_kept[:, None] - 1)[:, 0], asked.uniform)
 
 
-def _share_of_one(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
-    scaled = sampling.scale(logits, wished.temperature)
-    return invert(scaled, wished.min_p.log() + scaled.logsumexp(-1), wished.uniform)
+def _share_of_one(logits: torch.Tensor, asked: SamplingTensors) -> torch.Tensor:
+    scaled = sampling.scale(logits, asked.temperature)
+    return invert(scaled, asked.min_p.log() + scaled.logsumexp(-1), asked.uniform)
 
 
-def _mass_before_count(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
-    scaled = sampling.scale(logits, wished.temperature)
+def _mass_before_count(logits: torch.Tensor, asked: SamplingTensors) -> torch.Tensor:
+    scaled = sampling.scale(logits, asked.temperature)
     ordered = scaled.sort(-1, descending=True).values
-    by_mass = sampling.least_by_rank(ordered, wished._replace(top_k=torch.zeros_like(wished.top_k)))
-    by_count = sampling.least_by_rank(ordered, wished._replace(top_p=torch.ones_like(wished.top_p)))
-    return invert(scaled, torch.maximum(by_mass, by_count), wished.uniform)
+    by_mass = sampling.least_by_rank(ordered, asked._replace(top_k=torch.zeros_like(asked.top_k)))
+    by_count = sampling.least_by_rank(ordered, asked._replace(top_p=torch.ones_like(asked.top_p)))
+    return invert(scaled, torch.maximum(by_mass, by_count), asked.uniform)
 
 
-def _last_never_drawn(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
-    drawn = draw.definition(logits, wished)
+def _last_never_drawn(logits: torch.Tensor, asked: SamplingTensors) -> torch.Tensor:
+    drawn = draw.definition(logits, asked)
     return torch.where(drawn == len(LOGITS) - 1, drawn - 1, drawn)
 
 
-def _coarse(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
-    return draw.definition(logits, wished._replace(uniform=(wished.uniform * 64).floor() / 64))
+def _coarse(logits: torch.Tensor, asked: SamplingTensors) -> torch.Tensor:
+    return draw.definition(logits, asked._replace(uniform=(asked.uniform * 64).floor() / 64))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def _coarse(logits: torch.Tensor, wished: Wishes) -> torch.Tensor:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_planted_bugs_are_caught(
-    mutant: Callable[[torch.Tensor, Wishes], torch.Tensor], params: SamplingParams
+    mutant: Callable[[torch.Tensor, SamplingTensors], torch.Tensor], params: SamplingParams
 ) -> None:
     assert not is_plausible(counts(mutant, params), distribution(LOGITS.numpy(), params))
 
@@ -163,7 +163,7 @@ def test_extreme_numbers_draw_a_token_that_may_be_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 3.0, 3.0, -torch.inf, 2.9, -torch.inf]]).expand(9, -1)
     for edge in (0.0, 1 - 2.0**-53):
         for params in (SamplingParams(temperature=value) for value in (1e-45, 1e-7, 1.0, 100.0)):
-            drawn = draw(logits, wishes(params, torch.full((9,), edge, dtype=torch.float64)))
+            drawn = draw(logits, tensors(params, torch.full((9,), edge, dtype=torch.float64)))
             assert set(drawn.tolist()) <= {1, 2, 4}
 
 

@@ -6,10 +6,10 @@ from penstock.cost.precision import precision_of
 from penstock.metrics.summary import Slo
 from penstock.models import catalog
 from penstock.planner.candidate import Candidate
-from penstock.planner.demand import Demand, Target
+from penstock.planner.demand import Demand, SloTarget
 from penstock.workload.lengths import Uniform
 
-TARGET = Target(Slo(ttft_s=0.1, tpot_s=0.02))
+TARGET = SloTarget(Slo(ttft_s=0.1, tpot_s=0.02))
 
 
 def make_candidate(model="smollm2-135m", device="l4", layout=SINGLE, weights="bf16", kv="bf16", **rest):

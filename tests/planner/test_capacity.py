@@ -7,7 +7,7 @@ import pytest
 from penstock.cost.hardware import find
 from penstock.metrics.summary import Slo
 from penstock.planner.capacity import Loads, find_capacity, grid_rate, serve
-from penstock.planner.demand import Target
+from penstock.planner.demand import SloTarget
 from penstock.planner.steady import bound, num_inside, steady_batch
 from penstock.planner.warm import warm_start
 from penstock.workload.workload import Conversation
@@ -36,7 +36,7 @@ def test_it_is_the_last_rate_that_holds():
 
 def test_looser_targets_never_carry_less():
     candidate = make_candidate(max_sequences=8)
-    targets = [Target(Slo(ttft_s=ttft, tpot_s=tpot)) for ttft, tpot in ((0.03, 0.003), (0.1, 0.006), (1.0, 0.05))]
+    targets = [SloTarget(Slo(ttft_s=ttft, tpot_s=tpot)) for ttft, tpot in ((0.03, 0.003), (0.1, 0.006), (1.0, 0.05))]
     rates = [capacity(candidate, DEMAND, target).rate for target in targets]
     assert rates == sorted(rates)
     assert rates[-1] > rates[0]
@@ -45,7 +45,7 @@ def test_looser_targets_never_carry_less():
 def test_a_larger_share_of_good_requests_never_carries_more():
     candidate = make_candidate(max_sequences=8)
     slo = Slo(ttft_s=0.05, tpot_s=0.01)
-    rates = [capacity(candidate, DEMAND, Target(slo, fraction)).rate for fraction in (0.99, 0.9)]
+    rates = [capacity(candidate, DEMAND, SloTarget(slo, fraction)).rate for fraction in (0.99, 0.9)]
     assert rates == sorted(rates)
 
 
@@ -61,15 +61,15 @@ def test_shorter_prompts_never_carry_less():
 
 
 def test_what_no_load_can_meet_is_zero():
-    found = capacity(make_candidate(), DEMAND, Target(Slo(ttft_s=1e-6)))
+    found = capacity(make_candidate(), DEMAND, SloTarget(Slo(ttft_s=1e-6)))
     assert (found.rate, found.at) == (0.0, None)
     assert found.beyond is not None
-    assert capacity(make_candidate(), DEMAND, Target(Slo(tpot_s=1e-6))).rate == 0.0
+    assert capacity(make_candidate(), DEMAND, SloTarget(Slo(tpot_s=1e-6))).rate == 0.0
 
 
 def test_nothing_is_tried_far_above_the_bound():
     candidate = make_candidate(max_sequences=4)
-    found = capacity(candidate, DEMAND, Target(Slo(ttft_s=60.0, tpot_s=1.0)))
+    found = capacity(candidate, DEMAND, SloTarget(Slo(ttft_s=60.0, tpot_s=1.0)))
     most = bound(candidate, DEMAND.sizes, Slo(tpot_s=1.0)).rate
     assert 0.8 * most < found.rate <= 1.02 * most
 
@@ -110,7 +110,7 @@ def test_a_long_run_agrees_with_a_warm_one():
     demand = make_demand(prompts=(100, 100), answers=(200, 200))
     candidate = make_candidate(max_sequences=64, max_batch_tokens=2048)
     steady = bound(candidate, demand.sizes, Slo())
-    run = serve(candidate, demand, Target(Slo()), 0.7 * steady.rate, 1)
+    run = serve(candidate, demand, SloTarget(Slo()), 0.7 * steady.rate, 1)
     inside = num_inside(candidate, demand.sizes, 0.7 * steady.rate)
     expected = candidate.step_cost.step_s(steady_batch(inside, demand.sizes))
     assert run.summary.tpot.mean == pytest.approx(expected, rel=0.1)

@@ -7,10 +7,10 @@ from penstock.metrics.summary import Slo
 from penstock.models import catalog
 from penstock.planner.capacity import Loads, find_capacity
 from penstock.planner.constraint import find_constraint, moments
-from penstock.planner.demand import Target
+from penstock.planner.demand import SloTarget
 from penstock.planner.money import Assumptions
 from penstock.planner.search import Search
-from penstock.planner.space import Wishes, explore, layouts
+from penstock.planner.space import SearchSpace, explore, layouts
 from penstock.planner.steady import bound
 from tests.planner.candidates import TARGET, make_candidate, make_demand
 
@@ -18,44 +18,44 @@ DEMAND = make_demand(rate=300.0)
 
 
 def search(*devices, prices=None, gaps_of=lambda candidate: (), **rest):
-    wishes = Wishes(tuple(find(name) for name in devices), **rest)
-    return Search(TARGET, wishes, prices or {}, Assumptions(), gaps_of)
+    search_space = SearchSpace(tuple(find(name) for name in devices), **rest)
+    return Search(TARGET, search_space, prices or {}, Assumptions(), gaps_of)
 
 
 def plan(found, demand=DEMAND, model="smollm2-135m"):
-    return found.plan(*explore(catalog.find(model), found.wishes, demand, TARGET.slo), demand)
+    return found.plan(*explore(catalog.find(model), found.search_space, demand, TARGET.slo), demand)
 
 
 @pytest.fixture(scope="module")
-def told():
+def reported():
     return plan(search("l4", "t4", prices={"l4": 1.0, "t4": 0.1}, weights=("fp16",), kv=("fp16",), max_devices=1))
 
 
-def test_the_cheapest_fleet_that_carries_the_load_comes_first(told):
-    costs = [option.hourly for option in told.options]
+def test_the_cheapest_fleet_that_carries_the_load_comes_first(reported):
+    costs = [option.hourly for option in reported.options]
     assert costs == sorted(costs)
-    for option in told.options:
+    for option in reported.options:
         assert (
             (option.num_replicas - 1) * option.replica_rate < DEMAND.rate <= option.num_replicas * option.replica_rate
         )
 
 
-def test_the_chosen_one_is_told_in_full(told):
-    assert told.chosen is not None
-    assert told.at_load is not None
-    assert told.at_load.rate == DEMAND.rate
-    assert told.cost is not None
-    assert [one.words for one in told.what_ifs] == [
+def test_the_chosen_one_is_told_in_full(reported):
+    assert reported.chosen is not None
+    assert reported.at_load is not None
+    assert reported.at_load.rate == DEMAND.rate
+    assert reported.cost is not None
+    assert [one.words for one in reported.what_ifs] == [
         "twice the traffic",
         "one device less",
         "no cache hits",
         "prompts twice as long",
     ]
-    assert told.constraint is not None
+    assert reported.constraint is not None
 
 
-def test_no_point_of_the_front_beats_another_in_both(told):
-    front = told.pareto
+def test_no_point_of_the_front_beats_another_in_both(reported):
+    front = reported.pareto
     assert front
     for one in front:
         for other in front:
@@ -98,7 +98,7 @@ def judged(candidate, demand, target):
 
 
 def test_too_few_rows_are_named_and_more_of_them_help():
-    constraint, _ = judged(make_candidate(max_sequences=2), make_demand(answers=(40, 80)), Target(Slo(ttft_s=0.1)))
+    constraint, _ = judged(make_candidate(max_sequences=2), make_demand(answers=(40, 80)), SloTarget(Slo(ttft_s=0.1)))
     assert constraint.kind == "sequences"
     assert "2 sequences at once" in constraint.words
     assert constraint.remedy is not None
@@ -109,7 +109,7 @@ def test_too_few_blocks_are_named_with_the_share_of_moments():
     """A 3B model in 16 bits leaves an L4 room for a few thousand-token prompts at a time."""
     candidate = make_candidate("phi-3-mini", device="l4", max_sequences=64, max_batch_tokens=2048, kv="bf16")
     demand = make_demand(prompts=(1500, 2500), answers=(100, 200))
-    constraint, capacity = judged(candidate, demand, Target(Slo(ttft_s=20.0)))
+    constraint, capacity = judged(candidate, demand, SloTarget(Slo(ttft_s=20.0)))
     assert constraint.kind == "kv"
     assert constraint.remedy is not None
     assert constraint.remedy.kv == "fp8"
@@ -118,18 +118,20 @@ def test_too_few_blocks_are_named_with_the_share_of_moments():
 
 
 def test_late_first_tokens_are_the_prompts_fault():
-    constraint, _ = judged(make_candidate(), make_demand(prompts=(600, 1000), answers=(2, 4)), Target(Slo(ttft_s=0.1)))
+    constraint, _ = judged(
+        make_candidate(), make_demand(prompts=(600, 1000), answers=(2, 4)), SloTarget(Slo(ttft_s=0.1))
+    )
     assert constraint.kind == "prompts"
 
 
 def test_slow_steps_are_taken_apart():
     candidate = make_candidate("llama-3.1-8b", device="h100", max_sequences=256, max_batch_tokens=2048)
-    constraint, _ = judged(candidate, make_demand(answers=(30, 60)), Target(Slo(ttft_s=5.0, tpot_s=0.0075)))
+    constraint, _ = judged(candidate, make_demand(answers=(30, 60)), SloTarget(Slo(ttft_s=5.0, tpot_s=0.0075)))
     assert constraint.kind == "steps"
     assert "weights of layers" in constraint.words
 
 
 def test_what_is_too_slow_alone_says_so():
-    constraint, _ = judged(make_candidate(), make_demand(), Target(Slo(ttft_s=1e-6)))
+    constraint, _ = judged(make_candidate(), make_demand(), SloTarget(Slo(ttft_s=1e-6)))
     assert constraint.kind == "latency"
     assert "with nobody else there" in constraint.words

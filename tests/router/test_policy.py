@@ -10,7 +10,6 @@ from penstock.core.prefix import Namespace, block_hash, packed
 from penstock.errors import CapacityError
 from penstock.router.policy import (
     POLICIES,
-    Call,
     ConsistentHash,
     LeastPending,
     PowerOfTwo,
@@ -18,6 +17,7 @@ from penstock.router.policy import (
     PrefixReported,
     ReplicaView,
     RoundRobin,
+    RoutedCall,
     SessionAffinity,
 )
 
@@ -37,7 +37,7 @@ def chain(*blocks):
 
 views = st.lists(st.builds(ReplicaView, st.just(""), st.integers(0, 9), is_ready=st.booleans()), min_size=1, max_size=9)
 calls = st.builds(
-    Call,
+    RoutedCall,
     st.integers(0, 1000),
     st.sampled_from(["", "ann", "bob"]),
     st.lists(st.integers(0, 3), max_size=5).map(lambda blocks: chain(*blocks)),
@@ -64,15 +64,15 @@ def test_only_a_ready_replica_is_chosen_and_always_the_same(name, views, calls):
 def test_round_robin_takes_turns_among_the_ready():
     fleet = idle(3)
     fleet[1] = fleet[1]._replace(is_ready=False)
-    assert [RoundRobin().choose(Call(number), fleet).replica for number in range(4)] == [0, 2, 0, 2]
+    assert [RoundRobin().choose(RoutedCall(number), fleet).replica for number in range(4)] == [0, 2, 0, 2]
 
 
 @given(views=views, number=st.integers(0, 100))
 def test_least_pending_is_least_and_takes_turns_among_equals(views, number):
     ready = [view.num_pending for view in views if view.is_ready]
     if ready:
-        assert views[LeastPending().choose(Call(number), views).replica].num_pending == min(ready)
-    assert [LeastPending().choose(Call(number), idle(3)).replica for number in range(4)] == [0, 1, 2, 0]
+        assert views[LeastPending().choose(RoutedCall(number), views).replica].num_pending == min(ready)
+    assert [LeastPending().choose(RoutedCall(number), idle(3)).replica for number in range(4)] == [0, 1, 2, 0]
 
 
 def test_two_choices_are_far_more_even_than_one():
@@ -80,14 +80,14 @@ def test_two_choices_are_far_more_even_than_one():
     policy, counts = PowerOfTwo(3), [0] * 50
     for number in range(500):
         fleet = [ReplicaView(f"r{index}", count) for index, count in enumerate(counts)]
-        counts[policy.choose(Call(number), fleet).replica] += 1
+        counts[policy.choose(RoutedCall(number), fleet).replica] += 1
     assert max(counts) <= 13
     assert min(counts) >= 6
 
 
 @pytest.mark.parametrize("policy", [SessionAffinity(), ConsistentHash(max_lead=None)])
 def test_keys_stay_when_a_replica_joins_or_leaves(policy):
-    keys = [Call(number, session=f"user {number}") for number in range(400)]
+    keys = [RoutedCall(number, session=f"user {number}") for number in range(400)]
     small, large = idle(7), idle(8)
 
     def homes(fleet):
@@ -103,17 +103,17 @@ def test_keys_stay_when_a_replica_joins_or_leaves(policy):
 
 def test_a_session_stays_and_moves_only_when_its_replica_is_not_ready():
     policy, fleet = SessionAffinity(), idle(5)
-    home = policy.choose(Call(0, "ann"), fleet).replica
+    home = policy.choose(RoutedCall(0, "ann"), fleet).replica
     busy = [view._replace(num_pending=9) if index == home else view for index, view in enumerate(fleet)]
-    assert policy.choose(Call(1, "ann"), busy).replica == home
+    assert policy.choose(RoutedCall(1, "ann"), busy).replica == home
     away = [view._replace(is_ready=index != home) for index, view in enumerate(fleet)]
-    assert policy.choose(Call(2, "ann"), away).replica != home
-    assert policy.choose(Call(3), busy).replica != home
+    assert policy.choose(RoutedCall(2, "ann"), away).replica != home
+    assert policy.choose(RoutedCall(3), busy).replica != home
 
 
 def test_a_hot_key_spills_over_to_the_next_on_the_ring():
     policy, fleet = ConsistentHash(max_lead=1.25), idle(4)
-    call = Call(0, hashes=chain(1, 2))
+    call = RoutedCall(0, hashes=chain(1, 2))
     home = policy.choose(call, fleet).replica
     full = [view._replace(num_pending=10 if index == home else 1) for index, view in enumerate(fleet)]
     choice = policy.choose(call, full)
@@ -122,7 +122,7 @@ def test_a_hot_key_spills_over_to_the_next_on_the_ring():
 
 
 def test_reported_prefixes_attract_until_their_holder_is_far_busier():
-    call = Call(0, hashes=chain(1, 2, 3))
+    call = RoutedCall(0, hashes=chain(1, 2, 3))
     fleet = idle(3)
     fleet[1] = fleet[1]._replace(prefixes=frozenset(call.hashes[:2]), num_pending=5)
     fleet[2] = fleet[2]._replace(prefixes=frozenset(call.hashes[2:]))
@@ -134,10 +134,10 @@ def test_reported_prefixes_attract_until_their_holder_is_far_busier():
 
 def test_predicted_prefixes_follow_their_own_choices_and_forget_the_oldest():
     policy, fleet = PrefixPredicted(max_blocks=6), idle(4)
-    home = policy.choose(Call(2, hashes=chain(1, 2, 3)), fleet)
+    home = policy.choose(RoutedCall(2, hashes=chain(1, 2, 3)), fleet)
     assert home.num_blocks == 0
-    again = policy.choose(Call(3, hashes=chain(1, 2, 9)), fleet)
+    again = policy.choose(RoutedCall(3, hashes=chain(1, 2, 9)), fleet)
     assert (again.replica, again.num_blocks) == (home.replica, 2)
     for number in range(4):
-        policy.choose(Call(number, hashes=chain(100 + number, 200 + number)), fleet)
-    assert policy.choose(Call(9, hashes=chain(1, 2, 3)), fleet).num_blocks == 0
+        policy.choose(RoutedCall(number, hashes=chain(100 + number, 200 + number)), fleet)
+    assert policy.choose(RoutedCall(9, hashes=chain(1, 2, 3)), fleet).num_blocks == 0

@@ -13,7 +13,7 @@ from penstock.engine.runner import Runner
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.parameters import dummy_model
@@ -142,7 +142,7 @@ def alone(model: Decoder, text: Text, num_tokens: int) -> list[int]:
 def all_logits(model: Decoder, tokens: Sequence[int]) -> torch.Tensor:
     """Scores at every position of a text, computed whole, by the model alone."""
     length, num_blocks = len(tokens), -(-len(tokens) // BLOCK_SIZE)
-    layout = Layout(
+    layout = BatchLayout(
         positions=torch.arange(length),
         slots=torch.arange(length),
         block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],

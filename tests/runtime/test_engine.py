@@ -81,5 +81,5 @@ def test_every_answer_is_the_one_it_would_be_alone(
             if request.params.logprobs is not None:
                 assert [each.token_id for delta in deltas for each in delta.logprobs] == tokens
             if request.params.prompt_logprobs is not None and choice == 0:
-                told = [each.token_id for delta in deltas for each in delta.prompt_logprobs]
-                assert told == list(request.prompt[1:])
+                reported = [each.token_id for delta in deltas for each in delta.prompt_logprobs]
+                assert reported == list(request.prompt[1:])

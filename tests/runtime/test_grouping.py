@@ -7,9 +7,9 @@ import torch
 from penstock.errors import ModelFileError
 from penstock.formats.checkpoint import RawTensor
 from penstock.formats.quants import BLOCKS, dequantize
-from penstock.models.weights import HalvesPaired, Rows, Take, Tensor
+from penstock.models.weights import HalvesPaired, RowRange, Take, Tensor
 from penstock.ops.packed import GROUP
-from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.audit import TensorAudit
 from penstock.runtime.load.grouping import group_recipe
 from penstock.runtime.load.recipe import open_recipe
 
@@ -48,7 +48,7 @@ class Files:
 
 def grouped_and_plain(dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     files = Files(dtype)
-    grouped = group_recipe(Tensor("a"), files, Leaves())
+    grouped = group_recipe(Tensor("a"), files, TensorAudit())
     return grouped.dequantize(), torch.from_numpy(dequantize(files.tensor("a")))
 
 
@@ -78,16 +78,16 @@ def test_other_formats_come_within_a_step(dtype: str) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        Rows((Tensor("a"), Tensor("b"))),
+        RowRange((Tensor("a"), Tensor("b"))),
         HalvesPaired(Tensor("a"), 3),
-        Take(Rows((Tensor("a"), Tensor("b"))), 1, 23, 2),
-        Rows((HalvesPaired(Tensor("b"), 2), Take(Tensor("a"), 0, 4))),
+        Take(RowRange((Tensor("a"), Tensor("b"))), 1, 23, 2),
+        RowRange((HalvesPaired(Tensor("b"), 2), Take(Tensor("a"), 0, 4))),
     ],
 )
-def test_recipes_move_groups_as_they_move_floats(recipe: Rows | HalvesPaired | Take) -> None:
+def test_recipes_move_groups_as_they_move_floats(recipe: RowRange | HalvesPaired | Take) -> None:
     files = Files("Q4_1")
-    source = open_recipe(recipe, files, Leaves())
-    assert torch.equal(group_recipe(recipe, files, Leaves()).dequantize(), source.read(0, source.shape[0]))
+    source = open_recipe(recipe, files, TensorAudit())
+    assert torch.equal(group_recipe(recipe, files, TensorAudit()).dequantize(), source.read(0, source.shape[0]))
 
 
 def test_a_scale_that_is_no_number_is_refused_by_name() -> None:
@@ -96,4 +96,4 @@ def test_a_scale_that_is_no_number_is_refused_by_name() -> None:
     data[:2] = np.array([np.nan], dtype="<f2").view(np.uint8)
     files.tensors["a"] = RawTensor("a", "Q8_0", (12, 512), data)
     with pytest.raises(ModelFileError, match="'a' holds numbers that are not finite"):
-        group_recipe(Tensor("a"), files, Leaves())
+        group_recipe(Tensor("a"), files, TensorAudit())

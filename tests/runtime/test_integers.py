@@ -19,9 +19,9 @@ from penstock.files import ModelFiles, open_files
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.models.weights import Gptq
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.audit import TensorAudit
 from penstock.runtime.load.grouping import group_recipe
 from penstock.runtime.load.parameters import load_model
 from penstock.runtime.load.recipe import open_recipe
@@ -46,8 +46,8 @@ def one_thread() -> Iterator[None]:
 def generated(path: Path, **settings: Any) -> list[list[int]]:
     config = configure(model=str(path), max_context=128, **settings)
     with LLM.over(replace(load(config), files=None), config) as llm:  # no words, only numbers
-        wish = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        return [list(answer.choices[0].token_ids) for answer in llm.generate(PROMPTS, wish)]
+        sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        return [list(answer.choices[0].token_ids) for answer in llm.generate(PROMPTS, sampling)]
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -65,7 +65,9 @@ def scores(model: Decoder | NativeDecoder, ids: list[int]) -> torch.Tensor:
     """Logits at every position."""
     positions, length = torch.arange(len(ids)), len(ids)
     tables, ends = torch.arange(8).int()[None], torch.tensor([length]).int()
-    layout = Layout(positions, positions.clone(), tables, torch.tensor([0, length]).int(), ends, [length], [length])
+    layout = BatchLayout(
+        positions, positions.clone(), tables, torch.tensor([0, length]).int(), ends, [length], [length]
+    )
     cache = KVCache(model.spec, 8, 16, model.cache_dtype, CPU)
     step = Step(layout, Rotations(model.spec, 128, CPU).at(positions), cache.layers)
     return model.logits(model(torch.tensor(ids), step)).clone()
@@ -98,12 +100,12 @@ def test_numbers_are_exact(kind: Kind, shape: tuple[int, int]) -> None:
     file = checkpoint(**tensors(kind, "m", matrix))
     recipe = _recipe(kind, file.names)
     numbers = torch.from_numpy(matrix.numbers())
-    read = open_recipe(recipe, file, Leaves())
+    read = open_recipe(recipe, file, TensorAudit())
     assert read.shape == shape
     assert torch.equal(
         torch.cat([read.read(start, min(start + 7, shape[0])) for start in range(0, shape[0], 7)]), numbers
     )
-    grouped = group_recipe(recipe, file, Leaves())
+    grouped = group_recipe(recipe, file, TensorAudit())
     assert grouped.bits == kind.bits
     if kind.symmetric:
         assert torch.equal(grouped.dequantize(), numbers)
@@ -129,7 +131,7 @@ def test_older_zeros_that_borrowed_from_their_neighbours_come_back() -> None:
     matrix.zeros[:, 0] = 0
     parts = tensors(kind, "m", matrix)
     parts["m.qzeros"] = (parts["m.qzeros"].view(np.uint32) - np.uint32(0x11111111)).view(np.int32)
-    source_of = open_recipe(Gptq("m", 32, 4, True, True, False), checkpoint(**parts), Leaves())
+    source_of = open_recipe(Gptq("m", 32, 4, True, True, False), checkpoint(**parts), TensorAudit())
     assert torch.equal(source_of.read(0, 16), torch.from_numpy(matrix.numbers()))
 
 

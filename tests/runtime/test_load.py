@@ -53,11 +53,11 @@ def test_numbers_of_the_right_type_are_used_where_they_lie() -> None:
 
 
 def test_progress_counts_every_number_once() -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     tensors = arrays()
-    load_model(SPEC, recipes(tensors), checkpoint(**tensors), CPU, torch.float32, lambda *state: told.append(state))
-    assert told[-1] == (SPEC.num_parameters, SPEC.num_parameters)
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    load_model(SPEC, recipes(tensors), checkpoint(**tensors), CPU, torch.float32, lambda *state: reported.append(state))
+    assert reported[-1] == (SPEC.num_parameters, SPEC.num_parameters)
+    assert [done for done, _ in reported] == sorted({done for done, _ in reported})
 
 
 def _with(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[dict[str, np.ndarray]], None]:

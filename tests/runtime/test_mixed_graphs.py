@@ -50,17 +50,17 @@ def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None
         later.append(
             chunk._replace(start=start, length=chunk.length - start, token_ids=(), new_blocks=(), arrival=None)
         )
-    told = make_inputs(later, rows)
+    reported = make_inputs(later, rows)
     total = sum(chunk.length for chunk in later)
     described = [(chunk.row, chunk.start, chunk.length, 1) for chunk in later] + [(NUM_ROWS, 0, 0, 0)] * 3
     token_ids, layout = spread(torch.tensor(described).t(), total + 7, held, BLOCK_SIZE, NUM_ROWS)
-    assert torch.equal(token_ids[:total], told.token_ids)
-    assert torch.equal(layout.positions[:total], told.layout.positions)
-    assert torch.equal(layout.slots[:total], told.layout.slots)
-    assert torch.equal(layout.query_starts[: len(later) + 1], told.layout.query_starts)
-    assert torch.equal(layout.context_lengths[: len(later)], told.layout.context_lengths)
-    width = told.layout.block_tables.shape[1]
-    for mine, theirs, chunk in zip(layout.block_tables, told.layout.block_tables, later):
+    assert torch.equal(token_ids[:total], reported.token_ids)
+    assert torch.equal(layout.positions[:total], reported.layout.positions)
+    assert torch.equal(layout.slots[:total], reported.layout.slots)
+    assert torch.equal(layout.query_starts[: len(later) + 1], reported.layout.query_starts)
+    assert torch.equal(layout.context_lengths[: len(later)], reported.layout.context_lengths)
+    width = reported.layout.block_tables.shape[1]
+    for mine, theirs, chunk in zip(layout.block_tables, reported.layout.block_tables, later):
         seen = -(-chunk.end // BLOCK_SIZE)
         assert torch.equal(mine[:width][:seen], theirs[:seen])
     padding = layout.slots[total:]

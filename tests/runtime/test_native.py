@@ -10,7 +10,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
 from penstock.ops.cpu.library import KERNELS, open_library
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 from penstock.ops.packed import pack, quantize
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.parameters import dummy_model
@@ -101,7 +101,7 @@ def states(model: Decoder | NativeDecoder, steps: Sequence[tuple[int, ...]], see
         starts = torch.tensor((0, *lengths)).cumsum(0).int()
         ends = torch.tensor(contexts).int()
         positions = torch.cat(places)
-        layout = Layout(positions, torch.cat(slots), tables[chosen], starts, ends, lengths, contexts)
+        layout = BatchLayout(positions, torch.cat(slots), tables[chosen], starts, ends, lengths, contexts)
         ids = torch.cat([every[index][at] for index, at in zip(chosen, places)])
         hidden = model(ids, Step(layout, rotations.at(positions), cache.layers))
         for index, part in zip(chosen, hidden.split(lengths)):

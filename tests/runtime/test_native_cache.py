@@ -5,7 +5,7 @@ import torch
 
 from penstock.errors import EngineError
 from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
+from penstock.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.native.cache import NativeCache
 from tests.runtime.driving import tiny_spec
@@ -51,7 +51,7 @@ def test_a_step_gives_the_same_bits_over_both(dtype: torch.dtype) -> None:
             positions = torch.arange(start, end)
             slots = TABLE[0].long()[positions // 16] * 16 + positions % 16
             starts, contexts = torch.tensor([0, end - start]).int(), torch.tensor([end]).int()
-            layout = Layout(positions, slots, TABLE, starts, contexts, [end - start], [end])
+            layout = BatchLayout(positions, slots, TABLE, starts, contexts, [end - start], [end])
             angles = Rotations(spec, 64, CPU).at(positions)
             hidden.append(native(positions + 5, Step(layout, angles, cache.layers)).clone())
         results.append((torch.cat(hidden), parts(cache.layers)))

@@ -8,7 +8,7 @@ import torch
 from penstock.files import ModelFiles, open_files
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.parameters import load_model
 from penstock.runtime.native import load as native_load
@@ -40,7 +40,7 @@ def surprise(model: Decoder | NativeDecoder, ids: list[int]) -> float:
     positions = torch.arange(len(ids))
     tables, ends = torch.arange(BLOCKS).int()[None], torch.tensor([len(ids)]).int()
     starts = torch.tensor([0, len(ids)]).int()
-    layout = Layout(positions, positions.clone(), tables, starts, ends, [len(ids)], [len(ids)])
+    layout = BatchLayout(positions, positions.clone(), tables, starts, ends, [len(ids)], [len(ids)])
     cache = KVCache(model.spec, BLOCKS, 16, model.cache_dtype, CPU)
     angles = Rotations(model.spec, CONTEXT, CPU).at(positions)
     tokens = torch.tensor(ids)

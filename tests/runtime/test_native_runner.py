@@ -81,11 +81,11 @@ def test_those_who_begin_alike_and_come_together_are_as_apart(decoder: NativeDec
     assert [answers[number, 0][0].prefix.num_tokens for number in range(MAX_SEQUENCES)] == [0] + [64] * 5
     for request in asked:
         apart = serve(make_engine(NativeRunner, decoder, 100, 512), [request])
-        told = [
+        reported = [
             [token for delta in each for token in delta.token_ids]
             for each in (answers[request.request_id, 0], apart[request.request_id, 0])
         ]
-        assert told[0] == told[1]
+        assert reported[0] == reported[1]
 
 
 def test_most_steps_take_it(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_torch_has_no_part_in_prompts(decoder: NativeDecoder, monkeypatch: pytes
     """As long as the likeliest token is all that is asked for: its code, megabytes of it, is not even touched."""
     monkeypatch.setattr(NativeRunner, "_forward", None)
     answers = serve(make_engine(NativeRunner, decoder, 100, 64), requests(12, [GREEDY]))
-    assert all(told[-1].finish.reason is not FinishReason.ERROR for told in answers.values())
+    assert all(reported[-1].finish.reason is not FinishReason.ERROR for reported in answers.values())
 
 
 def test_a_step_that_failed_is_computed_in_parts(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from penstock.errors import ModelFileError
-from penstock.models.weights import HalvesPaired, Mxfp4, Plus, Recipe, Rows, Stack, Swap, Take, Tensor
-from penstock.runtime.load.audit import Leaves
+from penstock.models.weights import HalvesPaired, Mxfp4, Plus, Recipe, RowRange, Stack, Swap, Take, Tensor
+from penstock.runtime.load.audit import TensorAudit
 from penstock.runtime.load.recipe import open_recipe
 from tests.runtime.files import checkpoint
 
@@ -27,11 +27,11 @@ CASES: list[tuple[Recipe, np.ndarray]] = [
     (Tensor("a"), A),
     (Tensor("v"), V),
     (Tensor("c"), C),
-    (Rows((Tensor("a"), Tensor("b"))), np.concatenate((A, B))),
-    (Rows((Tensor("v"), Tensor("v"))), np.concatenate((V, V))),
-    (Rows((Tensor("c"), Tensor("d")), axis=1), np.concatenate((C, D), axis=1)),
-    (Rows((Tensor("a"), Tensor("b")), axis=1), np.concatenate((A, B), axis=1)),
-    (Rows((Tensor("c"), Tensor("d"))), np.concatenate((C, D))),
+    (RowRange((Tensor("a"), Tensor("b"))), np.concatenate((A, B))),
+    (RowRange((Tensor("v"), Tensor("v"))), np.concatenate((V, V))),
+    (RowRange((Tensor("c"), Tensor("d")), axis=1), np.concatenate((C, D), axis=1)),
+    (RowRange((Tensor("a"), Tensor("b")), axis=1), np.concatenate((A, B), axis=1)),
+    (RowRange((Tensor("c"), Tensor("d"))), np.concatenate((C, D))),
     (Stack((Tensor("a"), Tensor("b"))), np.stack((A, B))),
     (Stack((Tensor("v"), Tensor("v"))), np.stack((V, V))),
     (Take(Tensor("a"), 1, 10, 3), A[1:10:3]),
@@ -51,7 +51,7 @@ CASES: list[tuple[Recipe, np.ndarray]] = [
 @pytest.mark.parametrize(("recipe", "expected"), CASES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("size", [1, 5, 100])
 def test_slices_make_the_whole(recipe: Recipe, expected: np.ndarray, size: int) -> None:
-    source = open_recipe(recipe, FILE, Leaves())
+    source = open_recipe(recipe, FILE, TensorAudit())
     assert source.shape == expected.shape
     torch.testing.assert_close(_read(source, size), torch.from_numpy(expected.astype(np.float32)))
 
@@ -67,7 +67,7 @@ def test_mxfp4_is_two_to_a_byte_low_first() -> None:
     blocks = np.zeros((2, 1, 16), dtype=np.uint8)
     blocks[0, 0, 0], blocks[1, 0, 15] = 0x72, 0xF9
     scales = np.array([[127], [128]], dtype=np.uint8)
-    source = open_recipe(Mxfp4("blocks", "scales"), checkpoint(blocks=blocks, scales=scales), Leaves())
+    source = open_recipe(Mxfp4("blocks", "scales"), checkpoint(blocks=blocks, scales=scales), TensorAudit())
     numbers = source.read(0, 2)
     assert source.shape == (2, 32)
     assert numbers[0, :2].tolist() == [1.0, 6.0]
@@ -78,7 +78,7 @@ def test_mxfp4_is_two_to_a_byte_low_first() -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        Rows((Tensor("a"), Tensor("c"))),
+        RowRange((Tensor("a"), Tensor("c"))),
         Stack((Tensor("a"), Tensor("v"))),
         HalvesPaired(Tensor("a"), 5),
         Mxfp4("a", "b"),
@@ -87,4 +87,4 @@ def test_mxfp4_is_two_to_a_byte_low_first() -> None:
 )
 def test_shapes_that_do_not_fit_are_refused(recipe: Recipe) -> None:
     with pytest.raises(ModelFileError):
-        _ = open_recipe(recipe, FILE, Leaves()).shape
+        _ = open_recipe(recipe, FILE, TensorAudit()).shape

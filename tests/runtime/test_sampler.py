@@ -38,7 +38,7 @@ def model() -> Decoder:
 
 def texts(params: list[SamplingParams]) -> list[Text]:
     lengths = [3 + number for number in range(len(params))]
-    return [Text(prompt, wish, chunk_size=9) for prompt, wish in zip(prompts(*lengths), params)]
+    return [Text(prompt, sampling, chunk_size=9) for prompt, sampling in zip(prompts(*lengths), params)]
 
 
 def test_every_parameter_draws_in_company_as_alone(model: Decoder) -> None:
@@ -46,19 +46,19 @@ def test_every_parameter_draws_in_company_as_alone(model: Decoder) -> None:
     answers = Driver(model, max_sequences=len(together)).finish(together, NUM_TOKENS)
     for mine, single in zip(together, texts(EVERY_PARAMETER)):
         assert mine.answer[:NUM_TOKENS] == alone(model, single, NUM_TOKENS)
-        for told, expected in zip(mine.logprobs + mine.prompt_logprobs, single.logprobs + single.prompt_logprobs):
-            assert told.token_id == expected.token_id
-            assert math.isclose(told.logprob, expected.logprob, abs_tol=1e-4)
-            assert [token for token, _ in told.top] == [token for token, _ in expected.top]
+        for reported, expected in zip(mine.logprobs + mine.prompt_logprobs, single.logprobs + single.prompt_logprobs):
+            assert reported.token_id == expected.token_id
+            assert math.isclose(reported.logprob, expected.logprob, abs_tol=1e-4)
+            assert [token for token, _ in reported.top] == [token for token, _ in expected.top]
     assert len({tuple(answer) for answer in answers}) == len(answers)
 
 
 def test_seeds_and_choices_are_different_texts_and_equal_ones_equal(model: Decoder) -> None:
     prompt = prompts(6)[0]
-    wishes = [(seed, choice) for seed in range(4) for choice in range(3)]
-    answers = [alone(model, Text(prompt, SamplingParams(seed=seed), choice), 12) for seed, choice in wishes]
+    sampling = [(seed, choice) for seed in range(4) for choice in range(3)]
+    answers = [alone(model, Text(prompt, SamplingParams(seed=seed), choice), 12) for seed, choice in sampling]
     assert len({tuple(answer) for answer in answers}) == len(answers)
-    assert alone(model, Text(prompt, SamplingParams(seed=2), 1), 12) == answers[wishes.index((2, 1))]
+    assert alone(model, Text(prompt, SamplingParams(seed=2), 1), 12) == answers[sampling.index((2, 1))]
 
 
 def test_a_temperature_of_nothing_is_greedy(model: Decoder) -> None:
@@ -128,12 +128,12 @@ def test_a_text_that_may_draw_nothing_fails_alone(model: Decoder) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=5, temperature=0.3, top_k=2, frequency_penalty=1.0)])
-def test_logprobs_are_those_of_the_model_before_any_wish(model: Decoder, params: SamplingParams) -> None:
+def test_logprobs_are_those_of_the_model_before_any_option(model: Decoder, params: SamplingParams) -> None:
     text = Text(prompts(14)[0], dataclasses.replace(params, logprobs=7), chunk_size=5)
     Driver(model).finish([text], 10)
     raw = torch.log_softmax(all_logits(model, text.tokens), dim=-1)
-    for place, told in enumerate(text.logprobs, len(text.prompt)):
-        check_logprob(told, raw[place - 1], text.tokens[place], 7)
+    for place, reported in enumerate(text.logprobs, len(text.prompt)):
+        check_logprob(reported, raw[place - 1], text.tokens[place], 7)
     assert len(text.logprobs) == 10
 
 
@@ -141,30 +141,30 @@ def test_logprobs_are_those_of_the_model_before_any_wish(model: Decoder, params:
 def test_prompt_logprobs_cover_every_token_but_the_first_however_the_prompt_is_cut(
     model: Decoder, chunk_size: int
 ) -> None:
-    company = Text(prompts(30)[0], chunk_size=3)
+    members = Text(prompts(30)[0], chunk_size=3)
     text = Text(prompts(14)[0], SamplingParams(prompt_logprobs=4), chunk_size=chunk_size)
-    Driver(model).finish([company, text], 3)
+    Driver(model).finish([members, text], 3)
     raw = torch.log_softmax(all_logits(model, list(text.prompt)), dim=-1)
     assert len(text.prompt_logprobs) == len(text.prompt) - 1
-    for place, told in enumerate(text.prompt_logprobs, 1):
-        check_logprob(told, raw[place - 1], text.prompt[place], 4)
-    assert company.prompt_logprobs == company.logprobs == text.logprobs == []
+    for place, reported in enumerate(text.prompt_logprobs, 1):
+        check_logprob(reported, raw[place - 1], text.prompt[place], 4)
+    assert members.prompt_logprobs == members.logprobs == text.logprobs == []
 
 
 def test_prompt_logprobs_longer_than_a_slice(model: Decoder) -> None:
     text = Text(prompts(150)[0], SamplingParams(prompt_logprobs=0))
     Driver(model).step([text])
     raw = torch.log_softmax(all_logits(model, list(text.prompt)), dim=-1)
-    for place, told in enumerate(text.prompt_logprobs, 1):
-        check_logprob(told, raw[place - 1], text.prompt[place], 0)
+    for place, reported in enumerate(text.prompt_logprobs, 1):
+        check_logprob(reported, raw[place - 1], text.prompt[place], 0)
 
 
-def check_logprob(told: Logprob, raw: torch.Tensor, token: int, count: int) -> None:
-    assert told.token_id == token
-    assert math.isclose(told.logprob, float(raw[token]), abs_tol=1e-4)
+def check_logprob(reported: Logprob, raw: torch.Tensor, token: int, count: int) -> None:
+    assert reported.token_id == token
+    assert math.isclose(reported.logprob, float(raw[token]), abs_tol=1e-4)
     likeliest = raw.topk(count)
-    assert [token for token, _ in told.top] == likeliest.indices.tolist()
-    torch.testing.assert_close(torch.tensor([value for _, value in told.top]), likeliest.values, atol=1e-4, rtol=0)
+    assert [token for token, _ in reported.top] == likeliest.indices.tolist()
+    torch.testing.assert_close(torch.tensor([value for _, value in reported.top]), likeliest.values, atol=1e-4, rtol=0)
 
 
 def test_drafts_keep_their_logprobs(model: Decoder) -> None:

@@ -10,7 +10,7 @@ from penstock.core.batch import Arrival, Batch, Chunk
 from penstock.core.request import SamplingParams
 from penstock.layers.decoder import Decoder
 from penstock.runtime.eager import runner as runner_module
-from penstock.runtime.eager.runner import ModelRunner, Outcome
+from penstock.runtime.eager.runner import ModelRunner, StepOutcome
 from penstock.runtime.eager.sampler import Drawn
 from tests.ops.statistics import distribution, is_plausible
 from tests.runtime.driving import BLOCK_SIZE, all_logits, tiny_model
@@ -91,22 +91,22 @@ def test_guesses_change_no_distribution(model: Decoder, params: SamplingParams, 
     assert is_plausible(draw_pairs(model, params, guess, 200_000), joint(model, params))
 
 
-def _accepted_unseen(chunk: Chunk, drawn: list[Drawn], told: tuple[()]) -> Outcome:
+def _accepted_unseen(chunk: Chunk, drawn: list[Drawn], reported: tuple[()]) -> StepOutcome:
     """The guess is taken for the token."""
     drafts = chunk.token_ids[-2:] if chunk.num_drafts else ()
-    return Outcome(tuple(Drawn(token) for token in drafts) + tuple(drawn[-1:]), told)
+    return StepOutcome(tuple(Drawn(token) for token in drafts) + tuple(drawn[-1:]), reported)
 
 
-def _kept_after_a_mismatch(chunk: Chunk, drawn: list[Drawn], told: tuple[()]) -> Outcome:
+def _kept_after_a_mismatch(chunk: Chunk, drawn: list[Drawn], reported: tuple[()]) -> StepOutcome:
     """What was drawn behind a guess that was refused is kept."""
-    return Outcome(tuple(drawn), told)
+    return StepOutcome(tuple(drawn), reported)
 
 
-def _refused_then_drawn_from_all(chunk: Chunk, drawn: list[Drawn], told: tuple[()]) -> Outcome:
+def _refused_then_drawn_from_all(chunk: Chunk, drawn: list[Drawn], reported: tuple[()]) -> StepOutcome:
     """After a refusal the guess may be drawn again: a token of another key stands in for the second draw."""
-    outcome = _plain_outcome(chunk, drawn, told)
+    outcome = _plain_outcome(chunk, drawn, reported)
     if chunk.num_drafts and len(outcome.drawn) == 1:
-        return Outcome((Drawn(_refused_then_drawn_from_all.spare.pop()),), told)
+        return StepOutcome((Drawn(_refused_then_drawn_from_all.spare.pop()),), reported)
     return outcome
 
 
@@ -116,7 +116,7 @@ MUTANTS = [_accepted_unseen, _kept_after_a_mismatch, _refused_then_drawn_from_al
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_planted_bugs_are_caught(
-    model: Decoder, mutant: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, mutant: Callable[..., StepOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(temperature=1.5)
     first = distribution(all_logits(model, PROMPT)[-1].numpy(), params)

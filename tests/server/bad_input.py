@@ -29,7 +29,7 @@ def path_of(route: Route) -> str:
     return route.path.replace("{name:path}", "some/model")
 
 
-def check_told(response: httpx.Response) -> None:
+def check_reported(response: httpx.Response) -> None:
     """Every error is the object clients know, and says nothing of our insides."""
     assert response.headers["x-request-id"]
     if response.status_code >= 400:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from penstock.server.app import Route
-from tests.server.bad_input import GOOD_BODIES, NUMBERS, POSTS, check_told, raw
+from tests.server.bad_input import GOOD_BODIES, NUMBERS, POSTS, check_reported, raw
 from tests.server.serving import Server, chat_text, serving, user
 
 # What is sent
@@ -45,7 +45,7 @@ def test_no_number_breaks_anything(http: httpx.Client, route: Route) -> None:
                 response = http.post(route.path, content=content)
                 expected = (200, 400, 504) if name == "deadline_ms" else (200, 400)
                 assert response.status_code in expected, (name, number, response.text)
-                check_told(response)
+                check_reported(response)
 
 
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path)
@@ -92,7 +92,7 @@ def test_no_body_breaks_anything(http: httpx.Client, route: Route) -> None:
     for body in bodies:
         response = http.post(route.path, content=body, headers={"content-type": "application/json"})
         assert response.status_code in (200, 400), (body[:80], response.text[:200])
-        check_told(response)
+        check_reported(response)
 
 
 def test_fan_out_is_refused_before_anything_is_made(http: httpx.Client) -> None:
@@ -113,7 +113,7 @@ def test_fan_out_is_refused_before_anything_is_made(http: httpx.Client) -> None:
         response = http.post(path, json=body)
         assert response.status_code == 400, (path, list(body))
         assert time.monotonic() - start_s < 2.0
-        check_told(response)
+        check_reported(response)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_part_has_its_words_where_its_type_says(server: Server, kind: str, nam
 def test_template_variables_cannot_reach_what_is_not_theirs(server: Server, name: str) -> None:
     response = server.post("/v1/chat/completions", {"messages": user("x"), "chat_template_kwargs": {name: "y"}})
     assert response.status_code == 400
-    check_told(response)
+    check_reported(response)
 
 
 def test_bodies_have_a_limit_that_is_kept_while_reading(server: Server) -> None:
@@ -257,7 +257,7 @@ def test_unknown_paths_and_methods_are_told_as_errors(http: httpx.Client) -> Non
     for method, path, status in [("GET", "/nope", 404), ("DELETE", "/v1/models", 405), ("GET", "/v1/completions", 405)]:
         response = http.request(method, path)
         assert response.status_code == status
-        check_told(response)
+        check_reported(response)
         if status == 405:
             assert response.headers["allow"]
 

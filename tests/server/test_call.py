@@ -31,7 +31,7 @@ class Memory:
         self.num_parts += 1
 
 
-def told(pieces: list[Piece]) -> bytes:
+def reported(pieces: list[Piece]) -> bytes:
     return "".join(piece.content for piece in pieces).encode()
 
 
@@ -45,13 +45,13 @@ def call_of(client: EngineClient, prompt: bytes, *, max_tokens: int = 40, stop: 
     )
 
 
-async def follow(call: Call, pipe: Memory, telling: Any = told) -> None:
+async def follow(call: Call, pipe: Memory, reporting: Any = reported) -> None:
     call.start()
-    call.tell_at_once(pipe, telling)
+    call.report_at_once(pipe, reporting)
     try:
         while not call.is_over:
             news = await call.news()  # what is told at once meanwhile comes before it
-            pipe.data += told(news)
+            pipe.data += reported(news)
     finally:
         call.close()
 

@@ -327,11 +327,11 @@ def test_an_interrupt_while_the_engine_loads_ends_with_130_and_one_line() -> Non
         os.kill(worker, signal.SIGSTOP)  # it will not be ready
         wait_until(lambda: is_listening(port), 30.0)
         process.send_signal(signal.SIGINT)
-        printed, told = process.communicate(timeout=30)
+        printed, reported = process.communicate(timeout=30)
     finally:
         process.kill()
         process.communicate()
-    assert (process.returncode, printed, told) == (130, "", "penstock: interrupted\n")
+    assert (process.returncode, printed, reported) == (130, "", "penstock: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,14 @@ def answer(http: httpx.Client, kind: str, extra: dict[str, Any]) -> Any:
     return {name: value for name, value in response.json().items() if name not in ("id", "created")}
 
 
-def less_cached(told: Any) -> Any:
-    if isinstance(told, dict):
-        told["usage"].pop("prompt_tokens_details")
-    return told
+def less_cached(reported: Any) -> Any:
+    if isinstance(reported, dict):
+        reported["usage"].pop("prompt_tokens_details")
+    return reported
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), cases(SHOWN))
-def test_wishes_show_in_the_answer(http: httpx.Client, kind: str, name: str, value: Any) -> None:
+def test_options_show_in_the_answer(http: httpx.Client, kind: str, name: str, value: Any) -> None:
     before = {} if name != "max_completion_tokens" else {"max_tokens": 4}
     assert less_cached(answer(http, kind, before)) != less_cached(answer(http, kind, before | {name: value}))
 
@@ -161,8 +161,8 @@ def test_wishes_show_in_the_answer(http: httpx.Client, kind: str, name: str, val
 @pytest.mark.parametrize(
     ("kind", "name", "value"), cases({"chat": TOGETHER, "text": {"stream_options": TOGETHER["stream_options"]}})
 )
-def test_wishes_beside_others_show_too(http: httpx.Client, kind: str, name: str, value: dict[str, Any]) -> None:
-    without = {other: wish for other, wish in value.items() if other != name}
+def test_options_beside_others_show_too(http: httpx.Client, kind: str, name: str, value: dict[str, Any]) -> None:
+    without = {other: option for other, option in value.items() if other != name}
     assert less_cached(answer(http, kind, without)) != less_cached(answer(http, kind, {name: True} | value))
 
 

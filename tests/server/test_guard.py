@@ -17,8 +17,8 @@ from penstock.config import ServerConfig
 from penstock.server.app import ROUTES, Route
 from penstock.server.http.admission import Admission
 from penstock.server.http.faults import ApiError
-from penstock.server.http.guard import PUBLIC_PATHS, Keys
-from tests.server.bad_input import GOOD_BODIES, check_told, path_of, raw
+from penstock.server.http.guard import PUBLIC_PATHS, ApiKeys
+from tests.server.bad_input import GOOD_BODIES, check_reported, path_of, raw
 from tests.server.serving import KEY, Server, idle_client, serving, user
 
 # Keys
@@ -32,7 +32,7 @@ def test_every_route_but_two_needs_a_key(locked: Server, route: Route) -> None:
             for headers in ({}, {"Authorization": "Bearer wrong-key"}, {"Authorization": KEY}, {"x-api-key": "no"}):
                 response = stranger.request(route.method, path, content=body, headers=headers)
                 assert response.status_code == (200 if path in PUBLIC_PATHS else 401), path
-                check_told(response)
+                check_reported(response)
     with locked.http() as friend:
         response = friend.request(route.method, path_of(route), content=body)
         assert response.status_code == (404 if "{" in route.path else 200)
@@ -70,7 +70,7 @@ def test_no_spelling_of_a_path_opens_it(locked: Server, path: str) -> None:
 
 
 def test_keys_are_compared_whole() -> None:
-    keys = Keys(["first-key-of-all", "second-key"])
+    keys = ApiKeys(["first-key-of-all", "second-key"])
     assert keys.tenant_of(b"second-key") == "key-1"
     assert keys.tenant_of(b"second-ke") is None
     assert keys.tenant_of(b"") is None
@@ -194,6 +194,6 @@ def test_logs_hold_no_secrets(locked: Server) -> None:
         http.post("/v1/chat/completions", json={"messages": user(canary), "n": 10**9})
         http.post("/v1/chat/completions", content=canary.encode())
     httpx.get(locked.url + "/v1/models", headers={"Authorization": f"Bearer {canary}"})
-    told = locked.errors.read_text() + locked.get("/metrics").text + locked.banner
-    assert canary not in told
-    assert KEY not in told
+    reported = locked.errors.read_text() + locked.get("/metrics").text + locked.banner
+    assert canary not in reported
+    assert KEY not in reported

@@ -67,18 +67,18 @@ def test_usage_is_told_only_when_asked(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_are_those_of_their_seeds(client: openai.OpenAI, stream: bool) -> None:
-    wishes: dict[str, Any] = {"model": MODEL, "messages": user("n"), "n": 3, "seed": 7, "max_tokens": 6}
+    asked: dict[str, Any] = {"model": MODEL, "messages": user("n"), "n": 3, "seed": 7, "max_tokens": 6}
     texts = ["", "", ""]
     if stream:
         ends = set()
-        for chunk in client.chat.completions.create(stream=True, **wishes):
+        for chunk in client.chat.completions.create(stream=True, **asked):
             choice = chunk.choices[0]
             assert choice.index not in ends
             texts[choice.index] += choice.delta.content or ""
             ends |= {choice.index} if choice.finish_reason else set()
         assert ends == {0, 1, 2}
     else:
-        answer = client.chat.completions.create(**wishes)
+        answer = client.chat.completions.create(**asked)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 18
         texts = [choice.message.content or "" for choice in answer.choices]
@@ -95,16 +95,16 @@ def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_stand_beside_their_tokens(client: openai.OpenAI, stream: bool) -> None:
-    wishes: dict[str, Any] = {"messages": user("lp"), "max_tokens": 5, "logprobs": True, "top_logprobs": 3, **GREEDY}
+    asked: dict[str, Any] = {"messages": user("lp"), "max_tokens": 5, "logprobs": True, "top_logprobs": 3, **GREEDY}
     if stream:
         entries = []
-        for chunk in client.chat.completions.create(stream=True, **wishes):
+        for chunk in client.chat.completions.create(stream=True, **asked):
             logprobs = chunk.choices[0].logprobs
             entries += (logprobs.content or []) if logprobs else []
     else:
-        told = client.chat.completions.create(**wishes).choices[0].logprobs
-        assert told is not None
-        entries = told.content or []
+        reported = client.chat.completions.create(**asked).choices[0].logprobs
+        assert reported is not None
+        entries = reported.content or []
     tokens = oracle_tokens(render(user("lp")), 5)
     assert [entry.bytes for entry in entries] == [[token] for token in tokens]
     assert {entry.logprob for entry in entries} == {-0.5}
@@ -115,13 +115,13 @@ def test_log_probabilities_stand_beside_their_tokens(client: openai.OpenAI, stre
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, stream: bool) -> None:
     whole = chat_text("stop", 30)
     stop = whole[6:9]
-    wishes: dict[str, Any] = {"messages": user("stop"), "max_tokens": 30, "stop": [stop, "never there"], **GREEDY}
+    asked: dict[str, Any] = {"messages": user("stop"), "max_tokens": 30, "stop": [stop, "never there"], **GREEDY}
     if stream:
-        chunks = list(client.chat.completions.create(stream=True, **wishes))
+        chunks = list(client.chat.completions.create(stream=True, **asked))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         reason = chunks[-1].choices[0].finish_reason
     else:
-        choice = client.chat.completions.create(**wishes).choices[0]
+        choice = client.chat.completions.create(**asked).choices[0]
         text, reason = choice.message.content or "", choice.finish_reason
     assert (text, reason) == (whole[: whole.index(stop)], "stop")
 
@@ -184,10 +184,10 @@ def test_a_completion_without_a_length_has_sixteen_tokens(client: openai.OpenAI)
 @pytest.mark.parametrize("prompt", ["echo me", [101, 102, 103]])
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_log_probabilities_covers_prompt_and_answer(client: openai.OpenAI, prompt: Any, stream: bool) -> None:
-    wishes: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1, **GREEDY}
+    asked: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1, **GREEDY}
     text = prompt if isinstance(prompt, str) else bytes(prompt).decode()
     tokens, numbers, offsets, whole = [], [], [], ""
-    chunks = list(client.completions.create(stream=True, **wishes)) if stream else [client.completions.create(**wishes)]
+    chunks = list(client.completions.create(stream=True, **asked)) if stream else [client.completions.create(**asked)]
     for chunk in chunks:
         whole += chunk.choices[0].text
         logprobs = chunk.choices[0].logprobs
@@ -205,8 +205,8 @@ def test_echo_with_log_probabilities_covers_prompt_and_answer(client: openai.Ope
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_may_be_judged_alone(client: openai.OpenAI, stream: bool) -> None:
-    wishes: dict[str, Any] = {"prompt": "judge", "max_tokens": 0, "echo": True, "logprobs": 0, **GREEDY}
-    chunks = list(client.completions.create(stream=True, **wishes)) if stream else [client.completions.create(**wishes)]
+    asked: dict[str, Any] = {"prompt": "judge", "max_tokens": 0, "echo": True, "logprobs": 0, **GREEDY}
+    chunks = list(client.completions.create(stream=True, **asked)) if stream else [client.completions.create(**asked)]
     assert "".join(chunk.choices[0].text for chunk in chunks) == "judge"
     numbers = [
         number
@@ -289,17 +289,17 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("wishes", "kind", "param", "code"), FAULTS)
+@pytest.mark.parametrize(("options", "kind", "param", "code"), FAULTS)
 def test_every_fault_is_an_error_of_its_kind_before_the_first_byte(
     client: openai.OpenAI,
-    wishes: dict[str, Any],
+    asked: dict[str, Any],
     kind: type[openai.APIStatusError],
     param: str,
     code: str,
     stream: bool,
 ) -> None:
     with pytest.raises(kind) as caught:
-        client.chat.completions.create(**({"messages": user("x"), "stream": stream} | GREEDY | wishes))
+        client.chat.completions.create(**({"messages": user("x"), "stream": stream} | GREEDY | asked))
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.type == "invalid_request_error"
     assert caught.value.request_id

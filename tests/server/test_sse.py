@@ -18,5 +18,5 @@ def test_an_event_is_one_line(text: str) -> None:
         line, blank, rest = data.decode().split("\n")
         assert (blank, rest) == ("", "")
         assert len(line.splitlines()) == 1
-        told = json.loads(line.removeprefix("data: "))
-        assert told == value or told["error"]["message"] == text
+        reported = json.loads(line.removeprefix("data: "))
+        assert reported == value or reported["error"]["message"] == text

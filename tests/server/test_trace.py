@@ -90,13 +90,13 @@ def test_every_request_for_work_is_one_span_with_its_times() -> None:
             "text_completion oracle:step_ms=2",
             "chat oracle:step_ms=2",
         ]
-        told = values(chat)
-        assert told["gen_ai.usage.input_tokens"] == whole.json()["usage"]["prompt_tokens"]
-        assert told["gen_ai.usage.output_tokens"] == 20
-        assert (told["gen_ai.request.max_tokens"], told["gen_ai.request.temperature"]) == (20, 0.0)
-        assert told["http.response.status_code"] == 200
-        assert [one.string_value for one in told["gen_ai.response.finish_reasons"].values] == ["length"]
-        assert told["penstock.request_id"] == whole.headers["x-request-id"]
+        reported = values(chat)
+        assert reported["gen_ai.usage.input_tokens"] == whole.json()["usage"]["prompt_tokens"]
+        assert reported["gen_ai.usage.output_tokens"] == 20
+        assert (reported["gen_ai.request.max_tokens"], reported["gen_ai.request.temperature"]) == (20, 0.0)
+        assert reported["http.response.status_code"] == 200
+        assert [one.string_value for one in reported["gen_ai.response.finish_reasons"].values] == ["length"]
+        assert reported["penstock.request_id"] == whole.headers["x-request-id"]
         assert len(values(text)["gen_ai.response.finish_reasons"].values) == 4
         assert (values(refused)["http.response.status_code"], values(refused)["error.type"]) == (400, "400")
         check_times(chat, whole.headers["server-timing"])

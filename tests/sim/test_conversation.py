@@ -62,10 +62,10 @@ def test_a_turn_comes_so_long_after_the_answer_before_it(think_s):
 def test_skipping_ahead_changes_nothing(seed, think_s, num_blocks, num_replicas):
     workload = replace(RECIPE, conversation=Conversation(3, think_s)).make(seed)
     fleet = make_fleet(num_blocks=num_blocks, num_replicas=num_replicas)
-    swift, stepwise = (simulate(replace(fleet, foretells=on), workload) for on in (True, False))
-    assert shapes(swift.timelines) == shapes(stepwise.timelines)
-    assert swift.summary.e2e.mean == pytest.approx(stepwise.summary.e2e.mean)
-    assert swift.summary.duration_s == pytest.approx(stepwise.summary.duration_s)
+    fast_forward, stepwise = (simulate(replace(fleet, predicts=on), workload) for on in (True, False))
+    assert shapes(fast_forward.timelines) == shapes(stepwise.timelines)
+    assert fast_forward.summary.e2e.mean == pytest.approx(stepwise.summary.e2e.mean)
+    assert fast_forward.summary.duration_s == pytest.approx(stepwise.summary.duration_s)
 
 
 def test_a_turn_that_is_refused_is_the_last():

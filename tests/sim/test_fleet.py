@@ -13,7 +13,7 @@ from penstock.sim.handover import Disaggregation
 from penstock.sim.scaling import Scaler, Scaling
 from penstock.sim.simulation import simulate
 from penstock.sim.speculation import Guessing
-from penstock.sim.tracing import Tracer
+from penstock.sim.tracing import SimulationTracer
 from penstock.workload.arrivals import AtOnce, Constant
 from penstock.workload.lengths import Fixed
 from penstock.workload.workload import SharedPrefix
@@ -73,9 +73,9 @@ def apart(num_prefill=1, num_decode=1, kv_bytes=131_072.0, link=LINK, **rest):
 
 
 @pytest.mark.parametrize("foretells", [True, False])
-def test_prefill_apart_serves_everything_once(foretells):
+def test_prefill_apart_serves_everything_once(predicts):
     workload = make_workload(num_requests=60, rate=20.0)
-    result = simulate(apart(foretells=foretells), workload)
+    result = simulate(apart(predicts=predicts), workload)
     assert result.summary.outcomes["length"] == 60
     assert result.summary.num_output_tokens == workload.num_output_tokens
     num_single = sum(request.params.max_tokens == 1 for request in workload.requests)
@@ -149,10 +149,10 @@ def test_less_must_suffice_for_a_while():
 def test_a_full_fleet_refuses_and_counts_apart():
     workload = make_workload(num_requests=50, arrivals=AtOnce(), answers=Fixed(50))
     result = simulate(make_fleet(num_replicas=2, max_pending=10), workload)
-    assert result.num_turned_away == result.summary.outcomes["refused"] == 30
+    assert result.num_refused == result.summary.outcomes["refused"] == 30
     assert result.summary.outcomes["length"] == 20
     queue = simulate(make_fleet(max_waiting=8, max_sequences=4), workload)
-    assert queue.num_turned_away == 0 < queue.summary.outcomes["refused"]
+    assert queue.num_refused == 0 < queue.summary.outcomes["refused"]
 
 
 def test_routing_by_prefix_finds_more_in_caches():
@@ -175,9 +175,9 @@ def test_sessions_stay_together():
 
 
 @pytest.mark.parametrize("foretells", [True, False])
-def test_a_trace_shows_steps_loads_and_requests(foretells):
-    tracer = Tracer()
-    result = simulate(make_fleet(num_replicas=2, foretells=foretells), make_workload(num_requests=10), tracer=tracer)
+def test_a_trace_shows_steps_loads_and_requests(predicts):
+    tracer = SimulationTracer()
+    result = simulate(make_fleet(num_replicas=2, predicts=predicts), make_workload(num_requests=10), tracer=tracer)
     events = json.loads(tracer.text())["traceEvents"]
     steps = [event for event in events if event["ph"] == "X"]
     assert sum(event["args"]["steps"] for event in steps) == result.num_steps
@@ -190,7 +190,7 @@ def test_a_trace_shows_steps_loads_and_requests(foretells):
 
 
 def test_a_trace_is_bounded():
-    tracer = Tracer(max_events=50)
+    tracer = SimulationTracer(max_events=50)
     simulate(make_fleet(), make_workload(), tracer=tracer)
     data = json.loads(tracer.text())
     assert len(data["traceEvents"]) <= 50 + 2

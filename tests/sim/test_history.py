@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.scheduler import Load
+from penstock.core.scheduler import SchedulerLoad
 from penstock.sim.history import MAX_SAMPLES, History
 
 
@@ -16,10 +16,10 @@ def test_averages_weigh_every_moment(steps):
     now = 0.0
     areas = [0.0, 0.0, 0.0]
     for duration, running, waiting, usage in steps:
-        history.add(Load(running, waiting, 0, usage, 0), now)
+        history.add(SchedulerLoad(running, waiting, 0, usage, 0), now)
         now += duration
         areas = [area + duration * value for area, value in zip(areas, (running, waiting, usage))]
-    history.add(Load(0, 0, 0, 0.0, 0), now)
+    history.add(SchedulerLoad(0, 0, 0, 0.0, 0), now)
     means = (history.mean_running(now), history.mean_waiting(now), history.mean_kv_usage_fraction(now))
     assert means == pytest.approx([area / now for area in areas])
     assert history.max_waiting == max(waiting for _, _, waiting, _ in steps)
@@ -29,7 +29,7 @@ def test_averages_weigh_every_moment(steps):
 def test_the_curve_stays_short_and_spans_the_run():
     history = History()
     for number in range(50_000):
-        history.add(Load(number, 0, 0, 0.0, 0), number * 0.01)
+        history.add(SchedulerLoad(number, 0, 0, 0.0, 0), number * 0.01)
     times = [sample.time_s for sample in history.samples]
     assert MAX_SAMPLES // 4 < len(times) <= MAX_SAMPLES
     assert times == sorted(times)

@@ -90,7 +90,7 @@ def test_simulator_and_engine_make_identical_batches(name, depth, arrivals):
     fleet = replace(FLEETS[name], depth=depth)
     workload = make_workload(3, num_requests=40, arrivals=arrivals, prefix=SharedPrefix(64, 2, 0.5))
     recording = Recording()
-    result = simulate(replace(fleet, cost=recording, foretells=False), workload)
+    result = simulate(replace(fleet, cost=recording, predicts=False), workload)
     batches, ends = serve(fleet, workload)
     assert recording.batches == batches
     assert sorted(timeline.end_s for timeline in result.timelines) == sorted(ends.values())
@@ -110,14 +110,14 @@ def assert_equal(one, other):
         assert left.mean_waiting == pytest.approx(right.mean_waiting)
 
 
-def assert_foretelling_changes_nothing(fleet, workload):
-    stepwise = simulate(replace(fleet, foretells=False), workload, keep_times=True)
+def assert_predicting_changes_nothing(fleet, workload):
+    stepwise = simulate(replace(fleet, predicts=False), workload, keep_times=True)
     assert_equal(simulate(fleet, workload, keep_times=True), stepwise)
 
 
 @pytest.mark.parametrize("name", ["continuous", "small batches", "static", "dynamic"])
 def test_foretold_runs_equal_single_steps(name):
-    assert_foretelling_changes_nothing(replace(FLEETS[name], num_replicas=2), make_workload(5))
+    assert_predicting_changes_nothing(replace(FLEETS[name], num_replicas=2), make_workload(5))
 
 
 @pytest.mark.parametrize("order", ["priority", "deadline", "fair"])
@@ -131,19 +131,19 @@ def test_foretold_runs_equal_single_steps_in_every_order(order):
             deadline_s=request.arrival_s + 0.1 * (1 + request.request_id % 7) if request.request_id % 2 else None,
         ),
     )
-    assert_foretelling_changes_nothing(make_fleet(order=order, max_sequences=4), workload)
+    assert_predicting_changes_nothing(make_fleet(order=order, max_sequences=4), workload)
 
 
 def test_foretold_runs_equal_single_steps_with_several_choices():
     def several(request):
         return replace(request, params=replace(request.params, n=1 + request.request_id % 3))
 
-    assert_foretelling_changes_nothing(make_fleet(), with_requests(make_workload(7), several))
+    assert_predicting_changes_nothing(make_fleet(), with_requests(make_workload(7), several))
 
 
 def test_foretold_runs_equal_single_steps_when_all_come_at_once_and_some_are_refused():
     workload = make_workload(8, arrivals=AtOnce(), prefix=SharedPrefix(64, 2, 0.5))
-    assert_foretelling_changes_nothing(make_fleet(max_waiting=30, max_sequences=16), workload)
+    assert_predicting_changes_nothing(make_fleet(max_waiting=30, max_sequences=16), workload)
 
 
 LOADS = {
@@ -158,7 +158,7 @@ LOADS = {
 @given(**LOADS)
 def test_foretold_runs_equal_single_steps_whatever_the_load(seed, rate, max_sequences, batching):
     fleet = make_fleet(batching, max_sequences=max_sequences, max_batch_tokens=128)
-    assert_foretelling_changes_nothing(fleet, make_workload(seed, num_requests=25, rate=rate))
+    assert_predicting_changes_nothing(fleet, make_workload(seed, num_requests=25, rate=rate))
 
 
 @settings(deadline=None, max_examples=25)
@@ -167,18 +167,18 @@ def test_where_blocks_are_short_foretelling_costs_little_truth(num_blocks, seed,
     """A run cut short holds blocks a few steps too early, which may push somebody out a few steps too early."""
     fleet = make_fleet(batching, num_blocks=num_blocks, max_sequences=max_sequences, max_batch_tokens=128)
     workload = make_workload(seed, num_requests=25, rate=rate)
-    foretold, stepwise = simulate(fleet, workload), simulate(replace(fleet, foretells=False), workload)
-    assert foretold.summary.outcomes == stepwise.summary.outcomes
-    assert foretold.summary.num_output_tokens == stepwise.summary.num_output_tokens
-    assert foretold.summary.duration_s == pytest.approx(stepwise.summary.duration_s, rel=0.05)
-    assert foretold.summary.e2e.p50 == pytest.approx(stepwise.summary.e2e.p50, rel=0.05)
+    predicted, stepwise = simulate(fleet, workload), simulate(replace(fleet, predicts=False), workload)
+    assert predicted.summary.outcomes == stepwise.summary.outcomes
+    assert predicted.summary.num_output_tokens == stepwise.summary.num_output_tokens
+    assert predicted.summary.duration_s == pytest.approx(stepwise.summary.duration_s, rel=0.05)
+    assert predicted.summary.e2e.p50 == pytest.approx(stepwise.summary.e2e.p50, rel=0.05)
 
 
 def test_requests_that_come_together_are_taken_in_together():
     fleet, workload = FLEETS["static"], make_workload(8, num_requests=20, arrivals=AtOnce())
     recording = Recording()
-    simulate(replace(fleet, cost=recording, foretells=False), workload)
+    simulate(replace(fleet, cost=recording, predicts=False), workload)
     batches, _ = serve(fleet, workload)
     assert len(batches[0].chunks) == 8
     assert recording.batches == batches
-    assert_foretelling_changes_nothing(FLEETS["continuous"], workload)
+    assert_predicting_changes_nothing(FLEETS["continuous"], workload)

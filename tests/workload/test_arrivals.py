@@ -6,7 +6,7 @@ from statistics import mean, stdev
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.workload.arrivals import AtOnce, Constant, Gamma, Poisson, Ramp
+from penstock.workload.arrivals import AtOnce, Constant, Gamma, Poisson, RateRamp
 
 PROCESSES = [Constant(8.0), Poisson(8.0), Gamma(8.0, 2.0), Gamma(8.0, 0.5)]
 
@@ -54,7 +54,7 @@ def test_impossible_rates_are_refused(rate):
 
 @pytest.mark.parametrize(("start", "end"), [(2.0, 10.0), (10.0, 2.0), (5.0, 5.0)])
 def test_a_ramp_goes_evenly_from_one_rate_to_the_other(start, end):
-    times = Ramp(start, end).times(20_000, Random(2))
+    times = RateRamp(start, end).times(20_000, Random(2))
     assert times == sorted(times)
     whole = 20_000 / ((start + end) / 2)
     assert times[-1] == pytest.approx(whole, rel=0.03)
@@ -66,6 +66,6 @@ def test_a_ramp_goes_evenly_from_one_rate_to_the_other(start, end):
 
 def test_an_impossible_ramp_is_refused():
     with pytest.raises(ConfigError, match="rate"):
-        Ramp(1.0, float("nan"))
+        RateRamp(1.0, float("nan"))
     with pytest.raises(ConfigError, match="rate"):
-        Ramp(0.0, 1.0)
+        RateRamp(0.0, 1.0)

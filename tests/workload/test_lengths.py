@@ -12,8 +12,8 @@ from penstock.workload.lengths import (
     SHAREGPT_ANSWERS,
     SHAREGPT_PROMPTS,
     Fixed,
+    LengthMixture,
     LogNormal,
-    Mixture,
     Observed,
     Uniform,
     parse,
@@ -48,7 +48,7 @@ def test_means_and_medians_are_the_asked_ones():
 
 
 def test_a_mixture_draws_each_kind_by_its_weight():
-    lengths = draws(Mixture(((3.0, Fixed(1)), (1.0, Fixed(2)))))
+    lengths = draws(LengthMixture(((3.0, Fixed(1)), (1.0, Fixed(2)))))
     assert lengths.count(1) / len(lengths) == pytest.approx(0.75, abs=0.02)
 
 
@@ -83,7 +83,7 @@ def test_unreadable_lengths_are_refused_with_the_forms(text):
 @pytest.mark.parametrize("kinds", [(), ((0.0, Fixed(1)),), ((float("nan"), Fixed(1)),)])
 def test_empty_mixtures_are_refused(kinds):
     with pytest.raises(ConfigError, match="mixture"):
-        Mixture(kinds)
+        LengthMixture(kinds)
 
 
 def test_lengths_from_a_file_come_as_often_as_they_stand_in_it(tmp_path):

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.workload.arrivals import Poisson
 from penstock.workload.lengths import Uniform
-from penstock.workload.trace import BLOCK_TOKENS, Row, trace_of, trace_of_rows
+from penstock.workload.trace import BLOCK_TOKENS, TraceRow, trace_of, trace_of_rows
 from penstock.workload.workload import Recipe, SharedPrefix
 
 ROWS = [
-    Row(3.5, 1030, 7, (1, 2, 3)),
-    Row(1.5, 700, 5, (1, 9)),
-    Row(2.0, 40, 1),
-    Row(9.0, 1200, 2, (1,)),
+    TraceRow(3.5, 1030, 7, (1, 2, 3)),
+    TraceRow(1.5, 700, 5, (1, 9)),
+    TraceRow(2.0, 40, 1),
+    TraceRow(9.0, 1200, 2, (1,)),
 ]
 TRACE = trace_of_rows(ROWS)
 
@@ -77,7 +77,7 @@ def test_a_workload_leaves_a_trace_that_shares_what_it_shared():
     data=st.data(),
 )
 def test_a_window_keeps_the_rows_that_came_in_it(times, low, extra, data):
-    trace = trace_of_rows([Row(time, number + 1, 1, (number,)) for number, time in enumerate(times)])
+    trace = trace_of_rows([TraceRow(time, number + 1, 1, (number,)) for number, time in enumerate(times)])
     inside = [row for row in trace.rows() if low <= row.time_s < low + extra]
     if not inside:
         with pytest.raises(ConfigError, match="no request"):
@@ -114,7 +114,7 @@ def test_impossible_parts_are_refused(make):
 
 
 def test_prompts_are_made_only_when_asked_for():
-    rows = [Row(number / 10, 100_000, 10) for number in range(10_000)]
+    rows = [TraceRow(number / 10, 100_000, 10) for number in range(10_000)]
     tracemalloc.start()
     workload = trace_of_rows(rows).workload(32_000)
     assert workload.num_prompt_tokens == 10**9

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.workload.trace import Row, trace_of_rows
+from penstock.workload.trace import TraceRow, trace_of_rows
 from penstock.workload.trace_files import WRITERS, read, write
 
 MOONCAKE = """{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [46, 47]}
@@ -55,7 +55,7 @@ def test_rows_without_an_answer_are_left_out_and_counted(tmp_path):
 
 
 ROW = st.builds(
-    Row,
+    TraceRow,
     time_s=st.integers(0, 10**9).map(lambda microseconds: microseconds / 1e6),
     prompt_length=st.integers(1025, 10**6),
     answer_length=st.integers(1, 10**6),
@@ -133,4 +133,4 @@ def test_files_that_are_not_there_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         read(tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot write"):
-        write(tmp_path / "none" / "trace", trace_of_rows([Row(0.0, 1, 1)]))
+        write(tmp_path / "none" / "trace", trace_of_rows([TraceRow(0.0, 1, 1)]))

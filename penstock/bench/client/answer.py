@@ -21,14 +21,14 @@ class TokenDetails(msgspec.Struct):
     reasoning_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class ReportedUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: TokenDetails | None = None
     completion_tokens_details: TokenDetails | None = None
 
 
-class Piece(msgspec.Struct):
+class AnswerPiece(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -36,15 +36,15 @@ class Piece(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
-class Choice(msgspec.Struct):
-    delta: Piece | None = None
+class AnswerChoice(msgspec.Struct):
+    delta: AnswerPiece | None = None
     text: str | None = None
     finish_reason: str | None = None
 
 
 class Event(msgspec.Struct):
-    choices: list[Choice] | None = None
-    usage: Usage | None = None
+    choices: list[AnswerChoice] | None = None
+    usage: ReportedUsage | None = None
     error: Any = None
 
 
@@ -67,7 +67,7 @@ class Answer:
     status: int = 0
     error: str = ""
     finish_reason: str | None = None
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     num_reasoning_pieces: int = 0
     ask: int = 0
     """Number of its conversation in the plan, and of its turn in that."""

@@ -72,7 +72,7 @@ class Exchange:
         self.has_begun = False
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Carries one exchange after another. Broken once anything goes wrong: it is then never used again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -168,7 +168,7 @@ class Client:
         self.address = address
         self.clock = clock
         self.num_connections = 0
-        self._idle: list[Connection] = []
+        self._idle: list[ClientConnection] = []
         self._ssl = _tls(verify) if address.is_tls else None
         authorization = f"authorization: Bearer {key}\r\n" if key else ""
         if not authorization.isascii() or "\r\n" in key or "\n" in key:
@@ -208,14 +208,14 @@ class Client:
                 self._idle.append(connection)
             return exchange.response
 
-    async def _connection(self) -> Connection:
+    async def _connection(self) -> ClientConnection:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
         try:
             _, made = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self.clock), self.address.host, self.address.port, ssl=self._ssl
+                lambda: ClientConnection(self.clock), self.address.host, self.address.port, ssl=self._ssl
             )
         except OSError as error:
             raise TransportError(f"cannot connect to {self.address.url}: {error}") from None

@@ -35,7 +35,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class PromptWords:
     """What can be written, and what it costs."""
 
     pieces: tuple[str, ...]
@@ -82,7 +82,7 @@ class Vocabulary:
 
 
 @lru_cache(maxsize=2048)
-def _words(vocabulary: Vocabulary, name: str, num_tokens: int) -> str:
+def _words(vocabulary: PromptWords, name: str, num_tokens: int) -> str:
     random = Random(f"{vocabulary.nonce} {name}")
     costs = dict(zip(vocabulary.pieces, vocabulary.costs, strict=True))
     words = [piece for piece in vocabulary.pieces if piece.startswith(" ")] or list(vocabulary.pieces)

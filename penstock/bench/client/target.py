@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.bench.client.answer import Answer, AnswerReader, Usage, body_message
+from penstock.bench.client.answer import Answer, AnswerReader, ReportedUsage, body_message
 from penstock.bench.client.http import Client, TransportError
-from penstock.bench.client.prompts import FILLERS, WORDS, Segment, Vocabulary
+from penstock.bench.client.prompts import FILLERS, WORDS, PromptWords, Segment
 from penstock.errors import ConfigError
 
 Route = Literal["chat", "completions"]
@@ -28,7 +28,7 @@ EXACT = {"ignore_eos": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ServerDialect:
     """Fields of a request that a server may or may not take."""
 
     limit: str = "max_tokens"
@@ -42,15 +42,15 @@ class Dialect:
 
 
 DIALECTS = (
-    Dialect(),
-    Dialect(extra={"temperature": 0.0, **USAGE}, is_exact=False),
-    Dialect(limit="max_completion_tokens", extra=USAGE, is_exact=False),
-    Dialect(extra={}, is_exact=False),
+    ServerDialect(),
+    ServerDialect(extra={"temperature": 0.0, **USAGE}, is_exact=False),
+    ServerDialect(limit="max_completion_tokens", extra=USAGE, is_exact=False),
+    ServerDialect(extra={}, is_exact=False),
 )
 """From the one that measures best to the plainest: the first that is not refused is used."""
 
 
-class Tokenizer(NamedTuple):
+class RemoteTokenizer(NamedTuple):
     """A route that turns text into tokens, and what it is sent."""
 
     path: str
@@ -58,19 +58,19 @@ class Tokenizer(NamedTuple):
 
 
 TOKENIZERS = (
-    Tokenizer("/tokenize", lambda model, text: {"model": model, "prompt": text, "add_special_tokens": False}),
-    Tokenizer("/tokenize", lambda model, text: {"content": text}),
-    Tokenizer("/extras/tokenize", lambda model, text: {"model": model, "input": text}),
+    RemoteTokenizer("/tokenize", lambda model, text: {"model": model, "prompt": text, "add_special_tokens": False}),
+    RemoteTokenizer("/tokenize", lambda model, text: {"content": text}),
+    RemoteTokenizer("/extras/tokenize", lambda model, text: {"model": model, "input": text}),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetServer:
     model: str
     route: Route
-    dialect: Dialect
-    vocabulary: Vocabulary
-    tells_usage: bool
+    dialect: ServerDialect
+    vocabulary: PromptWords
+    reports_usage: bool
     """At the end of a stream."""
     has_tokenizer: bool
     is_calibrated: bool = False
@@ -104,7 +104,7 @@ class Target:
         return msgspec.json.encode({"model": self.model, **content, **fields})
 
 
-async def find_target(client: Client, model: str, route: Route, nonce: str) -> Target:
+async def find_target(client: Client, model: str, route: Route, nonce: str) -> TargetServer:
     """Ask the server what it is. It is sent a handful of short requests."""
     try:
         name = model or await _first_model(client)
@@ -112,7 +112,7 @@ async def find_target(client: Client, model: str, route: Route, nonce: str) -> T
         # Until its own counts are known, a word is taken for a token.
         pieces = tuple(costs) or tuple(f" {word}" for word in WORDS)
         known = tuple(costs.values()) or (1.0,) * len(pieces)
-        target = Target(name, route, DIALECTS[0], Vocabulary(pieces, known, nonce=nonce), True, bool(costs))
+        target = TargetServer(name, route, DIALECTS[0], PromptWords(pieces, known, nonce=nonce), True, bool(costs))
         target = await _with_dialect(client, target)
         target = await _calibrated(client, target)
         if route == "completions" and token_ids:
@@ -156,7 +156,7 @@ async def _word_costs(client: Client, model: str) -> tuple[dict[str, float], tup
     return {piece: cost for piece, cost in found if cost >= 1.0 and cost.is_integer()}, tuple(sorted(ids))
 
 
-async def _tokens(client: Client, form: Tokenizer, model: str, text: str) -> list[int]:
+async def _tokens(client: Client, form: RemoteTokenizer, model: str, text: str) -> list[int]:
     """The tokens of a text by the server's own tokenizer; none if it has no such route."""
     status, data = await client.fetch("POST", form.path, msgspec.json.encode(form.body(model, text)))
     if status != 200:
@@ -168,7 +168,7 @@ async def _tokens(client: Client, form: Tokenizer, model: str, text: str) -> lis
     return list(tokens) if tokens and all(type(token) is int for token in tokens) else []
 
 
-async def _ask(client: Client, target: Target, prompt: str | list[int], name: str) -> tuple[Answer, str]:
+async def _ask(client: Client, target: TargetServer, prompt: str | list[int], name: str) -> tuple[Answer, str]:
     """One short request; what it answered, and what the server calls itself."""
     answer = Answer(0, 0.0, 0, PROBE_ANSWER)
     reader = AnswerReader(answer, client.clock())
@@ -181,20 +181,20 @@ async def _ask(client: Client, target: Target, prompt: str | list[int], name: st
     return answer, (response.headers or {}).get("server", "")
 
 
-async def _with_dialect(client: Client, target: Target) -> Target:
+async def _with_dialect(client: Client, target: TargetServer) -> TargetServer:
     answer = None
     for dialect in DIALECTS:
         tried = replace(target, dialect=dialect)
         prompt = target.vocabulary.text([Segment("dialect", 8)])
         answer, server = await _ask(client, tried, prompt, "a first request")
         if not answer.error:
-            return replace(tried, server=server, tells_usage=answer.num_prompt is not None)
+            return replace(tried, server=server, reports_usage=answer.num_prompt is not None)
         if answer.status not in (400, 404, 422):
             break
     raise ConfigError(f"{client.address.url}{target.path} does not answer: {answer.error if answer else ''}")
 
 
-async def _calibrated(client: Client, target: Target) -> Target:
+async def _calibrated(client: Client, target: TargetServer) -> TargetServer:
     """What the server adds to a prompt; and, where it has no tokenizer to ask, what a word costs on the average."""
     seen: list[tuple[float, int]] = []
     for count in PROBE_TOKENS:
@@ -208,7 +208,7 @@ async def _calibrated(client: Client, target: Target) -> Target:
         (few, few_tokens), (many, many_tokens) = seen
         cost = (many_tokens - few_tokens) / (many - few)
         if not cost > 0.0:
-            return replace(target, tells_usage=False)
+            return replace(target, reports_usage=False)
         vocabulary = replace(vocabulary, costs=(cost,) * len(vocabulary.pieces))
         overhead = round(few_tokens - cost * few)
     else:
@@ -216,9 +216,9 @@ async def _calibrated(client: Client, target: Target) -> Target:
     return replace(target, vocabulary=replace(vocabulary, overhead=max(overhead, 0)), is_calibrated=True)
 
 
-async def _num_prompt(client: Client, target: Target, prompt: str | list[int], count: int) -> int | None:
+async def _num_prompt(client: Client, target: TargetServer, prompt: str | list[int], count: int) -> int | None:
     """Tokens of a prompt as the server counts them. Some count only where an answer is not streamed."""
-    if target.tells_usage:
+    if target.reports_usage:
         answer, _ = await _ask(client, target, prompt, "a short prompt")
         if answer.error:
             raise ConfigError(f"{client.address.url} failed on a prompt of {count} words: {answer.error}")
@@ -233,10 +233,10 @@ async def _num_prompt(client: Client, target: Target, prompt: str | list[int], c
 class _Whole(msgspec.Struct):
     """An answer that was not streamed."""
 
-    usage: Usage = msgspec.field(default_factory=Usage)
+    usage: ReportedUsage = msgspec.field(default_factory=ReportedUsage)
 
 
-async def _with_token_ids(client: Client, target: Target, token_ids: tuple[int, ...]) -> Target:
+async def _with_token_ids(client: Client, target: TargetServer, token_ids: tuple[int, ...]) -> TargetServer:
     """Prompts as numbers, if the server takes them: their length is then exact."""
     vocabulary = replace(target.vocabulary, token_ids=token_ids, overhead=0)
     tried = replace(target, vocabulary=vocabulary)

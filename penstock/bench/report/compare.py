@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.report.flags import Flag
+from penstock.bench.report.flags import Doubt
 from penstock.bench.report.interval import Interval, difference
 from penstock.bench.report.report import HEADLINES, SCHEMA, VERSION
 from penstock.errors import ConfigError
@@ -28,7 +28,7 @@ NEEDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedFigure:
     name: str
     before: float
     after: float
@@ -42,9 +42,9 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    rows: tuple[Row, ...]
-    faults: tuple[Flag, ...]
+class ReportComparison:
+    rows: tuple[ComparedFigure, ...]
+    faults: tuple[Doubt, ...]
     """Reasons to doubt it; `invalid` ones mean that the two were not asked the same."""
 
     @property
@@ -72,7 +72,7 @@ def read_report(path: Path) -> dict[str, Any]:
     return data
 
 
-def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> ReportComparison:
     """From the first to the second."""
     rows = []
     for name, (words, better) in HEADLINES.items():
@@ -80,8 +80,8 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
         change = difference(before, after)
         sign = change.mean if better == "higher" else -change.mean
         is_better = sign > 0.0 if change.is_clear else None
-        rows.append(Row(words, sum(before) / len(before), sum(after) / len(after), change, is_better))
-    return Comparison(tuple(rows), tuple(_faults(first, second)))
+        rows.append(ComparedFigure(words, sum(before) / len(before), sum(after) / len(after), change, is_better))
+    return ReportComparison(tuple(rows), tuple(_faults(first, second)))
 
 
 def _values(report: Mapping[str, Any], name: str) -> list[float]:
@@ -93,26 +93,26 @@ def _values(report: Mapping[str, Any], name: str) -> list[float]:
     return [run["headlines"][name] for run in rated]
 
 
-def _faults(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Flag]:
+def _faults(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Doubt]:
     faults = []
     differing = list(_differences(first["workload"], second["workload"]))
     if differing:
-        faults.append(Flag("workload", "invalid", f"not the same load: {'; '.join(differing[:6])}"))
+        faults.append(Doubt("workload", "invalid", f"not the same load: {'; '.join(differing[:6])}"))
     for name, report in (("first", first), ("second", second)):
         if report["verdict"] != "valid":
             faults.append(
-                Flag("verdict", "invalid", f"the {name} is {report['verdict']}: its figures are not its server's")
+                Doubt("verdict", "invalid", f"the {name} is {report['verdict']}: its figures are not its server's")
             )
         if report.get("is_partial"):
-            faults.append(Flag("partial", "invalid", f"the {name} was interrupted: it is not the whole load"))
+            faults.append(Doubt("partial", "invalid", f"the {name} was interrupted: it is not the whole load"))
         for flag in report["flags"]:
             if flag["level"] == "warning":
-                faults.append(Flag(flag["name"], "warning", f"the {name}: {flag['text']}"))
+                faults.append(Doubt(flag["name"], "warning", f"the {name}: {flag['text']}"))
     if any(len(report["runs"]) < 2 or report["knee"] is not None for report in (first, second)):
         text = "no intervals: one run cannot tell a difference from chance; measure both with --repeats 3 or more"
-        faults.append(Flag("single-run", "warning", text))
+        faults.append(Doubt("single-run", "warning", text))
     if first["client"].get("system") != second["client"].get("system"):
-        faults.append(Flag("clients", "note", "measured from different kinds of machines"))
+        faults.append(Doubt("clients", "note", "measured from different kinds of machines"))
     return sorted(faults, key=lambda fault: ("invalid", "warning", "note").index(fault.level))
 
 

@@ -11,9 +11,9 @@ from penstock.bench.client.answer import Answer
 from penstock.bench.client.counters import Counters
 from penstock.bench.client.health import Health
 from penstock.bench.client.silence import Silence
-from penstock.bench.client.target import Target
-from penstock.bench.load import Measured
-from penstock.bench.plan import Plan
+from penstock.bench.client.target import TargetServer
+from penstock.bench.load import MeasuredLoad
+from penstock.bench.plan import TrafficPlan
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Slo, Summary, quantile, summarize
 
@@ -32,7 +32,7 @@ FORMULAS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthFigures:
     """Tokens asked for beside tokens got, of successes."""
 
     num_checked: int
@@ -68,7 +68,7 @@ class Figures:
     failures: dict[str, int]
     """What went wrong, and how often."""
     summary: Summary
-    lengths: Lengths
+    lengths: LengthFigures
     cache: Cache
     pieces_per_answer: float
     tokens_per_piece: float
@@ -91,7 +91,12 @@ class Figures:
 
 
 def figures_of(
-    measured: Measured, plan: Plan, target: Target, slo: Slo, server: Counters, rate: float | None = None
+    measured: MeasuredLoad,
+    plan: TrafficPlan,
+    target: TargetServer,
+    slo: Slo,
+    server: Counters,
+    rate: float | None = None,
 ) -> Figures:
     ended = [answer for answer in measured.answers if answer.end_s is not None]
     successes = [answer for answer in ended if answer.is_success]
@@ -132,12 +137,12 @@ def _gaps(answers: Sequence[Answer]) -> Histogram:
     return gaps
 
 
-def _lengths(answers: Sequence[Answer]) -> Lengths:
+def _lengths(answers: Sequence[Answer]) -> LengthFigures:
     """Later turns are left out of the prompts: they hold answers whose length only the server knows."""
     counted = [answer for answer in answers if answer.num_prompt is not None]
     first = [answer for answer in counted if answer.turn == 0]
     errors = [abs((answer.num_prompt or 0) - answer.num_prompt_asked) for answer in first]
-    return Lengths(
+    return LengthFigures(
         num_checked=len(counted),
         prompt_asked=_mean([answer.num_prompt_asked for answer in first]),
         prompt_mean=_mean([answer.num_prompt or 0 for answer in first]),
@@ -148,7 +153,7 @@ def _lengths(answers: Sequence[Answer]) -> Lengths:
     )
 
 
-def _cache(sent: Sequence[Answer], plan: Plan, target: Target, server: Counters) -> Cache:
+def _cache(sent: Sequence[Answer], plan: TrafficPlan, target: TargetServer, server: Counters) -> Cache:
     """What was refused met no cache: neither the hits nor what could be hit are of it."""
     taken = plan.part(Counter(answer.ask for answer in sent if not answer.is_refused))
     num_taken = taken.num_prompt_tokens()
@@ -157,10 +162,10 @@ def _cache(sent: Sequence[Answer], plan: Plan, target: Target, server: Counters)
     answers = [answer for answer in sent if answer.is_success]
     if server.cache_hits is not None and server.cache_queries:
         return Cache(server.cache_hits / server.cache_queries, share, "the server's metrics")
-    told = [answer.num_cached for answer in answers if answer.num_cached is not None]
+    reported = [answer.num_cached for answer in answers if answer.num_cached is not None]
     num_prompt = sum(answer.num_prompt or 0 for answer in answers)
-    if told and num_prompt:
-        return Cache(sum(told) / num_prompt, share, "usage")
+    if reported and num_prompt:
+        return Cache(sum(reported) / num_prompt, share, "usage")
     return Cache(None, share, "not told")
 
 

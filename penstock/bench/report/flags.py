@@ -21,22 +21,22 @@ SHORT_FRACTION = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Doubt:
     name: str
     level: Level
     text: str
 
 
-def flags_of(figures: Figures, *, is_closed: bool = False) -> list[Flag]:
+def flags_of(figures: Figures, *, is_closed: bool = False) -> list[Doubt]:
     """All that is doubtful about a run, the worst first."""
     found = []
     for name, level, check in CHECKS:
         text = check(figures)
         if text:
-            found.append(Flag(name, level, text))
+            found.append(Doubt(name, level, text))
     if is_closed:
         text = "closed loop: users wait for their answers before they ask again, so a slow server is asked less"
-        found.append(Flag("closed-loop", "note", text))
+        found.append(Doubt("closed-loop", "note", text))
     return sorted(found, key=lambda flag: ("invalid", "warning", "note").index(flag.level))
 
 
@@ -84,17 +84,17 @@ def _nothing(figures: Figures) -> str:
 def _mostly_failed(figures: Figures) -> str:
     if figures.failed_fraction < MOST_FAILURES or not figures.summary.num_successes:
         return ""
-    return f"most requests failed: {_told_failures(figures)}; those that did not say nothing of the others"
+    return f"most requests failed: {_reported_failures(figures)}; those that did not say nothing of the others"
 
 
 def _failures(figures: Figures) -> str:
     if not SHOUTED_FAILURES <= figures.failed_fraction < MOST_FAILURES and figures.summary.num_successes:
         return ""
     others = "; latencies are of the others" if figures.summary.num_successes else ""
-    return f"{_told_failures(figures)}{others}" if figures.num_failed else ""
+    return f"{_reported_failures(figures)}{others}" if figures.num_failed else ""
 
 
-def _told_failures(figures: Figures) -> str:
+def _reported_failures(figures: Figures) -> str:
     commonest = next(iter(figures.failures))
     return (
         f"{figures.num_failed:,} of {figures.num_requests:,} requests FAILED ({100 * figures.failed_fraction:.1f} %), "
@@ -188,7 +188,7 @@ def _several_a_piece(figures: Figures) -> str:
     )
 
 
-def _few(figures: Figures) -> str:
+def _small_batch(figures: Figures) -> str:
     count = figures.summary.num_successes
     if count == 1:
         return "all latencies are of a single request"
@@ -212,5 +212,5 @@ CHECKS: tuple[tuple[str, Level, Callable[[Figures], str]], ...] = (
     ("hopeless", "note", _hopeless),
     ("few-failures", "note", _few_failures),
     ("several-tokens-a-piece", "note", _several_a_piece),
-    ("few-requests", "note", _few),
+    ("few-requests", "note", _small_batch),
 )

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.bench.client.answer import Answer
-from penstock.bench.client.target import Target
+from penstock.bench.client.target import TargetServer
 from penstock.bench.knee import Knee
 from penstock.bench.report.figures import FORMULAS, Figures, row_of
-from penstock.bench.report.flags import Flag
+from penstock.bench.report.flags import Doubt
 from penstock.bench.report.interval import interval
-from penstock.bench.session import Run
+from penstock.bench.session import BenchRun
 from penstock.metrics.summary import quantile
 
 SCHEMA = "penstock-bench"
@@ -70,9 +70,9 @@ def headlines_of(figures: Figures) -> dict[str, float]:
 
 
 def report_of(
-    runs: Sequence[Run],
+    runs: Sequence[BenchRun],
     *,
-    target: Target,
+    target: TargetServer,
     url: str,
     asked: Mapping[str, Any],
     load: str,
@@ -120,22 +120,22 @@ def _knee_data(knee: Knee) -> dict[str, Any]:
     return asdict(knee) | {"trials": trials, "is_bounded_by_client": knee.is_bounded_by_client}
 
 
-def verdict_of(runs: Sequence[Run]) -> str:
+def verdict_of(runs: Sequence[BenchRun]) -> str:
     """`valid`, or the name of the first reason why the figures are not the server's."""
     flags = [flag for run in runs for flag in run.flags if flag.level == "invalid"]
     return flags[0].name if flags else "valid"
 
 
-def _judged(runs: Sequence[Run], knee: Knee | None) -> Sequence[Run]:
+def _judged(runs: Sequence[BenchRun], knee: Knee | None) -> Sequence[BenchRun]:
     """Runs whose doubts are the report's: of a search, that at its knee, for others are meant to fail; and those of no use."""
     if knee is None or knee.rate is None:
         return runs
     return [run for run in runs if run.figures.rate == knee.rate or not run.is_valid]
 
 
-def merged_flags(runs: Sequence[Run]) -> list[Flag]:
+def merged_flags(runs: Sequence[BenchRun]) -> list[Doubt]:
     """Each doubt once, in the words of the first run that had it."""
-    seen: dict[str, Flag] = {}
+    seen: dict[str, Doubt] = {}
     for run in runs:
         for flag in run.flags:
             seen.setdefault(flag.name, flag)
@@ -191,8 +191,8 @@ def facts_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _prompt_lengths(lengths: Mapping[str, Any]) -> str:
     if not lengths["num_checked"]:
         return "their length is not told"
-    told = f"{lengths['prompt_mean']:,.1f} tokens, {lengths['prompt_asked']:,.1f} asked"
-    return f"{told}, at most {lengths['prompt_error_max']:,} off"
+    reported = f"{lengths['prompt_mean']:,.1f} tokens, {lengths['prompt_asked']:,.1f} asked"
+    return f"{reported}, at most {lengths['prompt_error_max']:,} off"
 
 
 def figure(value: float) -> str:
@@ -205,7 +205,7 @@ def digest_of(workload: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _prompt_source(target: Target) -> str:
+def _prompt_source(target: TargetServer) -> str:
     if target.route == "completions" and target.vocabulary.token_ids:
         return "token ids"
     if target.has_tokenizer:
@@ -213,7 +213,7 @@ def _prompt_source(target: Target) -> str:
     return "words calibrated on usage" if target.is_calibrated else "words, taken for one token each"
 
 
-def _run_data(run: Run, *, with_rows: bool) -> dict[str, Any]:
+def _run_data(run: BenchRun, *, with_rows: bool) -> dict[str, Any]:
     figures = run.figures
     data = asdict(figures) | {
         "flags": [asdict(flag) for flag in run.flags],

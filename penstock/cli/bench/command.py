@@ -14,7 +14,7 @@ from penstock.console.output import check_writable, write_file
 
 if TYPE_CHECKING:
     from penstock.bench.client.http import Client
-    from penstock.bench.load import Shape
+    from penstock.bench.load import LoadShape
     from penstock.cli.bench.progress import LiveProgress
 
 FAULT_STATUS = 1
@@ -35,7 +35,7 @@ def run(config: Config) -> int:
             report = runner.run(_bench(config, progress))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
-    return _tell(config, report)
+    return _report(config, report)
 
 
 def _allow_connections() -> None:
@@ -72,7 +72,7 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
     from penstock.bench.client.target import find_target
     from penstock.bench.machine import describe
     from penstock.bench.report.report import report_of
-    from penstock.bench.session import Goal, Session
+    from penstock.bench.session import KneeGoal, Session
     from penstock.cli.bench.traffic import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
 
     load = config.load
@@ -80,7 +80,7 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
     nonce = config.words.nonce or secrets.token_hex(8)
     progress.say("asking the server what it is")
     target = await find_target(client, config.model, config.endpoint, nonce)
-    goal = Goal(parse_slo(config.target.slo), config.target.attainment)
+    goal = KneeGoal(parse_slo(config.target.slo), config.target.attainment)
     session = Session(client, target, _shape(config), goal, plan_maker(config, trace), progress.show)
     if load.warm_up:
         await session.warm_up(warm_up_plan(config, session))
@@ -104,11 +104,11 @@ async def _measure(config: Config, client: "Client", progress: "LiveProgress") -
     )
 
 
-def _shape(config: Config) -> "Shape":
-    from penstock.bench.load import Shape
+def _shape(config: Config) -> "LoadShape":
+    from penstock.bench.load import LoadShape
 
     load = config.load
-    return Shape(
+    return LoadShape(
         users=config.num_users,
         duration_s=None if config.target.find_knee else load.duration_s,  # a trial has as many requests as come in it
         variation={"poisson": 1.0, "constant": 0.0, "gamma": load.burstiness or 2.0}[load.arrivals],
@@ -129,7 +129,7 @@ def _asked(config: Config, nonce: str) -> dict[str, Any]:
     return asked
 
 
-def _tell(config: Config, report: dict[str, Any]) -> int:
+def _report(config: Config, report: dict[str, Any]) -> int:
     """Files first, so that nothing that goes wrong on a screen loses a measurement."""
     from penstock.bench.report.page import page_of
     from penstock.cli.bench.report import print_report

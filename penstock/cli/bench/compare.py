@@ -9,7 +9,7 @@ from penstock.console.amounts import counted
 from penstock.console.show import print_json, print_table, printable
 
 if TYPE_CHECKING:
-    from penstock.bench.report.compare import Comparison
+    from penstock.bench.report.compare import ReportComparison
 
 FAULT_STATUS = 1
 
@@ -65,7 +65,7 @@ def run(config: Config) -> int:
     return 0
 
 
-def _rows(found: "Comparison", sign: str) -> list[tuple[object, ...]]:
+def _rows(found: "ReportComparison", sign: str) -> list[tuple[object, ...]]:
     """As a table tells them; `sign` stands before what a change may be off by."""
     return [
         (

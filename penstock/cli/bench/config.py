@@ -14,7 +14,7 @@ UNITS = {"ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BenchLoad:
     """When requests come."""
 
     concurrency: int | None = None
@@ -59,7 +59,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ReplayedTrace:
     """Replay of a trace."""
 
     trace: Path | None = None
@@ -73,7 +73,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class PromptLengths:
     """What is asked."""
 
     prompts: str = "sharegpt-prompts"
@@ -101,7 +101,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     """What counts as good."""
 
     slo: str = "ttft<500ms,tpot<50ms"
@@ -141,10 +141,10 @@ class Config:
     """Put every request into the JSON, too"""
     html: Path | None = None
     """Write a page with plots"""
-    load: Load = field(default_factory=Load)
-    recording: Recording = field(default_factory=Recording)
-    words: Words = field(default_factory=Words)
-    target: Target = field(default_factory=Target)
+    load: BenchLoad = field(default_factory=BenchLoad)
+    recording: ReplayedTrace = field(default_factory=ReplayedTrace)
+    words: PromptLengths = field(default_factory=PromptLengths)
+    target: BenchTarget = field(default_factory=BenchTarget)
 
     def __post_init__(self) -> None:
         load = self.load

@@ -15,7 +15,7 @@ from penstock.workload.workload import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LatencyBatch:
     """What is computed."""
 
     batch: int = 1
@@ -42,7 +42,7 @@ class Config:
 
     json: bool = False
     """Print JSON for machines"""
-    load: Batch = field(default_factory=Batch)
+    load: LatencyBatch = field(default_factory=LatencyBatch)
     model: ModelByFlag = field(default_factory=ModelByFlag)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from penstock.bench.load import Progress
+from penstock.bench.load import LoadProgress
 
 
 class LiveProgress:
@@ -30,7 +30,7 @@ class LiveProgress:
         if self._status is not None:
             self._status.update(text)
 
-    def show(self, name: str, progress: Progress) -> None:
+    def show(self, name: str, progress: LoadProgress) -> None:
         if self._status is None:
             return
         before_s, before = self._last

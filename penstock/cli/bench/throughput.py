@@ -1,4 +1,4 @@
-"""`penstock bench throughput`: how many tokens a second the engine makes when it has all the work it could wish for."""
+"""`penstock bench throughput`: how many tokens a second the engine makes when it has all the work it can take."""
 
 import secrets
 from dataclasses import asdict, dataclass, field

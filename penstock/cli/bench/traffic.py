@@ -5,12 +5,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.bench.machine import trace_digest
-from penstock.bench.plan import Plan, plan_of_recipe, plan_of_trace
+from penstock.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
 from penstock.bench.session import PlanMaker, Session
-from penstock.cli.bench.config import Config, Load
+from penstock.cli.bench.config import BenchLoad, Config
 from penstock.console.amounts import counted
 from penstock.workload import lengths
-from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, Ramp
+from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, RateRamp
 from penstock.workload.trace import Trace
 from penstock.workload.trace_files import read
 from penstock.workload.workload import Conversation, Recipe, SharedPrefix
@@ -35,7 +35,7 @@ def open_trace(config: Config) -> Trace | None:
 
 
 def plan_maker(config: Config, trace: Trace | None) -> PlanMaker:
-    def make(name: str, rate: float | None) -> Plan:
+    def make(name: str, rate: float | None) -> TrafficPlan:
         if trace is not None:
             return plan_of_trace(trace, f"{name} ")
         return plan_of_recipe(recipe_of(config, rate), config.words.seed, f"{name} ")
@@ -55,11 +55,11 @@ def recipe_of(config: Config, rate: float | None) -> Recipe:
     )
 
 
-def _arrivals(load: Load, rate: float | None) -> Arrivals:
+def _arrivals(load: BenchLoad, rate: float | None) -> Arrivals:
     if rate is None:
         return AtOnce()
     if load.ramp_to is not None:
-        return Ramp(rate, load.ramp_to)
+        return RateRamp(rate, load.ramp_to)
     if load.arrivals == "gamma":
         return Gamma(rate, load.burstiness or 2.0)
     return Constant(rate) if load.arrivals == "constant" else Poisson(rate)
@@ -83,11 +83,11 @@ def trial_s(config: Config) -> float:
     return config.load.duration_s or KNEE_TRIAL_S
 
 
-def warm_up_plan(config: Config, session: Session) -> Plan:
+def warm_up_plan(config: Config, session: Session) -> TrafficPlan:
     """The first requests of a run, with other words."""
     plan = session.make_plan("warm up", config.load.rate)
     asks = [replace(ask, arrival_s=0.0) for ask in plan.asks[: config.load.warm_up]]
-    return Plan(tuple(asks))
+    return TrafficPlan(tuple(asks))
 
 
 def load_words(config: Config, trace: Trace | None) -> str:

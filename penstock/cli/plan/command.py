@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.plan.config import MEASURED, Config, Goal, Load
+from penstock.cli.plan.config import MEASURED, Config, ExpectedLoad, PlanGoal
 from penstock.cost.hardware import Hardware
 from penstock.cost.precision import KvFormat, WeightFormat
 from penstock.errors import ConfigError
@@ -17,7 +17,7 @@ from penstock.sizing import MAX_BATCH_TOKENS
 
 if TYPE_CHECKING:
     from penstock.cli.plan.model import Described
-    from penstock.planner.demand import Demand, Target
+    from penstock.planner.demand import Demand, SloTarget
     from penstock.planner.search import Plan, Search
     from penstock.planner.space import Found, Rejected
 
@@ -32,7 +32,7 @@ def run(config: Config) -> int:
     check_writable(config.emit)
     start_s = time.monotonic()
     described = describe(config.model)
-    demand, progress = demand_of(config.load), Progress()
+    demand, progress = demand_of(config.load), PlanProgress()
     search = search_of(config, progress)
     with progress:
         found, rejected = explore(config, described, demand, search)
@@ -47,7 +47,7 @@ def run(config: Config) -> int:
     return 0 if plan.chosen is not None and plan.chosen.num_replicas else 1
 
 
-def demand_of(load: Load) -> "Demand":
+def demand_of(load: ExpectedLoad) -> "Demand":
     from penstock.planner.demand import KINDS, Demand
     from penstock.workload import lengths
     from penstock.workload.trace_files import read
@@ -66,25 +66,25 @@ def demand_of(load: Load) -> "Demand":
     )
 
 
-def target_of(goal: Goal) -> "Target":
+def target_of(goal: PlanGoal) -> "SloTarget":
     from penstock.cli.bench.config import parse_slo
-    from penstock.planner.demand import Target
+    from penstock.planner.demand import SloTarget
 
-    return Target(parse_slo(goal.slo), goal.attainment)
+    return SloTarget(parse_slo(goal.slo), goal.attainment)
 
 
-def search_of(config: Config, progress: "Progress") -> "Search":
+def search_of(config: Config, progress: "PlanProgress") -> "Search":
     from penstock.cli.plan.launch import gaps_of
     from penstock.measure.this_machine import find_hardware
     from penstock.planner.search import Search
-    from penstock.planner.space import Wishes
+    from penstock.planner.space import SearchSpace
 
     space = config.space
     if space.profile is not None:
         hardware: tuple[Hardware, ...] = (_measured_hardware(space.profile),)
     else:
         hardware = tuple(dict.fromkeys(find_hardware(name) for name in _listed("--hardware", space.hardware)))
-    wishes = Wishes(
+    search_space = SearchSpace(
         hardware=hardware,
         weights=_formats("--weights", space.weights, WeightFormat),
         kv=_formats("--kv", space.kv, KvFormat),
@@ -94,7 +94,7 @@ def search_of(config: Config, progress: "Progress") -> "Search":
     prices = {one.name: one.price_per_hour for one in hardware if one.price_per_hour is not None}
     for name, price in _prices(space.price):
         prices[MEASURED if name == MEASURED else find_hardware(name).name] = price
-    return Search(target_of(config.goal), wishes, prices, config.money, gaps_of, progress.show)
+    return Search(target_of(config.goal), search_space, prices, config.money, gaps_of, progress.show)
 
 
 def _measured_hardware(path: Path) -> Hardware:
@@ -114,15 +114,15 @@ def explore(
 
     if config.space.profile is not None:
         return [profiled(config, described, demand, search)], []
-    wishes = search.wishes
+    search_space = search.search_space
     if described.file_bytes is None:
-        return space.explore(described.spec, wishes, demand, search.target.slo)
-    return space.explore_file(described.spec, described.file_bytes, wishes, demand, search.target.slo)
+        return space.explore(described.spec, search_space, demand, search.target.slo)
+    return space.explore_file(described.spec, described.file_bytes, search_space, demand, search.target.slo)
 
 
 def profiled(config: Config, described: "Described", demand: "Demand", search: "Search") -> "Found":
     from penstock.cost.layout import SINGLE
-    from penstock.cost.measured import Measured
+    from penstock.cost.measured import MeasuredCost
     from penstock.cost.precision import Precision
     from penstock.measure.profiles import open_profile, sizing_of
     from penstock.planner.candidate import Candidate, MeasuredEngine
@@ -137,7 +137,7 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
     asked = profile.config.get("scheduler", {})
     candidate = Candidate(
         described.spec,
-        search.wishes.hardware[0],
+        search.search_space.hardware[0],
         SINGLE,
         "file",
         "bf16",
@@ -146,7 +146,7 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
         max_batch_tokens=int(asked.get("max_batch_tokens") or profile.sizing.get("max_batch_tokens", MAX_BATCH_TOKENS)),
         max_context=config.space.max_context,
     )
-    engine = MeasuredEngine(Measured(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)
+    engine = MeasuredEngine(MeasuredCost(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)
     candidate = replace(candidate, measured=engine)
     return Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.mean_repeated))
 
@@ -164,14 +164,14 @@ def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, A
     write_file(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
-class Progress:
+class PlanProgress:
     """A line on a terminal that says what is being simulated."""
 
     def __init__(self) -> None:
         self.num_runs = 0
         self._status: Any = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "PlanProgress":
         if sys.stderr.isatty():
             from rich.console import Console
 

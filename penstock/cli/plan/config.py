@@ -12,7 +12,7 @@ KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ExpectedLoad:
     """What is asked."""
 
     workload: KindName = "chat"
@@ -38,7 +38,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class PlanGoal:
     """When it is good enough."""
 
     slo: str = "ttft<500ms,tpot<50ms"
@@ -85,8 +85,8 @@ class Config:
     """Print JSON for machines"""
     emit: Path | None = None
     """Write a config file for serve and simulate here (plan.toml), and the plan beside it (plan.json) for plan verify"""
-    load: Load = field(default_factory=Load)
-    goal: Goal = field(default_factory=Goal)
+    load: ExpectedLoad = field(default_factory=ExpectedLoad)
+    goal: PlanGoal = field(default_factory=PlanGoal)
     space: Space = field(default_factory=Space)
     money: Assumptions = field(default_factory=Assumptions)
 

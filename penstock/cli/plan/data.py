@@ -8,7 +8,7 @@ from penstock.cli.plan.launch import launch_lines
 from penstock.cli.plan.model import Described
 from penstock.metrics.summary import Percentiles
 from penstock.planner.candidate import Candidate
-from penstock.planner.capacity import Run
+from penstock.planner.capacity import CapacityTrial
 from penstock.planner.constraint import extrapolated_fraction, moments
 from penstock.planner.figures import decode_floor_s
 from penstock.planner.search import Option, Plan, Search, WhatIf
@@ -97,7 +97,7 @@ def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
     }
 
 
-def run_data(run: Run, candidate: Candidate) -> dict[str, Any]:
+def run_data(run: CapacityTrial, candidate: Candidate) -> dict[str, Any]:
     summary, replicas = run.summary, run.result.replicas
     samples = [sample for replica in replicas for sample in replica.history if sample.time_s >= run.start_s]
     waiting = sum(sample.num_waiting for sample in samples) / max(len(samples), 1) * len(replicas)
@@ -164,7 +164,7 @@ def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
             "extrapolated_fraction": share,
             "is_extrapolating": share > 0.01,
         }
-    ceilings = {one.name: "measured" if one.measured else "assumed" for one in search.wishes.hardware}
+    ceilings = {one.name: "measured" if one.measured else "assumed" for one in search.search_space.hardware}
     return common | {
         "step_times": "roofline",
         "ceilings": ceilings,

@@ -245,10 +245,10 @@ def _print_cost(data: Data) -> None:
             ("an API", f"${cost['api_dollars']:,.0f} at ${assumed['api_in']:g} in, ${assumed['api_out']:g} out")
         )
         even = cost["break_even_requests"]
-        told = (
+        reported = (
             "never: a full replica costs more than the API" if even is None else f"{even / 1e6:,.2f} million requests"
         )
-        rows.append(("break-even", told))
+        rows.append(("break-even", reported))
     _rows(*rows)
 
 

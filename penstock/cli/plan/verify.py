@@ -84,7 +84,7 @@ def run(config: Config) -> int:
         for row in outcome.rows
     ]
     is_valid = report["verdict"] == "valid"
-    told = {
+    reported = {
         "rate": rate,
         "num_requests": config.num_requests,
         "verdict": report["verdict"],
@@ -94,10 +94,10 @@ def run(config: Config) -> int:
         "rows": rows,
     }
     if config.json:
-        print_json(told)
+        print_json(reported)
     else:
-        print_verdict(told, outcome.worst.name)
-    return 0 if told["is_within"] else OUTSIDE_STATUS
+        print_verdict(reported, outcome.worst.name)
+    return 0 if reported["is_within"] else OUTSIDE_STATUS
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -150,17 +150,17 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
 
     load, kind, demand = asked.load, KINDS[asked.load.workload], demand_of(asked.load)
     if load.trace is not None:
-        recording = bench.Recording(trace=load.trace, trace_speed=_trace_speed(asked, rate))
-        arrivals = bench.Load(num_requests=config.num_requests)
+        recording = bench.ReplayedTrace(trace=load.trace, trace_speed=_trace_speed(asked, rate))
+        arrivals = bench.BenchLoad(num_requests=config.num_requests)
     else:
-        recording = bench.Recording()
-        arrivals = bench.Load(
+        recording = bench.ReplayedTrace()
+        arrivals = bench.BenchLoad(
             rate=rate / demand.num_turns,
             num_requests=demand.num_conversations(config.num_requests),
             arrivals="poisson" if load.burstiness == 1.0 else "gamma",
             burstiness=None if load.burstiness == 1.0 else load.burstiness,
         )
-    words = bench.Words(
+    words = bench.PromptLengths(
         prompts=load.prompts or kind.prompts,
         answers=load.answers or kind.answers,
         shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
@@ -170,7 +170,7 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         path = Path(folder) / "report.json"
-        target = bench.Target(slo=asked.goal.slo, attainment=asked.goal.attainment)
+        target = bench.BenchTarget(slo=asked.goal.slo, attainment=asked.goal.attainment)
         run_bench(
             bench.Config(
                 url=config.url,
@@ -199,10 +199,10 @@ def _trace_speed(asked: "PlanConfig", rate: float) -> float:
 
 def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
     """The candidate that the plan chose, made anew."""
-    from penstock.cli.plan.command import Progress, demand_of, explore, search_of
+    from penstock.cli.plan.command import PlanProgress, demand_of, explore, search_of
     from penstock.cli.plan.model import describe
 
-    search = search_of(asked, Progress())
+    search = search_of(asked, PlanProgress())
     found, _ = explore(asked, describe(asked.model), demand_of(asked.load), search)
     chosen = data["chosen"]
     for one in found:
@@ -244,11 +244,11 @@ def figures_of_report(report: Mapping[str, Any]) -> dict[str, float]:
     return found | {name: summary[name] for name in ("output_tokens_per_s", "good_fraction")}
 
 
-def print_verdict(told: Mapping[str, Any], worst: str) -> None:
+def print_verdict(reported: Mapping[str, Any], worst: str) -> None:
     from penstock.console.show import cell, print_table
 
     rows = []
-    for row in told["rows"]:
+    for row in reported["rows"]:
         name, is_time = row["figure"], row["figure"].rpartition("_")[0] in ("ttft", "tpot", "e2e")
         scale = 1e3 if is_time else 100.0 if name == "good_fraction" else 1.0
         label = name.replace("_", " ").upper().replace(" P", " p") + ", ms" if is_time else PLAIN_LABELS[name]
@@ -256,15 +256,19 @@ def print_verdict(told: Mapping[str, Any], worst: str) -> None:
         low, high = row["predicted_range"]
         between = f"{cell(scale * low)} to {cell(scale * high)}" if low < high else ""
         rows.append((label, scale * row["predicted"], between, scale * row["measured"], error))
-    is_moody = any(row[2] for row in rows)
-    columns = (f"at {told['rate']:.3g} requests/s", "predicted", "by the moment", "measured", "error")
-    shown = [number for number in range(len(columns)) if is_moody or number != 2]
+    is_time_varying = any(row[2] for row in rows)
+    columns = (f"at {reported['rate']:.3g} requests/s", "predicted", "by the moment", "measured", "error")
+    shown = [number for number in range(len(columns)) if is_time_varying or number != 2]
     print_table([columns[number] for number in shown], [[row[number] for number in shown] for row in rows])
-    if told["verdict"] != "valid":
-        print(f"\nNot judged: the benchmark itself says {told['verdict']}")
-    elif told["is_within"]:
-        near = f"within {100 * told['tolerance']:g} % of what is predicted"
-        print(f"\nProved: every time and the throughput lie {near}{' for one moment or another' if is_moody else ''}")
+    if reported["verdict"] != "valid":
+        print(f"\nNot judged: the benchmark itself says {reported['verdict']}")
+    elif reported["is_within"]:
+        near = f"within {100 * reported['tolerance']:g} % of what is predicted"
+        print(
+            f"\nProved: every time and the throughput lie {near}{' for one moment or another' if is_time_varying else ''}"
+        )
     else:
-        print(f"\nNot proved: {worst.replace('_', ' ')} is off by more than {100 * told['tolerance']:g} %; ", end="")
-        print(UNDER_LOAD if told["is_profiled"] else NOT_MEASURED)
+        print(
+            f"\nNot proved: {worst.replace('_', ' ')} is off by more than {100 * reported['tolerance']:g} %; ", end=""
+        )
+        print(UNDER_LOAD if reported["is_profiled"] else NOT_MEASURED)

@@ -28,7 +28,7 @@ from penstock.metrics.summary import Slo
 from penstock.models.spec import ModelSpec
 from penstock.router.policy import POLICIES
 from penstock.sim.simulation import Fleet, Result, simulate
-from penstock.sim.tracing import Tracer
+from penstock.sim.tracing import SimulationTracer
 from penstock.sizing import GIB, Memory, batch_tokens, pace_of, size_engine
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
@@ -82,7 +82,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SimulatedLoad:
     """What is asked of them."""
 
     rate: float = 8.0
@@ -176,7 +176,7 @@ class Config:
     """File to write a trace to, for chrome://tracing or Perfetto"""
     machines: Machines = field(default_factory=Machines)
     techniques: Techniques = field(default_factory=Techniques)
-    load: Load = field(default_factory=Load)
+    load: SimulatedLoad = field(default_factory=SimulatedLoad)
     slo: Slo = field(default_factory=Slo)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -213,7 +213,7 @@ def run(config: Config) -> int:
         strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
         for strategy in chosen
     }
-    tracer = Tracer() if config.chrome_trace else None
+    tracer = SimulationTracer() if config.chrome_trace else None
     results: dict[str, Result] = {}
     for strategy, fleet in fleets.items():
         with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
@@ -254,7 +254,7 @@ def roofline_basis(config: Config) -> Basis:
 
 def profile_basis(config: Config, path: Path) -> Basis:
     """An engine as it was measured."""
-    from penstock.cost.measured import Measured
+    from penstock.cost.measured import MeasuredCost
     from penstock.measure.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
 
     profile, machines = open_profile(path), config.machines
@@ -266,15 +266,15 @@ def profile_basis(config: Config, path: Path) -> Basis:
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:
         error = profile.fitted.errors["all"]
-        told = f"measured by {profile.measuring.get('from')}, {100 * error.median:.1f} % off on steps not fitted"
+        reported = f"measured by {profile.measuring.get('from')}, {100 * error.median:.1f} % off on steps not fitted"
         processor = profile.machine.get("processor")
         found = [
             ("model", profile.model),
             ("fleet", f"{_fleet(config)} x {processor}, {machines.policy}"),
-            ("step times", told),
+            ("step times", reported),
         ]
         cost = fleet.cost
-        if isinstance(cost, Measured) and cost.num_outside:
+        if isinstance(cost, MeasuredCost) and cost.num_outside:
             share = 100.0 * cost.num_outside / cost.num_asked
             beyond = ", ".join(f"{name} {most:,}" for name, most in cost.furthest.items())
             found.append(("warning", f"{share:.1f} % of steps lie beyond what was measured ({beyond}): extrapolated"))

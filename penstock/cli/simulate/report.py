@@ -187,8 +187,8 @@ def _technique_rows(result: Result) -> dict[str, object]:
     num_drafted = sum(one.num_drafted for one in result.replicas)
     if num_drafted:
         rows["drafts accepted, %"] = 100.0 * sum(one.num_accepted for one in result.replicas) / num_drafted
-    if result.num_turned_away:
-        rows["refused by the router"] = result.num_turned_away
+    if result.num_refused:
+        rows["refused by the router"] = result.num_refused
     if result.num_transfers:
         rows["prompts handed over"] = result.num_transfers
         rows["transfer, ms"] = 1e3 * result.mean_transfer_s

@@ -8,9 +8,9 @@ from penstock.models import gguf_names, hf_names
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.pooling import Pooling, pooling_from_gguf
-from penstock.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, Shape, activation, shape_from_config
+from penstock.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, DecoderShape, activation, shape_from_config
 from penstock.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
-from penstock.models.weights import Recipe, Recipes, Rows, Tensor
+from penstock.models.weights import Recipe, Recipes, RowRange, Tensor
 
 _MATRICES = {"attention.out": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense"}
 _NORMS = {"attention_norm": "attention.output.LayerNorm", "mlp_norm": "output.LayerNorm"}
@@ -28,7 +28,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return _spec(shape, activation(fields, default="gelu"), token_types, "mean")
 
 
-def _spec(shape: Shape, activation: Activation, token_types: int, pooling: Pooling) -> ModelSpec:
+def _spec(shape: DecoderShape, activation: Activation, token_types: int, pooling: Pooling) -> ModelSpec:
     attention = replace(shape.attention(None), causal=False, qkv_bias=True, out_bias=True)
     layers = [Layer(attention, PlainMLP(shape.width, activation, bias=True), "residual")] * shape.num_layers
     return replace(
@@ -61,7 +61,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
         norms |= {f"{ours}{mine}": f"{theirs}{name}" for mine, name in _NORMS.items()}
         for kind in ("weight", "bias"):
             parts = (f"{theirs}attention.self.{part}.{kind}" for part in ("query", "key", "value"))
-            found[f"{ours}attention.qkv.{kind}"] = Rows(tuple(map(Tensor, parts)))
+            found[f"{ours}attention.qkv.{kind}"] = RowRange(tuple(map(Tensor, parts)))
             found |= {f"{ours}{mine}.{kind}": Tensor(f"{theirs}{name}.{kind}") for mine, name in _MATRICES.items()}
     for mine, theirs in norms.items():
         found |= {f"{mine}.{kind}": recipe for kind, recipe in norm(theirs).items()}

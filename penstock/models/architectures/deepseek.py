@@ -16,7 +16,7 @@ from penstock.models.shape import (
     MAX_HIDDEN,
     MAX_LAYERS,
     MAX_WIDTH,
-    Shape,
+    DecoderShape,
     activation,
     num_experts,
     shape_from_config,
@@ -45,7 +45,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return shape.model("deepseek", layers, tied=fields.flag("tie_word_embeddings", False))
 
 
-def _attention(fields: Fields, shape: Shape) -> MLA:
+def _attention(fields: Fields, shape: DecoderShape) -> MLA:
     rope_dim = fields.whole("qk_rope_head_dim", 2, MAX_HEAD_DIM)
     plain_dim = fields.whole("qk_nope_head_dim", 1, MAX_HEAD_DIM)
     return MLA(
@@ -67,7 +67,7 @@ def _stretch(fields: Fields) -> float:
     return yarn_attention_factor(section.number("factor", 1.0, 1e6, 1.0), share) if share else 1.0
 
 
-def _mixture(fields: Fields, shape: Shape, function: Activation) -> MoE:
+def _mixture(fields: Fields, shape: DecoderShape, function: Activation) -> MoE:
     count = num_experts(fields, "n_routed_experts", shape.num_layers)
     width = fields.whole("moe_intermediate_size", 1, MAX_WIDTH)
     num_shared = fields.whole("n_shared_experts", 0, MAX_EXPERTS, 0)

@@ -8,7 +8,7 @@ from penstock.models import gguf_names, hf_names
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.positions import rope_from_config
-from penstock.models.shape import Shape, activation, shape_from_config, sliding_layers, sliding_window
+from penstock.models.shape import DecoderShape, activation, shape_from_config, sliding_layers, sliding_window
 from penstock.models.spec import GatedMLP, Layer, ModelSpec
 from penstock.models.weights import Recipes
 
@@ -41,7 +41,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     return hf_names.decoder(spec, norm_plus=1.0)
 
 
-def gguf_scale(shape: Shape, num_layers_of_27b: int) -> float:
+def gguf_scale(shape: DecoderShape, num_layers_of_27b: int) -> float:
     """GGUF has no key for it: the models of 27B share the hidden size among heads, the others use the head's own."""
     is_27b = shape.num_layers == num_layers_of_27b
     return float((shape.hidden_size // shape.num_heads if is_27b else shape.head_dim) ** -0.5)

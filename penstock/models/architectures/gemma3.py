@@ -9,7 +9,14 @@ from penstock.models.architectures import gemma2
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.positions import rope_from_config, rope_from_section
-from penstock.models.shape import MAX_LAYERS, Shape, activation, shape_from_config, sliding_layers, sliding_window
+from penstock.models.shape import (
+    MAX_LAYERS,
+    DecoderShape,
+    activation,
+    shape_from_config,
+    sliding_layers,
+    sliding_window,
+)
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Rope
 from penstock.models.weights import Recipes
 
@@ -60,7 +67,7 @@ def _layers(whole: GQA, local: GQA, mlp: GatedMLP, is_local: tuple[bool, ...]) -
     return [Layer(local if here else whole, mlp, "sandwich") for here in is_local]
 
 
-def _ropes(fields: Fields, shape: Shape) -> tuple[Rope, Rope]:
+def _ropes(fields: Fields, shape: DecoderShape) -> tuple[Rope, Rope]:
     """Of global layers, then of local ones: only the global ones are scaled."""
     if fields.has("rope_parameters"):
         both = fields.section("rope_parameters")

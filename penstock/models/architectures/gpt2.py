@@ -14,7 +14,7 @@ from penstock.models.shape import (
     MAX_POSITIONS,
     MAX_VOCABULARY,
     MAX_WIDTH,
-    Shape,
+    DecoderShape,
     activation,
     equal_share,
 )
@@ -36,7 +36,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields.expect("add_cross_attention", False)
     hidden_size = fields.whole("n_embd", 1, MAX_HIDDEN)
     num_heads = fields.whole("n_head", 1, MAX_HEADS)
-    shape = Shape(
+    shape = DecoderShape(
         hidden_size=hidden_size,
         num_layers=fields.whole("n_layer", 1, MAX_LAYERS),
         num_heads=num_heads,
@@ -52,7 +52,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return _spec(shape, kind, fields.flag("tie_word_embeddings", True), damped)
 
 
-def _spec(shape: Shape, activation: Activation, tied: bool, damped: bool = False) -> ModelSpec:
+def _spec(shape: DecoderShape, activation: Activation, tied: bool, damped: bool = False) -> ModelSpec:
     """`damped` divides a layer's attention logits by its number, counted from one."""
     attention = replace(shape.attention(None), qkv_bias=True, out_bias=True)
     scales = [attention.scale / (index + 1 if damped else 1) for index in range(shape.num_layers)]

@@ -8,7 +8,7 @@ from penstock.models.architectures import llama, qwen2
 from penstock.models.fields import Fields
 from penstock.models.gguf_head import GgufHead
 from penstock.models.positions import rope_from_config
-from penstock.models.shape import Shape, activation, shape_from_config
+from penstock.models.shape import DecoderShape, activation, shape_from_config
 from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec
 
 recipes = llama.recipes
@@ -25,7 +25,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return shape.model("qwen3", layers, tied=fields.flag("tie_word_embeddings", False))
 
 
-def attention_from_config(fields: Fields, shape: Shape) -> GQA:
+def attention_from_config(fields: Fields, shape: DecoderShape) -> GQA:
     bias = fields.flag("attention_bias", False)
     rope = rope_from_config(fields, shape.head_dim, shape.context)
     return replace(shape.attention(rope), qk_norm="head", qkv_bias=bias, out_bias=bias)

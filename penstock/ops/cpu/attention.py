@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from penstock.models.spec import GQA
 from penstock.ops.attention import attention, encoder_attention
-from penstock.ops.layout import AnyCache, Layout
+from penstock.ops.layout import AnyCache, BatchLayout
 
 MAX_PAIRS = 1 << 22
 """Most pairs of a query and a key handled in one call where visibility must be spelled out."""
@@ -25,7 +25,7 @@ MAX_GROUPED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class QueryGroup:
     """Chunks of `length` queries each, whose keys are read as one rectangle [members, num_keys]."""
 
     tokens: Tensor
@@ -37,7 +37,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class QueryRun:
     """The queries of one chunk, flattened tokens begin .. end, and the keys of positions first_key .. context.
 
     positions   0 .... first_key ............ context
@@ -77,7 +77,7 @@ class Run:
 
 
 @attention.kernel("cpu", fits=lambda q, cache, *rest: cache.keys.dtype == q.dtype)
-def grouped_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
+def grouped_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
     key = ("cpu attention", spec.window, cache.block_size)
     plan = layout.derived.get(key)
     if plan is None:
@@ -86,7 +86,7 @@ def grouped_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sin
     output = torch.empty_like(q)
     for part in plan:
         part_keys, part_values = keys.index_select(0, part.slots), values.index_select(0, part.slots)
-        if isinstance(part, Run):
+        if isinstance(part, QueryRun):
             output[part.begin : part.end] = _attend_run(
                 q[part.begin : part.end], part_keys, part_values, part, spec, sinks
             )
@@ -97,7 +97,7 @@ def grouped_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sin
 
 
 @encoder_attention.kernel("cpu")
-def padded_encoder_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, spec: GQA) -> Tensor:
+def padded_encoder_attention(q: Tensor, k: Tensor, v: Tensor, layout: BatchLayout, spec: GQA) -> Tensor:
     plan = layout.derived.get("cpu encoder attention")
     if plan is None:
         plan = layout.derived["cpu encoder attention"] = [_pad(texts, layout) for texts in _alike_texts(layout)]
@@ -113,7 +113,7 @@ def padded_encoder_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, sp
     return output
 
 
-def _alike_texts(layout: Layout) -> list[list[int]]:
+def _alike_texts(layout: BatchLayout) -> list[list[int]]:
     groups: list[list[int]] = []
     for text in sorted(range(len(layout.lengths)), key=layout.lengths.__getitem__):
         if groups and layout.lengths[text] <= layout.lengths[groups[-1][0]] * MAX_PADDING + 2:
@@ -123,7 +123,7 @@ def _alike_texts(layout: Layout) -> list[list[int]]:
     return groups
 
 
-def _pad(texts: list[int], layout: Layout) -> Group:
+def _pad(texts: list[int], layout: BatchLayout) -> QueryGroup:
     lengths = torch.tensor([layout.lengths[text] for text in texts])
     begins = layout.query_starts.index_select(0, torch.tensor(texts)).long()
     most = int(lengths.max())
@@ -131,10 +131,12 @@ def _pad(texts: list[int], layout: Layout) -> Group:
     is_token = column < lengths[:, None]
     tokens = (begins[:, None] + torch.where(is_token, column, 0)).flatten()
     hidden = None if bool(is_token.all()) else torch.zeros(is_token.shape).masked_fill_(~is_token, -torch.inf)
-    return Group(tokens, most, tokens, most, None if hidden is None else hidden[:, None, None])
+    return QueryGroup(tokens, most, tokens, most, None if hidden is None else hidden[:, None, None])
 
 
-def _attend_group(q: Tensor, keys: Tensor, values: Tensor, group: Group, spec: GQA, sinks: Tensor | None) -> Tensor:
+def _attend_group(
+    q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, spec: GQA, sinks: Tensor | None
+) -> Tensor:
     """The query heads that share a kv head stand as that head's queries, so nothing is repeated."""
     members = len(q) // group.length
     heads_of_kv = spec.num_heads // spec.num_kv_heads
@@ -154,7 +156,7 @@ def _attend_group(q: Tensor, keys: Tensor, values: Tensor, group: Group, spec: G
     return attended.permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
-def _attend_run(q: Tensor, keys: Tensor, values: Tensor, run: Run, spec: GQA, sinks: Tensor | None) -> Tensor:
+def _attend_run(q: Tensor, keys: Tensor, values: Tensor, run: QueryRun, spec: GQA, sinks: Tensor | None) -> Tensor:
     queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (q, keys, values))
     is_plain = spec.logit_softcap is None and sinks is None
     if is_plain and run.is_plainly_causal:
@@ -194,9 +196,9 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, spec
     return torch.unflatten(weights.flatten(2, 3) @ values.float(), 2, (group, queries)).to(q.dtype)
 
 
-def _plan(layout: Layout, window: int | None, block_size: int) -> list[Group | Run]:
+def _plan(layout: BatchLayout, window: int | None, block_size: int) -> list[QueryGroup | QueryRun]:
     begins = layout.query_starts.tolist()
-    parts: list[Group | Run] = []
+    parts: list[QueryGroup | QueryRun] = []
     short = []
     for chunk, (length, context) in enumerate(zip(layout.lengths, layout.contexts)):
         if length <= MAX_GROUPED:
@@ -204,13 +206,13 @@ def _plan(layout: Layout, window: int | None, block_size: int) -> list[Group | R
             continue
         first_key = 0 if window is None else max(0, context - length - window + 1)
         slots = _slots(layout.block_tables[chunk], torch.arange(first_key, context), block_size)
-        parts.append(Run(begins[chunk], begins[chunk + 1], slots, first_key, context, window))
+        parts.append(QueryRun(begins[chunk], begins[chunk + 1], slots, first_key, context, window))
     for chunks in _alike(short, layout):
         parts.append(_gather(chunks, layout, window, block_size))
     return parts
 
 
-def _alike(chunks: list[int], layout: Layout) -> list[list[int]]:
+def _alike(chunks: list[int], layout: BatchLayout) -> list[list[int]]:
     """Chunks of one length and like context, so that little is padded."""
     groups: list[list[int]] = []
     for chunk in sorted(chunks, key=lambda each: (layout.lengths[each], layout.contexts[each])):
@@ -223,7 +225,7 @@ def _alike(chunks: list[int], layout: Layout) -> list[list[int]]:
     return groups
 
 
-def _gather(chunks: list[int], layout: Layout, window: int | None, block_size: int) -> Group:
+def _gather(chunks: list[int], layout: BatchLayout, window: int | None, block_size: int) -> QueryGroup:
     """
     positions   first_key ....... context - length ....... context
                 [ keys                                   ] padding
@@ -250,7 +252,7 @@ def _gather(chunks: list[int], layout: Layout, window: int | None, block_size: i
         hidden = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None]
     first_tokens = layout.query_starts.index_select(0, members).long()
     tokens = (first_tokens[:, None] + torch.arange(length)).flatten()
-    return Group(tokens, length, slots.flatten(), most, hidden)
+    return QueryGroup(tokens, length, slots.flatten(), most, hidden)
 
 
 def _slots(tables: Tensor, positions: Tensor, block_size: int) -> Tensor:

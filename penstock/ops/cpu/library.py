@@ -32,7 +32,7 @@ class Matrix(Structure):
     )
 
 
-class Layer(Structure):
+class NativeLayer(Structure):
     _fields_ = (
         ("qkv", Matrix),
         ("out", Matrix),
@@ -55,9 +55,9 @@ class Layer(Structure):
     )
 
 
-class Model(Structure):
+class NativeModel(Structure):
     _fields_ = (
-        ("layers", POINTER(Layer)),
+        ("layers", POINTER(NativeLayer)),
         ("norm", c_void_p),
         ("embedding", Matrix),
         ("output", Matrix),
@@ -68,7 +68,7 @@ class Model(Structure):
     )
 
 
-class Step(Structure):
+class NativeStep(Structure):
     _fields_ = (
         ("token_ids", c_void_p),
         ("slots", c_void_p),
@@ -121,10 +121,10 @@ class Library:
     def __del__(self) -> None:
         self._handle.penstock_close(self._context)
 
-    def step(self, model: Model, step: Step) -> None:
+    def step(self, model: NativeModel, step: NativeStep) -> None:
         self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
 
-    def step_rows(self, model: Model, step: RowsStep) -> bool:
+    def step_rows(self, model: NativeModel, step: RowsStep) -> bool:
         """False, with nothing done, if a chunk reaches beyond its row's blocks."""
         status = self._handle.penstock_rows(self._context, ctypes.byref(model), ctypes.byref(step))
         if status == BEYOND:
@@ -159,7 +159,7 @@ class Library:
         if product.num_rows:
             self._check(self._handle.penstock_product(self._context, ctypes.byref(matrix), ctypes.byref(product)))
 
-    def attend(self, model: Model, step: Step, qkv: Tensor) -> Tensor:
+    def attend(self, model: NativeModel, step: NativeStep, qkv: Tensor) -> Tensor:
         """Attention of the model's first layer; qkv [tokens, q then k then v] is normed and rotated in place."""
         out = torch.empty((len(qkv), model.num_heads * model.head_dim))
         arguments = ctypes.byref(model), ctypes.byref(step), c_void_p(qkv.data_ptr()), c_void_p(out.data_ptr())

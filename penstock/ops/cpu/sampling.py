@@ -7,7 +7,7 @@ the buckets tell in which one top_k or top_p ends, and only that one is sorted.
 import torch
 from torch import Tensor
 
-from penstock.ops.sampling import Wishes, draw, likeliest, scale
+from penstock.ops.sampling import SamplingTensors, draw, likeliest, scale
 
 LAST_BUCKET = 0x3F80
 """First half of the bits of 1.0."""
@@ -15,7 +15,7 @@ RUN = 256
 """Weights summed before the run that holds the drawn token is looked at one by one."""
 
 
-def _is_large(logits: Tensor, wishes: Wishes) -> bool:
+def _is_large(logits: Tensor, sampling: SamplingTensors) -> bool:
     """A small vocabulary is sorted sooner than put into buckets."""
     return logits.shape[1] >= 1024
 
@@ -34,28 +34,28 @@ def likeliest_by_runs(logits: Tensor) -> Tensor:
 
 
 @draw.kernel("cpu", fits=_is_large)
-def draw_by_buckets(logits: Tensor, wishes: Wishes) -> Tensor:
-    is_greedy = wishes.temperature == 0
+def draw_by_buckets(logits: Tensor, sampling: SamplingTensors) -> Tensor:
+    is_greedy = sampling.temperature == 0
     if bool(is_greedy.all()):
         return likeliest(logits)
     if not bool(is_greedy.any()):
-        return _draw(logits, wishes)
+        return _draw(logits, sampling)
     drawn = torch.empty(len(logits), dtype=torch.int64)
     drawn[is_greedy] = likeliest(logits[is_greedy])
-    drawn[~is_greedy] = _draw(logits[~is_greedy], Wishes(*(column[~is_greedy] for column in wishes)))
+    drawn[~is_greedy] = _draw(logits[~is_greedy], SamplingTensors(*(column[~is_greedy] for column in sampling)))
     return drawn
 
 
-def _draw(logits: Tensor, wishes: Wishes) -> Tensor:
-    weights = scale(logits, wishes.temperature).exp_()
-    least = wishes.min_p.clone()
-    is_limited = (wishes.top_k > 0) | (wishes.top_p < 1)
+def _draw(logits: Tensor, sampling: SamplingTensors) -> Tensor:
+    weights = scale(logits, sampling.temperature).exp_()
+    least = sampling.min_p.clone()
+    is_limited = (sampling.top_k > 0) | (sampling.top_p < 1)
     for row in is_limited.nonzero()[:, 0].tolist():
-        kept = _least_kept(weights[row], int(wishes.top_k[row]), float(wishes.top_p[row]))
+        kept = _least_kept(weights[row], int(sampling.top_k[row]), float(sampling.top_p[row]))
         least[row] = torch.maximum(least[row], kept)
     if bool((least > 0).any()):
         weights.masked_fill_(weights < least[:, None], 0.0)
-    return _invert(weights, wishes.uniform)
+    return _invert(weights, sampling.uniform)
 
 
 def _least_kept(weights: Tensor, top_k: int, top_p: float) -> Tensor:

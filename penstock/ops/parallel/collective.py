@@ -89,8 +89,8 @@ def likeliest_over(scores: Tensor, start: int, peers: Peers) -> tuple[Tensor, Te
     best, places = scores.float().max(dim=1)
     finite = torch.isfinite(scores.sum(1, dtype=torch.float32))
     # float64 holds any score and any place exactly: one exchange carries all three.
-    told = torch.stack((best.double(), (places + start).double(), finite.double()), dim=1)
-    everybody = peers.collect(told)
+    reported = torch.stack((best.double(), (places + start).double(), finite.double()), dim=1)
+    everybody = peers.collect(reported)
     winner = everybody[:, :, 0].argmax(dim=0)
     chosen = everybody[:, :, 1].gather(0, winner[None])[0].long()
     return chosen, everybody[:, :, 2].amin(dim=0) > 0

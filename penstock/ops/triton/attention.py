@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.models.spec import GQA
 from penstock.ops.attention import attention, read_blocks
-from penstock.ops.layout import AnyCache, Layout
+from penstock.ops.layout import AnyCache, BatchLayout
 from penstock.ops.triton.decode import Singles, attend_singles
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
@@ -160,7 +160,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """Which chunks are single queries, and the tiles of those that are longer."""
 
     singles: Singles
@@ -169,7 +169,7 @@ class Plan:
     whole: tuple["Whole", ...] = ()
 
 
-def _plan_on_device(layout: Layout, queries: int, num_tokens: int) -> Plan:
+def _plan_on_device(layout: BatchLayout, queries: int, num_tokens: int) -> AttentionPlan:
     """As many tiles as there could be; those past the last belong to chunk -1. Every chunk may be a single query."""
     lengths = layout.query_starts.diff()
     num_tiles = torch.where(lengths > 1, (lengths + queries - 1) // queries, 0)
@@ -180,13 +180,13 @@ def _plan_on_device(layout: Layout, queries: int, num_tokens: int) -> Plan:
     bounded = owners.clamp(max=len(lengths) - 1)
     offsets = torch.where(is_there, (tiles - (ends - num_tiles)[bounded]) * queries, 0)
     chunks = torch.where(is_there, owners, -1)
-    return Plan(Singles(len(lengths), is_checked=True), chunks.int().flip(0), offsets.int().flip(0))
+    return AttentionPlan(Singles(len(lengths), is_checked=True), chunks.int().flip(0), offsets.int().flip(0))
 
 
-def plan_of(layout: Layout, queries: int, block_size: int, *, is_plain: bool = False) -> Plan:
+def plan_of(layout: BatchLayout, queries: int, block_size: int, *, is_plain: bool = False) -> AttentionPlan:
     single = [chunk for chunk, length in enumerate(layout.lengths) if length == 1]
     if len(single) == len(layout.lengths):
-        return Plan(Singles(len(single)), None, None)
+        return AttentionPlan(Singles(len(single)), None, None)
     whole = {
         chunk
         for chunk, (length, context) in enumerate(zip(layout.lengths, layout.contexts))
@@ -205,12 +205,12 @@ def plan_of(layout: Layout, queries: int, block_size: int, *, is_plain: bool = F
     )
     moved = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
     decodes, chunks, offsets = moved[0].split([len(single), len(tiles), len(tiles)])
-    return Plan(
+    return AttentionPlan(
         Singles(len(single), decodes), chunks, offsets, tuple(_whole(layout, chunk, block_size) for chunk in whole)
     )
 
 
-def _whole(layout: Layout, chunk: int, block_size: int) -> Whole:
+def _whole(layout: BatchLayout, chunk: int, block_size: int) -> Whole:
     length = layout.lengths[chunk]
     filled_length = -(-length // DENSE_LENGTHS) * DENSE_LENGTHS
     numbers = torch.arange(-(-filled_length // block_size), device=layout.block_tables.device)
@@ -219,7 +219,7 @@ def _whole(layout: Layout, chunk: int, block_size: int) -> Whole:
 
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
-def paged_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None) -> Tensor:
+def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
     cut = cut_of(q)
     is_plain = spec.window is None and spec.logit_softcap is None and sinks is None and q.element_size() == 2
     plan = layout.derived.get(("triton attention", cut.queries, is_plain))
@@ -241,7 +241,14 @@ def paged_attention(q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks
 
 
 def attend_runs(
-    q: Tensor, cache: AnyCache, layout: Layout, spec: GQA, sinks: Tensor | None, plan: Plan, out: Tensor, cut: Cut
+    q: Tensor,
+    cache: AnyCache,
+    layout: BatchLayout,
+    spec: GQA,
+    sinks: Tensor | None,
+    plan: AttentionPlan,
+    out: Tensor,
+    cut: Cut,
 ) -> None:
     if plan.tile_chunks is None or plan.tile_offsets is None or not len(plan.tile_chunks):
         return

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.models.spec import GQA
 from penstock.ops.cached_attention import cached_attention
 from penstock.ops.kv_write import HeadNorms
-from penstock.ops.layout import AnyCache, LayerCache, Layout
+from penstock.ops.layout import AnyCache, BatchLayout, LayerCache
 from penstock.ops.rope import Angles
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
@@ -264,7 +264,7 @@ def placed_attention(
     norms: HeadNorms | None,
     angles: Angles | None,
     cache: AnyCache,
-    layout: Layout,
+    layout: BatchLayout,
     sinks: Tensor | None,
 ) -> Tensor:
     """Decodes alone: keys and values are laid down by the launch that attends."""
@@ -279,7 +279,7 @@ def _places_singles(
     norms: HeadNorms | None,
     angles: Angles | None,
     cache: AnyCache,
-    layout: Layout,
+    layout: BatchLayout,
     sinks: Tensor | None,
 ) -> bool:
     """Worth it while launches cost more than bytes: with many sequences the longer program hides less latency.
@@ -295,7 +295,7 @@ def _places_singles(
 def attend_singles(
     q: Tensor,
     cache: AnyCache,
-    layout: Layout,
+    layout: BatchLayout,
     spec: GQA,
     sinks: Tensor | None,
     singles: Singles,

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.draw import Keys, draw_whole
+from penstock.ops.draw import DrawKeys, draw_whole
 from penstock.ops.triton.host.launch import entry
 
 TILE = 4096
@@ -90,7 +90,7 @@ def _pick(
 
 
 @draw_whole.kernel("cuda", fits=lambda logits, *rest: logits.is_contiguous())
-def draw_by_tiles(logits: Tensor, temperature: Tensor, keys: Keys) -> Tensor:
+def draw_by_tiles(logits: Tensor, temperature: Tensor, keys: DrawKeys) -> Tensor:
     num_rows, width = logits.shape
     num_tiles = triton.cdiv(width, TILE)
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

@@ -14,11 +14,11 @@ from penstock.ops.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated, round_
 from penstock.ops.triton.activation import KINDS, activated
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
-from penstock.ops.triton.small_batch import Cut, Scales, few_rows
+from penstock.ops.triton.small_batch import Cut, Scales, small_batch
 
 MAX_SIZE = 32768
-MAX_FEW = 64
-MAX_FEW_OF_SHORT = 128
+MAX_SMALL_BATCH = 64
+MAX_SMALL_BATCH_OF_SHORT = 128
 """Rows of x up to which products here are faster than the library's: with any matrix, and with one of few rows."""
 MAX_SHORT = 8192
 
@@ -128,17 +128,19 @@ def round_normed_rows(x: Tensor, stream: Tensor | None, weight: Tensor, eps: flo
     return Fp8(values, scales)
 
 
-def _few_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> bool:
+def _small_batch_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> bool:
     """The matrix units add 8-bit products with fewer bits than float32 has."""
-    most = MAX_FEW_OF_SHORT if weight.values.shape[0] <= MAX_SHORT else MAX_FEW
+    most = MAX_SMALL_BATCH_OF_SHORT if weight.values.shape[0] <= MAX_SHORT else MAX_SMALL_BATCH
     is_plain = values.is_contiguous() and weight.values.is_contiguous()
     return is_plain and 0 < values.shape[0] <= most and dtype.itemsize == 2
 
 
-@multiply_fp8.kernel("cuda", fits=_few_fits)
-def multiply_few(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+@multiply_fp8.kernel("cuda", fits=_small_batch_fits)
+def multiply_small_batch(
+    values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     cut = cut_of(len(values), *weight.values.shape)
-    return few_rows(values, weight.values, bias, dtype, cut, scales=Scales(scales, weight.scales))
+    return small_batch(values, weight.values, bias, dtype, cut, scales=Scales(scales, weight.scales))
 
 
 def cut_of(num_rows: int, num_out: int, size: int) -> Cut:

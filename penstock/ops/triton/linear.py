@@ -14,9 +14,9 @@ from penstock.ops.linear import gated_linear, linear
 from penstock.ops.triton.activation import KINDS, gated
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
-from penstock.ops.triton.small_batch import Cut, few_rows
+from penstock.ops.triton.small_batch import Cut, small_batch
 
-MAX_FEW = 32
+MAX_SMALL_BATCH = 32
 """Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""
 
 
@@ -109,17 +109,17 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return x.ndim == 2 and x.shape[0] == 1 and x.is_contiguous() and weight.is_contiguous()
 
 
-def _few_fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    is_few = x.ndim == 2 and 1 < x.shape[0] <= MAX_FEW
-    return is_few and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
+def _small_batch_fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    is_small_batch = x.ndim == 2 and 1 < x.shape[0] <= MAX_SMALL_BATCH
+    return is_small_batch and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
 
 
 def _gated_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> bool:
     return _fits(x, weight, bias)
 
 
-def _gated_few_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> bool:
-    return _few_fits(x, weight, bias)
+def _gated_small_batch_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> bool:
+    return _small_batch_fits(x, weight, bias)
 
 
 @gated_linear.kernel("cuda", fits=_gated_fits)
@@ -127,10 +127,10 @@ def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activat
     return one_row(x, weight, bias, activation)
 
 
-@gated_linear.kernel("cuda", fits=_gated_few_fits)
-def gated_linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+@gated_linear.kernel("cuda", fits=_gated_small_batch_fits)
+def gated_linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     cut = cut_of(weight.shape[0] // 2, x.shape[1], is_gated=True)
-    return few_rows(x, weight, bias, x.dtype, cut, activation=activation)
+    return small_batch(x, weight, bias, x.dtype, cut, activation=activation)
 
 
 @linear.kernel("cuda", fits=_fits)
@@ -138,6 +138,6 @@ def linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return one_row(x, weight, bias)
 
 
-@linear.kernel("cuda", fits=_few_fits)
-def linear_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return few_rows(x, weight, bias, x.dtype, cut_of(*weight.shape))
+@linear.kernel("cuda", fits=_small_batch_fits)
+def linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return small_batch(x, weight, bias, x.dtype, cut_of(*weight.shape))

@@ -13,12 +13,12 @@ from torch.nn import functional
 
 from penstock.models.spec import Activation
 from penstock.ops.activation import gate
-from penstock.ops.packed import LANES, Words, embed_packed, gated_linear_packed, linear_packed, scores_packed
+from penstock.ops.packed import LANES, PackedWords, embed_packed, gated_linear_packed, linear_packed, scores_packed
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
 from penstock.ops.triton.small_batch import MAX_PROGRAMS, counters, sum_parts
 
-MAX_FEW = 128
+MAX_SMALL_BATCH = 128
 MAX_TOKENS = 128
 """Rows of x a program multiplies."""
 ONE_ROWS = 8
@@ -111,7 +111,7 @@ def _one(
 
 @entry
 @triton.jit(do_not_specialize=["num_rows", "stride"])
-def _few(
+def _small_batch(
     x, values, scales, minimums, bias, out, partial, counters, num_rows, num_out, stride,
     SIZE: tl.constexpr, GROUP: tl.constexpr, PER: tl.constexpr, LANES: tl.constexpr, TAIL: tl.constexpr,
     PAD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
@@ -213,7 +213,7 @@ class Cut:
     splits: int = 1
 
 
-def cut_of(num_rows: int, weight: Words) -> Cut:
+def cut_of(num_rows: int, weight: PackedWords) -> Cut:
     """Measured on an H200: few rows of the matrix alone do not keep the whole chip busy."""
     splits = 1 if weight.num_rows > 65536 else 2 if weight.num_rows > 16384 else 4 if weight.bits == 4 else 8
     if num_rows <= 32:
@@ -221,9 +221,9 @@ def cut_of(num_rows: int, weight: Words) -> Cut:
     return Cut(128, 8, 2 if weight.bits == 4 else 3, splits)
 
 
-def few_rows(
+def small_batch(
     x: Tensor,
-    weight: Words,
+    weight: PackedWords,
     bias: Tensor | None,
     dtype: torch.dtype | None = None,
     cut: Cut | None = None,
@@ -248,14 +248,14 @@ def few_rows(
     tiles = (triton.cdiv(num_rows, pad), triton.cdiv(num_out, cut.rows))
     splits = 1 if tiles[0] * tiles[1] > MAX_PROGRAMS else cut.splits
     partial = torch.empty((splits, tiles[0] * pad, num_out) if splits > 1 else (0,), device=x.device)
-    _few[(*tiles, splits)](
+    _small_batch[(*tiles, splits)](
         *operands, partial, counters(x.device), num_rows, num_out, weight.scales.stride(0),
         PAD=pad, ROWS=cut.rows, SPLITS=splits, **shape, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out
 
 
-def widened(weight: Words, dtype: torch.dtype, ids: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def widened(weight: PackedWords, dtype: torch.dtype, ids: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """The matrix, or some of its rows, in floats."""
     num_rows = weight.num_rows if ids is None else ids.shape[0]
     out = torch.empty((num_rows, weight.num_columns), dtype=dtype, device=weight.values.device)
@@ -269,7 +269,7 @@ def widened(weight: Words, dtype: torch.dtype, ids: Tensor | None = None, scale:
     return out
 
 
-def many_rows(x: Tensor, weight: Words, bias: Tensor | None) -> Tensor:
+def many_rows(x: Tensor, weight: PackedWords, bias: Tensor | None) -> Tensor:
     """Through a copy of the matrix in floats, a part of it at a time if it is large."""
     step = max(1, MAX_COPY // weight.num_columns)
     if weight.num_rows <= step:
@@ -284,40 +284,40 @@ def many_rows(x: Tensor, weight: Words, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _is_few(x: Tensor, weight: Words) -> bool:
-    return 0 < x.shape[0] <= MAX_FEW and x.is_contiguous() and weight.values.is_contiguous()
+def _is_small_batch(x: Tensor, weight: PackedWords) -> bool:
+    return 0 < x.shape[0] <= MAX_SMALL_BATCH and x.is_contiguous() and weight.values.is_contiguous()
 
 
-@linear_packed.kernel("cuda", fits=lambda x, weight, bias: _is_few(x, weight))
-def linear_few_rows(x: Tensor, weight: Words, bias: Tensor | None) -> Tensor:
-    return few_rows(x, weight, bias)
+@linear_packed.kernel("cuda", fits=lambda x, weight, bias: _is_small_batch(x, weight))
+def linear_small_batch(x: Tensor, weight: PackedWords, bias: Tensor | None) -> Tensor:
+    return small_batch(x, weight, bias)
 
 
-@linear_packed.kernel("cuda", fits=lambda x, weight, bias: not _is_few(x, weight))
-def linear_many_rows(x: Tensor, weight: Words, bias: Tensor | None) -> Tensor:
+@linear_packed.kernel("cuda", fits=lambda x, weight, bias: not _is_small_batch(x, weight))
+def linear_many_rows(x: Tensor, weight: PackedWords, bias: Tensor | None) -> Tensor:
     return many_rows(x, weight, bias)
 
 
-@gated_linear_packed.kernel("cuda", fits=lambda x, weight, bias, activation: _is_few(x, weight))
-def gated_linear_few_rows(x: Tensor, weight: Words, bias: Tensor | None, activation: Activation) -> Tensor:
-    return gate(few_rows(x, weight, bias), activation)
+@gated_linear_packed.kernel("cuda", fits=lambda x, weight, bias, activation: _is_small_batch(x, weight))
+def gated_linear_small_batch(x: Tensor, weight: PackedWords, bias: Tensor | None, activation: Activation) -> Tensor:
+    return gate(small_batch(x, weight, bias), activation)
 
 
-@gated_linear_packed.kernel("cuda", fits=lambda x, weight, bias, activation: not _is_few(x, weight))
-def gated_linear_many_rows(x: Tensor, weight: Words, bias: Tensor | None, activation: Activation) -> Tensor:
+@gated_linear_packed.kernel("cuda", fits=lambda x, weight, bias, activation: not _is_small_batch(x, weight))
+def gated_linear_many_rows(x: Tensor, weight: PackedWords, bias: Tensor | None, activation: Activation) -> Tensor:
     return gate(many_rows(x, weight, bias), activation)
 
 
-@scores_packed.kernel("cuda", fits=lambda x, weight: _is_few(x, weight))
-def scores_few_rows(x: Tensor, weight: Words) -> Tensor:
-    return few_rows(x, weight, None, dtype=torch.float32)
+@scores_packed.kernel("cuda", fits=lambda x, weight: _is_small_batch(x, weight))
+def scores_small_batch(x: Tensor, weight: PackedWords) -> Tensor:
+    return small_batch(x, weight, None, dtype=torch.float32)
 
 
-@scores_packed.kernel("cuda", fits=lambda x, weight: not _is_few(x, weight))
-def scores_many_rows(x: Tensor, weight: Words) -> Tensor:
+@scores_packed.kernel("cuda", fits=lambda x, weight: not _is_small_batch(x, weight))
+def scores_many_rows(x: Tensor, weight: PackedWords) -> Tensor:
     return many_rows(x, weight, None).float()
 
 
 @embed_packed.kernel("cuda")
-def embed_rows(ids: Tensor, weight: Words, scale: float, dtype: torch.dtype) -> Tensor:
+def embed_rows(ids: Tensor, weight: PackedWords, scale: float, dtype: torch.dtype) -> Tensor:
     return widened(weight, dtype, ids, scale)

@@ -53,7 +53,7 @@ def sum_parts(total, place, stride, counter, part, is_row, SPLITS: tl.constexpr)
 
 @entry
 @triton.jit(do_not_specialize=["num_rows"])
-def _few(
+def _small_batch(
     x, x_scales, weight, scales, bias, out, partial, counters, num_rows, num_out,
     SIZE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     LINES: tl.constexpr, LINE: tl.constexpr, EVEN: tl.constexpr, SCALES: tl.constexpr, BIAS: tl.constexpr,
@@ -149,7 +149,7 @@ def room_for_loads(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"]) - SPARED_BYTES
 
 
-def few_rows(
+def small_batch(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -170,7 +170,7 @@ def few_rows(
     loaded_bytes = (num_read + pad) * block * x.element_size()
     partial = torch.empty((splits, pad, num_out) if splits > 1 else (0,), device=x.device)
     x_scales, weight_scales = scales or (x, x)
-    _few[(triton.cdiv(num_out, cut.rows), splits)](
+    _small_batch[(triton.cdiv(num_out, cut.rows), splits)](
         x, x_scales, weight, weight_scales, x if bias is None else bias, out, partial, counters(x.device),
         num_rows, num_out,
         SIZE=size, PAD=pad, ROWS=cut.rows, BLOCK=block, SPLITS=splits,

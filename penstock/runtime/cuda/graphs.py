@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 from penstock.ops.rows import Decodes, gather_decodes
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.kv_cache import KVCache
@@ -29,7 +29,7 @@ LT_SIZES = range(17, 65)
 T = TypeVar("T")
 
 
-class Recorder:
+class GraphRecorder:
     """Makes graphs that share their memory: they are replayed one after another."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def _uncollected() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GraphParts:
     """What every graph is recorded from."""
 
     model: Decoder
@@ -81,11 +81,11 @@ class Parts:
     rows: DeviceRows
     idle_row: int
     """Padding reads and writes there."""
-    recorder: Recorder
+    recorder: GraphRecorder
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class DecodeRecording:
     """A graph, and the tensors it reads and writes at every replay."""
 
     graph: torch.cuda.CUDAGraph
@@ -98,11 +98,11 @@ class Recording:
 class DecodeGraphs:
     """One position a row: from the rows' own tokens and block tables to the next token, left in the row."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GraphParts) -> None:
         self._parts = parts
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[int, DecodeRecording] = {}
 
-    def replay(self, places: Tensor) -> Recording:
+    def replay(self, places: Tensor) -> DecodeRecording:
         """Compute a step. `places` come in pinned memory, padded with an idle row to a size of `padded_size`."""
         size = places.shape[1]
         recording = self._recordings.get(size)
@@ -112,7 +112,7 @@ class DecodeGraphs:
         recording.graph.replay()
         return recording
 
-    def rehearse(self, model: Decoder, size: int) -> None:
+    def warm_up(self, model: Decoder, size: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
         places = torch.tensor([[self._parts.idle_row] * size, [0] * size], device=self._parts.rows.tokens.device)
         rows, positions = places
@@ -120,10 +120,10 @@ class DecodeGraphs:
         gather_decodes(*where)
         self._compute(model, places, gather_decodes.definition(*where))  # what is looked up has to be there
 
-    def _record(self, places: Tensor) -> Recording:
+    def _record(self, places: Tensor) -> DecodeRecording:
         fixed = places.to(self._parts.rows.tokens.device)
         graph, (scores, drawn) = self._parts.recorder.record(lambda: self._forward(fixed), places.shape[1])
-        return Recording(graph, fixed, scores, drawn)
+        return DecodeRecording(graph, fixed, scores, drawn)
 
     def _forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
         rows, positions = places
@@ -135,7 +135,7 @@ class DecodeGraphs:
     def _compute(self, model: Decoder, places: Tensor, decodes: Decodes) -> tuple[Tensor, Tensor]:
         rows, positions = places
         num_rows = rows.shape[0]
-        layout = Layout(
+        layout = BatchLayout(
             positions=positions,
             slots=decodes.slots,
             block_tables=decodes.block_tables,

@@ -14,8 +14,8 @@ from torch import Tensor
 from penstock.core.batch import Chunk
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Step
-from penstock.ops.layout import Layout
-from penstock.runtime.cuda.graphs import Parts
+from penstock.ops.layout import BatchLayout
+from penstock.runtime.cuda.graphs import GraphParts
 from penstock.runtime.cuda.rows import DeviceRows
 
 MAX_LAYER_WORK = 2e11
@@ -27,7 +27,7 @@ LEAST_CHUNKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class MixedRecording:
     graph: torch.cuda.CUDAGraph
     chunks: Tensor
     """[4, chunks]: row, start, length, whether a token is drawn."""
@@ -35,12 +35,12 @@ class Recording:
 
 
 class MixedGraphs:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GraphParts) -> None:
         self._parts = parts
         spec = parts.model.spec
         self._most_tokens = MAX_LAYER_WORK * spec.num_layers / spec.num_active_parameters
         self._seen: set[tuple[int, int]] = set()
-        self._recordings: dict[tuple[int, int], Recording] = {}
+        self._recordings: dict[tuple[int, int], MixedRecording] = {}
 
     def replay(self, chunks: Sequence[Chunk]) -> Tensor | None:
         """A token for every chunk, what is drawn for those that draw none meaning nothing; None if the step is too long."""
@@ -50,10 +50,10 @@ class MixedGraphs:
         size = padded_tokens(num_tokens), padded_chunks(len(chunks))
         described = [(chunk.row, chunk.start, chunk.length, chunk.samples) for chunk in chunks]
         described += [(self._parts.idle_row, 0, 0, False)] * (size[1] - len(chunks))
-        told = torch.tensor(described).t().contiguous().pin_memory()
+        reported = torch.tensor(described).t().contiguous().pin_memory()
         recording = self._recordings.get(size)
         if recording is None:
-            fixed = told.to(self._parts.rows.tokens.device, non_blocking=True)
+            fixed = reported.to(self._parts.rows.tokens.device, non_blocking=True)
             if size not in self._seen or len(self._recordings) == MAX_RECORDINGS:
                 self._seen.add(size)
                 return self._forward(self._parts.model, fixed, size[0])
@@ -62,12 +62,12 @@ class MixedGraphs:
             except torch.OutOfMemoryError:
                 self._seen.clear()  # what is left is needed: begin anew to count sizes
                 return self._forward(self._parts.model, fixed, size[0])
-            recording = self._recordings[size] = Recording(graph, fixed, drawn)
-        recording.chunks.copy_(told, non_blocking=True)
+            recording = self._recordings[size] = MixedRecording(graph, fixed, drawn)
+        recording.chunks.copy_(reported, non_blocking=True)
         recording.graph.replay()
         return recording.drawn
 
-    def rehearse(self, model: Decoder, num_chunks: int) -> None:
+    def warm_up(self, model: Decoder, num_chunks: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
         length = max(2, 2 * LEAST_TOKENS // num_chunks)
         described = [[self._parts.idle_row, 0, length, 0]] * num_chunks
@@ -86,7 +86,9 @@ class MixedGraphs:
         return self._parts.rows.draw(scores, drawing, (starts + lengths - 1).clamp(min=0))
 
 
-def spread(chunks: Tensor, num_tokens: int, held: DeviceRows, block_size: int, idle_row: int) -> tuple[Tensor, Layout]:
+def spread(
+    chunks: Tensor, num_tokens: int, held: DeviceRows, block_size: int, idle_row: int
+) -> tuple[Tensor, BatchLayout]:
     """Token ids and layout of chunks that are described on the device. Tokens past the last are the idle row's."""
     rows, starts, lengths, _ = chunks
     ends = lengths.cumsum(0)
@@ -97,7 +99,7 @@ def spread(chunks: Tensor, num_tokens: int, held: DeviceRows, block_size: int, i
     positions = torch.where(is_token, (starts - ends + lengths)[owners] + numbers, 0)
     row_of_token = torch.where(is_token, rows[owners], idle_row)
     blocks = held.tables[row_of_token, positions // block_size].long()
-    layout = Layout(
+    layout = BatchLayout(
         positions=positions,
         slots=blocks * block_size + positions % block_size,
         block_tables=held.tables.index_select(0, rows),

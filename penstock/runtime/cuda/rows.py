@@ -1,4 +1,4 @@
-"""What a CUDA runner keeps of its rows on the device beside their tokens: block tables and sampling wishes."""
+"""What a CUDA runner keeps of its rows on the device beside their tokens: block tables and sampling parameters."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from penstock.core.batch import Chunk
 from penstock.core.request import SamplingParams
-from penstock.ops.draw import NOT_DRAWN, Keys, draw_whole
+from penstock.ops.draw import NOT_DRAWN, DrawKeys, draw_whole
 from penstock.ops.rows import keep_drawn
-from penstock.ops.sampling import Wishes, draw, uniform
+from penstock.ops.sampling import SamplingTensors, draw, uniform
 from penstock.runtime.eager.rows import Rows
 from penstock.runtime.eager.sampler import are_finite
 
@@ -63,11 +63,11 @@ class DeviceRows:
     def draw(self, scores: Tensor, rows: Tensor, positions: Tensor, *, filtered: bool = False) -> Tensor:
         """A token after each position, NOT_DRAWN where the scores are not finite. It stays in its row."""
         seeds, choices = self._seeds[:, rows]
-        keys = Keys(seeds, choices, positions)
+        keys = DrawKeys(seeds, choices, positions)
         temperature, top_k, top_p, min_p = self._numbers[:, rows]
         if filtered:
             logits = scores.float()
-            drawn = draw(logits, Wishes(temperature, top_k.long(), top_p, min_p, uniform(*keys)))
+            drawn = draw(logits, SamplingTensors(temperature, top_k.long(), top_p, min_p, uniform(*keys)))
             drawn = torch.where(are_finite(logits), drawn, NOT_DRAWN)
         else:
             drawn = draw_whole(scores, temperature, keys)

@@ -19,12 +19,12 @@ from penstock.core.batch import Batch, Chunk, StepOutput
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Step
 from penstock.ops.op import IS_PLAIN, plainly
-from penstock.runtime.cuda.graphs import DecodeGraphs, Parts, Recorder, padded_size
+from penstock.runtime.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder, padded_size
 from penstock.runtime.cuda.mixed_graphs import MixedGraphs, padded_chunks
 from penstock.runtime.cuda.rows import DeviceRows
-from penstock.runtime.cuda.warm_up import Rehearsal
+from penstock.runtime.cuda.warm_up import KernelWarmUp
 from penstock.runtime.eager.inputs import make_inputs
-from penstock.runtime.eager.runner import Masks, ModelRunner, Ticket
+from penstock.runtime.eager.runner import EagerTicket, Masks, ModelRunner
 from penstock.runtime.eager.sampler import NOT_FINITE
 
 MAX_UNDER_WAY = 8
@@ -32,7 +32,7 @@ MAX_UNDER_WAY = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class CudaFlight:
     """A step on its way: its tokens arrive in pinned memory."""
 
     arrived: torch.cuda.Event
@@ -58,9 +58,9 @@ class Flight:
 class Later:
     """A step whose masks are not known yet: it is computed when they are."""
 
-    def __init__(self, launch: Callable[[], Ticket]) -> None:
+    def __init__(self, launch: Callable[[], EagerTicket]) -> None:
         self._launch = launch
-        self._ticket: Ticket | None = None
+        self._ticket: EagerTicket | None = None
 
     def draw(self) -> None:
         if self._ticket is None:
@@ -100,26 +100,26 @@ class CudaRunner(ModelRunner):
         max_blocks = -(-max_context // block_size)
         self._idle_row = max_sequences
         self._device_rows = DeviceRows(self._rows, max_sequences + 1, max_blocks, num_blocks, device)
-        parts = Parts(model, self._cache, self._rotations, self._device_rows, self._idle_row, Recorder())
+        parts = GraphParts(model, self._cache, self._rotations, self._device_rows, self._idle_row, GraphRecorder())
         self._graphs = DecodeGraphs(parts)
         self._mixed_graphs = MixedGraphs(parts)
-        self._rehearsal = Rehearsal(model, self._graphs, self._mixed_graphs, max_sequences)
+        self._warm_up = KernelWarmUp(model, self._graphs, self._mixed_graphs, max_sequences)
         self._places = Pinned(2, padded_size(max_sequences))
         self._tokens_out = Pinned(max(padded_size(max_sequences), padded_chunks(max_sequences)))
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Begin to compile kernels now, for steps that come later."""
-        self._rehearsal.begin()
+        self._warm_up.begin()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
         if masks is not None:
             return Later(lambda: self._launch(batch, masks))
-        with nullcontext() if self._rehearsal.has_kernels(batch) else plainly():
+        with nullcontext() if self._warm_up.has_kernels(batch) else plainly():
             return self._launch(batch)
 
     @torch.inference_mode()
-    def _launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+    def _launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
         self._device_rows.take_arrivals(batch.chunks)
         if masks or any(self._device_rows.needs_host(chunk) or self._refusal(chunk) for chunk in batch.chunks):
             ticket = super().launch(batch, masks)
@@ -175,11 +175,11 @@ class CudaRunner(ModelRunner):
         filtered = any(self._device_rows.is_filtered(chunk) for chunk, _ in sampling)
         return self._device_rows.draw(scores, rows, positions, filtered=filtered)
 
-    def _send(self, drawn: Tensor | None, owners: list[int | None], num_chunks: int) -> Flight:
+    def _send(self, drawn: Tensor | None, owners: list[int | None], num_chunks: int) -> CudaFlight:
         """Start the tokens on their way to the host."""
         out = self._tokens_out.next()[: len(owners)]
         if drawn is not None:
             out.copy_(drawn[: len(out)], non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return Flight(arrived, out, owners, num_chunks)
+        return CudaFlight(arrived, out, owners, num_chunks)

@@ -29,7 +29,7 @@ EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
 
-class Rehearsal:
+class KernelWarmUp:
     """Of a prompt and the tokens after it; then, once those can be computed, of steps of other sizes.
 
     Unless it is begun earlier it begins when the first token is there: nobody waits for it before that.
@@ -80,9 +80,9 @@ class Rehearsal:
         prepare().result()
         with asking() as variants:
             for num_chunks in mixed_sizes:
-                self._mixed.rehearse(self._model, num_chunks)
+                self._mixed.warm_up(self._model, num_chunks)
             for size in decode_sizes:
-                self._decodes.rehearse(self._model, size)
+                self._decodes.warm_up(self._model, size)
         return Compilers(variants) if variants else None
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.errors import RequestError
 from penstock.layers.encoder import Encoder
 from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 
 
 class TextEncoder:
@@ -61,5 +61,5 @@ class TextEncoder:
         positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
         nothing = torch.empty(0, dtype=torch.int32, device=self._device)
         starts = torch.tensor([0, *lengths], device=self._device).cumsum(0).int()
-        layout = Layout(positions, nothing, nothing, starts, starts[1:] - starts[:-1], lengths, lengths)
+        layout = BatchLayout(positions, nothing, nothing, starts, starts[1:] - starts[:-1], lengths, lengths)
         return token_ids, Step(layout, self._rotations.at(positions), ())

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import Chunk
-from penstock.ops.layout import Layout
+from penstock.ops.layout import BatchLayout
 from penstock.runtime.eager.rows import Rows, spread
 
 
 class Inputs(NamedTuple):
     token_ids: Tensor
-    layout: Layout
+    layout: BatchLayout
     begins: list[int]
     """First flattened token of each chunk."""
 
@@ -31,7 +31,7 @@ def make_inputs(chunks: list[Chunk], rows: Rows) -> Inputs:
     blocks = tables[np.repeat(np.arange(len(chunks)), counts), positions // size].astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(counts)))
     places = rows.upload(positions)
-    layout = Layout(
+    layout = BatchLayout(
         positions=places,
         slots=rows.upload(blocks * size + positions % size),
         block_tables=torch.from_numpy(tables).to(places.device),

@@ -13,25 +13,30 @@ from torch import Tensor
 
 from penstock.core.batch import Chunk, Logprob
 from penstock.runtime.eager.sampler import describe_logprobs
-from penstock.runtime.eager.sampling_state import Wish
+from penstock.runtime.eager.sampling_state import RowSampling
 
 SLICE = 64
 """Positions whose scores over the vocabulary are held at a time."""
 
 
 def score_prompt(
-    chunk: Chunk, wish: Wish, before: Tensor | None, hidden: Tensor, tokens: Tensor, score: Callable[[Tensor], Tensor]
+    chunk: Chunk,
+    sampling: RowSampling,
+    before: Tensor | None,
+    hidden: Tensor,
+    tokens: Tensor,
+    score: Callable[[Tensor], Tensor],
 ) -> tuple[Logprob, ...]:
     """`hidden` are the chunk's states, `before` the one before them, `tokens` the sequence's; `score` makes few into logits."""
     states = hidden if before is None else torch.cat((before[None], hidden))
     first = chunk.start + 1 - (before is not None)
-    last = min(chunk.end, wish.prompt_length)
-    count = wish.params.prompt_logprobs or 0
+    last = min(chunk.end, sampling.prompt_length)
+    count = sampling.params.prompt_logprobs or 0
     if first >= last:
         return ()
     logprobs: list[Logprob] = []
     targets = tokens[first:last].long()
-    for few, their_targets in zip(torch.split(states[: last - first], SLICE), torch.split(targets, SLICE)):
-        raw = torch.log_softmax(score(few), dim=-1)
+    for small_batch, their_targets in zip(torch.split(states[: last - first], SLICE), torch.split(targets, SLICE)):
+        raw = torch.log_softmax(score(small_batch), dim=-1)
         logprobs += describe_logprobs(raw, their_targets, [count] * len(their_targets))
     return tuple(logprobs)

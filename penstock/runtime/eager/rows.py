@@ -1,4 +1,4 @@
-"""What the runner remembers of the sequences in its rows: their tokens, their blocks, their wishes.
+"""What the runner remembers of the sequences in its rows: their tokens, blocks and sampling parameters.
 
 Fed by batches only. Until a step has succeeded nothing it brings is relied on: tokens and blocks are written past what the
 row counts as its own, so that a step that failed can be launched again, whole or in part. Steps launched after it, which read
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.core.batch import Chunk
 from penstock.errors import EngineError
-from penstock.runtime.eager.sampling_state import Wish, make_wish
+from penstock.runtime.eager.sampling_state import RowSampling, make_row_sampling
 
 Numbers = npt.NDArray[np.int64]
 Run = tuple[int, int, tuple[int, ...]]
@@ -37,7 +37,7 @@ class Rows:
         """How many ids of each row of `all_tables` count."""
         self._grown: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         """(step, blocks before it) of the last steps that brought a row blocks."""
-        self._wishes: list[Wish | None] = [None] * num_rows
+        self._sampling: list[RowSampling | None] = [None] * num_rows
         self._demanding = set(range(num_rows))
         """Rows that ask for more than the likeliest token, or that nobody has taken."""
         self._carried: list[dict[int, Tensor]] = [{} for _ in range(num_rows)]
@@ -49,9 +49,9 @@ class Rows:
         """Take in what is new: arrivals, blocks, tokens."""
         for chunk in chunks:
             if chunk.arrival is not None:
-                wish = make_wish(chunk.arrival, self._vocab_size, self._device)
-                self._wishes[chunk.row] = wish
-                (self._demanding.discard if wish.is_likeliest else self._demanding.add)(chunk.row)
+                sampling = make_row_sampling(chunk.arrival, self._vocab_size, self._device)
+                self._sampling[chunk.row] = sampling
+                (self._demanding.discard if sampling.is_pure_argmax else self._demanding.add)(chunk.row)
                 self.num_blocks[chunk.row] = 0
                 self._grown[chunk.row].clear()
                 self._carried[chunk.row].clear()
@@ -96,15 +96,15 @@ class Rows:
         """Block ids of some rows, [rows, most blocks]."""
         return self.all_tables[rows]
 
-    def are_likeliest(self, rows: Sequence[int]) -> bool:
+    def are_pure_argmax(self, rows: Sequence[int]) -> bool:
         """All of them ask for the likeliest token and nothing else."""
         return self._demanding.isdisjoint(rows)
 
-    def wish(self, row: int) -> Wish:
-        wish = self._wishes[row]
-        if wish is None:
+    def sampling(self, row: int) -> RowSampling:
+        sampling = self._sampling[row]
+        if sampling is None:
             raise EngineError(f"row {row} is computed before a sequence has taken it")
-        return wish
+        return sampling
 
     def carried(self, row: int, position: int) -> Tensor | None:
         """The hidden state at a position, where the next chunk of a prompt needs it."""

@@ -38,7 +38,7 @@ class Masks(Protocol):
     def fill(self, bits: memoryview) -> None: ...
 
 
-class Ticket(Protocol):
+class EagerTicket(Protocol):
     """A launched step, as the engine takes it."""
 
     def draw(self) -> None: ...
@@ -46,7 +46,7 @@ class Ticket(Protocol):
     def result(self) -> StepOutput: ...
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step gave one chunk."""
 
     drawn: tuple[Drawn, ...] = ()
@@ -73,7 +73,7 @@ class ModelRunner:
         self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, model.device)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
         self._masks = {} if masks is None else _unpacked(masks, batch.chunks, self._vocab_size, self._model.device)
         self._cache.copy(batch.copies)
         refusals = [self._refusal(chunk) for chunk in batch.chunks]
@@ -81,27 +81,27 @@ class ModelRunner:
         computed = iter(self._compute(batch.step, chunks) if chunks else ())
         return _output([refusal or next(computed) for refusal in refusals])
 
-    def _refusal(self, chunk: Chunk) -> Outcome | None:
+    def _refusal(self, chunk: Chunk) -> StepOutcome | None:
         """A token the model has no embedding for fails its own sequence, not the step."""
         for token in (min(chunk.token_ids), max(chunk.token_ids)) if chunk.token_ids else ():
             if not 0 <= token < self._vocab_size:
-                return Outcome(failure=f"token id {token} is outside the vocabulary of {self._vocab_size}")
+                return StepOutcome(failure=f"token id {token} is outside the vocabulary of {self._vocab_size}")
         return None
 
-    def _compute(self, step: int, chunks: list[Chunk]) -> list[Outcome]:
+    def _compute(self, step: int, chunks: list[Chunk]) -> list[StepOutcome]:
         self._rows.place(step, chunks)
         outcomes = self._outcomes(chunks)
         self._rows.commit(step, chunks, _last_tokens(chunks, outcomes))
         return outcomes
 
-    def _outcomes(self, chunks: list[Chunk]) -> list[Outcome]:
+    def _outcomes(self, chunks: list[Chunk]) -> list[StepOutcome]:
         """The rows have placed, and so checked, what the chunks bring; it is not counted as theirs yet."""
         hidden, begins = self._forward(chunks)
         drawn = self._draw(chunks, hidden, begins)
-        told = self._score_prompts(chunks, hidden, begins)
+        reported = self._score_prompts(chunks, hidden, begins)
         ruined = _ruined(hidden, chunks)
         return [
-            Outcome(failure=NOT_FINITE) if index in ruined else _outcome(chunk, drawn[index], told[index])
+            StepOutcome(failure=NOT_FINITE) if index in ruined else _outcome(chunk, drawn[index], reported[index])
             for index, chunk in enumerate(chunks)
         ]
 
@@ -117,11 +117,11 @@ class ModelRunner:
         places: list[int] = []
         for chunk, begin in zip(chunks, begins):
             if chunk.samples:
-                wish, masks = self._rows.wish(chunk.row), self._masks.get(chunk.row)
+                sampling, masks = self._rows.sampling(chunk.row), self._masks.get(chunk.row)
                 first = chunk.length - 1 - chunk.num_drafts
                 for ahead in range(first, chunk.length):
                     mask = None if masks is None else masks[ahead - first]
-                    draws.append(Draw(chunk.row, chunk.start + ahead, wish, mask))
+                    draws.append(Draw(chunk.row, chunk.start + ahead, sampling, mask))
                     places.append(begin + ahead)
         drawn: list[Drawn] = []
         most = max(1, LOGITS_AT_ONCE // self._vocab_size)
@@ -133,24 +133,24 @@ class ModelRunner:
 
     def _draw_at(self, states: Tensor, draws: list[Draw]) -> list[Drawn]:
         if isinstance(self._model, NativeDecoder) and all(
-            entry.wish.is_likeliest and entry.mask is None for entry in draws
+            entry.sampling.is_pure_argmax and entry.mask is None for entry in draws
         ):
             tokens = self._model.likeliest(states)
             return [Drawn(token) if token >= 0 else Drawn(0, failure=NOT_FINITE) for token in tokens]
         return draw_tokens(self._model.logits(states), draws, self._rows.tokens)
 
     def _score_prompts(self, chunks: list[Chunk], hidden: Tensor, begins: list[int]) -> list[tuple[Logprob, ...]]:
-        told: list[tuple[Logprob, ...]] = []
+        reported: list[tuple[Logprob, ...]] = []
         for chunk, begin in zip(chunks, begins):
-            wish = self._rows.wish(chunk.row)
-            if not wish.wants_prompt_logprobs or chunk.start >= wish.prompt_length:
-                told.append(())
+            sampling = self._rows.sampling(chunk.row)
+            if not sampling.wants_prompt_logprobs or chunk.start >= sampling.prompt_length:
+                reported.append(())
                 continue
             states = hidden[begin : begin + chunk.length]
             before, tokens = self._rows.carried(chunk.row, chunk.start - 1), self._rows.tokens[chunk.row]
-            told.append(score_prompt(chunk, wish, before, states, tokens, self._model.logits))
+            reported.append(score_prompt(chunk, sampling, before, states, tokens, self._model.logits))
             self._rows.carry(chunk.row, chunk.end - 1, states[-1].clone())
-        return told
+        return reported
 
 
 def _unpacked(masks: Masks, chunks: Sequence[Chunk], vocab_size: int, device: torch.device) -> dict[int, Tensor]:
@@ -173,7 +173,7 @@ def _ruined(hidden: Tensor, chunks: list[Chunk]) -> set[int]:
     return {index for index, states in enumerate(by_chunk) if not bool(states.all())}
 
 
-def _outcome(chunk: Chunk, drawn: list[Drawn], told: tuple[Logprob, ...]) -> Outcome:
+def _outcome(chunk: Chunk, drawn: list[Drawn], reported: tuple[Logprob, ...]) -> StepOutcome:
     """Accept drafts for as long as the token drawn in their place is the same.
 
     Drawing from the model's own distribution and accepting a match accepts a draft with exactly its probability, and what is
@@ -185,10 +185,10 @@ def _outcome(chunk: Chunk, drawn: list[Drawn], told: tuple[Logprob, ...]) -> Out
         num_accepted += 1
     kept = tuple(drawn[: num_accepted + 1])
     failure = next((entry.failure for entry in kept if entry.failure), None)
-    return Outcome(failure=failure) if failure else Outcome(kept, told)
+    return StepOutcome(failure=failure) if failure else StepOutcome(kept, reported)
 
 
-def _last_tokens(chunks: list[Chunk], outcomes: list[Outcome]) -> list[tuple[int, int, int]]:
+def _last_tokens(chunks: list[Chunk], outcomes: list[StepOutcome]) -> list[tuple[int, int, int]]:
     """(row, position, token) of what each row reads next."""
     return [
         (chunk.row, chunk.end - chunk.num_drafts + len(outcome.drawn) - 1, outcome.drawn[-1].token)
@@ -197,7 +197,7 @@ def _last_tokens(chunks: list[Chunk], outcomes: list[Outcome]) -> list[tuple[int
     ]
 
 
-def _output(outcomes: list[Outcome]) -> StepOutput:
+def _output(outcomes: list[StepOutcome]) -> StepOutput:
     logprobs = tuple(tuple(entry.logprob for entry in each.drawn if entry.logprob) for each in outcomes)
     prompt_logprobs = tuple(each.prompt_logprobs for each in outcomes)
     return StepOutput(

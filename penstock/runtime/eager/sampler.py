@@ -1,4 +1,4 @@
-"""From scores to tokens: each row of scores by the wishes of its sequence, all rows of a step together.
+"""From scores to tokens: each row of scores by the sampling parameters of its sequence, all rows of a step together.
 
 Where a row cannot be drawn from, that row alone says why.
 """
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import Logprob
-from penstock.ops.sampling import Penalties, Wishes, draw, likeliest, penalize, uniform
-from penstock.runtime.eager.sampling_state import Wish
+from penstock.ops.sampling import Penalties, SamplingTensors, draw, likeliest, penalize, uniform
 
 NOT_FINITE = "the model gave numbers that are not finite for this sequence"
 NOTHING_LEFT = "no token may be drawn: allowed tokens, banned tokens and minimum length leave none; loosen one of them"
@@ -22,7 +21,7 @@ class Draw(NamedTuple):
 
     row: int
     position: int
-    wish: Wish
+    sampling: RowSampling
     mask: Tensor | None = None
     """Which tokens may be drawn, [vocabulary]."""
 
@@ -36,19 +35,19 @@ class Drawn(NamedTuple):
 def draw_tokens(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> list[Drawn]:
     """One result for each row of scores; the scores are written. `tokens` are those of all rows by position."""
     is_finite = are_finite(logits)
-    asked = [index for index, entry in enumerate(draws) if entry.wish.params.logprobs is not None]
+    asked = [index for index, entry in enumerate(draws) if entry.sampling.params.logprobs is not None]
     raw = torch.log_softmax(logits[asked], dim=-1) if asked else None
     can_draw = is_finite
-    if any(not entry.wish.is_plain or entry.mask is not None for entry in draws):
+    if any(not entry.sampling.is_plain or entry.mask is not None for entry in draws):
         _adjust(logits, draws, tokens)
         can_draw = is_finite & (logits.amax(-1) > -torch.inf)
-    if all(entry.wish.is_greedy for entry in draws):
+    if all(entry.sampling.is_greedy for entry in draws):
         drawn = likeliest(logits)
     else:
-        drawn = draw(logits, _wishes(draws, logits.device))
+        drawn = draw(logits, _sampling(draws, logits.device))
     results = [Drawn(token) for token in drawn.tolist()]
     if raw is not None:
-        counts = [draws[index].wish.params.logprobs or 0 for index in asked]
+        counts = [draws[index].sampling.params.logprobs or 0 for index in asked]
         chosen = torch.where(can_draw, drawn, 0)[asked]
         for index, logprob in zip(asked, describe_logprobs(raw, chosen, counts)):
             results[index] = results[index]._replace(logprob=logprob)
@@ -74,13 +73,13 @@ def describe_logprobs(raw: Tensor, chosen: Tensor, counts: list[int]) -> list[Lo
     ]
 
 
-def _wishes(draws: Sequence[Draw], device: torch.device) -> Wishes:
-    params = [entry.wish.params for entry in draws]
-    keys = [(entry.wish.params.seed, entry.wish.choice, entry.position) for entry in draws]
+def _sampling(draws: Sequence[Draw], device: torch.device) -> SamplingTensors:
+    params = [entry.sampling.params for entry in draws]
+    keys = [(entry.sampling.params.seed, entry.sampling.choice, entry.position) for entry in draws]
     numbers = torch.tensor([(each.temperature, each.top_p, each.min_p) for each in params], device=device)
     temperature, top_p, min_p = numbers.unbind(1)
     top_k = torch.tensor([each.top_k for each in params], device=device)
-    return Wishes(temperature, top_k, top_p, min_p, uniform(*torch.tensor(keys, device=device).unbind(1)))
+    return SamplingTensors(temperature, top_k, top_p, min_p, uniform(*torch.tensor(keys, device=device).unbind(1)))
 
 
 def _adjust(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
@@ -88,10 +87,10 @@ def _adjust(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
     _penalize(logits, draws, tokens)
     _add_bias(logits, draws)
     for index, entry in enumerate(draws):
-        if entry.wish.allowed is not None:
-            kept = logits[index, entry.wish.allowed]
+        if entry.sampling.allowed is not None:
+            kept = logits[index, entry.sampling.allowed]
             logits[index] = -torch.inf
-            logits[index, entry.wish.allowed] = kept
+            logits[index, entry.sampling.allowed] = kept
         for ids in _forbidden(entry, tokens):
             logits[index, ids] = -torch.inf
         if entry.mask is not None:
@@ -99,13 +98,13 @@ def _adjust(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
 
 
 def _penalize(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
-    indices = [index for index, entry in enumerate(draws) if entry.wish.params.has_penalties]
+    indices = [index for index, entry in enumerate(draws) if entry.sampling.params.has_penalties]
     if not indices:
         return
     entries = [draws[index] for index in indices]
-    params = [entry.wish.params for entry in entries]
+    params = [entry.sampling.params for entry in entries]
     rows, prompt_lengths, lengths = torch.tensor(
-        [(entry.row, entry.wish.prompt_length, entry.position + 1) for entry in entries], device=logits.device
+        [(entry.row, entry.sampling.prompt_length, entry.position + 1) for entry in entries], device=logits.device
     ).unbind(1)
     numbers = torch.tensor(
         [(each.repetition_penalty, each.presence_penalty, each.frequency_penalty) for each in params],
@@ -118,7 +117,7 @@ def _penalize(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
 
 
 def _add_bias(logits: Tensor, draws: Sequence[Draw]) -> None:
-    biased = [(index, *entry.wish.bias) for index, entry in enumerate(draws) if entry.wish.bias is not None]
+    biased = [(index, *entry.sampling.bias) for index, entry in enumerate(draws) if entry.sampling.bias is not None]
     if biased:
         counts = torch.tensor([len(ids) for _, ids, _ in biased], device=logits.device)
         rows = torch.tensor([index for index, _, _ in biased], device=logits.device).repeat_interleave(counts)
@@ -127,11 +126,11 @@ def _add_bias(logits: Tensor, draws: Sequence[Draw]) -> None:
 
 
 def _forbidden(entry: Draw, tokens: Tensor) -> list[Tensor]:
-    wish = entry.wish
-    forbidden = [] if wish.banned is None else [wish.banned]
-    if wish.stops is not None and entry.position + 1 - wish.prompt_length < wish.params.min_tokens:
-        forbidden.append(wish.stops)
-    for runs in wish.banned_runs:
+    sampling = entry.sampling
+    forbidden = [] if sampling.banned is None else [sampling.banned]
+    if sampling.stops is not None and entry.position + 1 - sampling.prompt_length < sampling.params.min_tokens:
+        forbidden.append(sampling.stops)
+    for runs in sampling.banned_runs:
         length = runs.prefixes.shape[1]
         if length <= entry.position + 1:
             tail = tokens[entry.row, entry.position + 1 - length : entry.position + 1]

@@ -19,7 +19,7 @@ class BannedRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RowSampling:
     """Token ids outside the vocabulary are left out: they can neither be drawn nor forbidden. None stands for no tokens."""
 
     params: SamplingParams
@@ -28,7 +28,7 @@ class Wish:
     is_plain: bool
     """The scores of the model are drawn from as they are."""
     is_greedy: bool
-    is_likeliest: bool
+    is_pure_argmax: bool
     """Nothing is asked for but the token with the highest score."""
     bias: tuple[Tensor, Tensor] | None
     """Token ids and what is added to their scores."""
@@ -44,7 +44,7 @@ class Wish:
         return self.params.prompt_logprobs is not None and self.choice == 0
 
 
-def make_wish(arrival: Arrival, vocab_size: int, device: torch.device) -> Wish:
+def make_row_sampling(arrival: Arrival, vocab_size: int, device: torch.device) -> RowSampling:
     params = arrival.params
 
     def known(ids: Collection[int]) -> Tensor | None:
@@ -53,15 +53,15 @@ def make_wish(arrival: Arrival, vocab_size: int, device: torch.device) -> Wish:
         return torch.tensor([token for token in ids if 0 <= token < vocab_size], dtype=torch.int64, device=device)
 
     is_bounded = params.min_tokens > 0 and not params.ignore_eos
-    is_told_more = params.logprobs is not None or params.prompt_logprobs is not None
+    is_more_reported = params.logprobs is not None or params.prompt_logprobs is not None
     is_plain = not (params.reads_history or params.logit_bias or params.allowed_token_ids or is_bounded)
-    return Wish(
+    return RowSampling(
         params=params,
         choice=arrival.choice,
         prompt_length=arrival.prompt_length,
         is_plain=is_plain,
         is_greedy=params.is_greedy,
-        is_likeliest=is_plain and params.is_greedy and not is_told_more,
+        is_pure_argmax=is_plain and params.is_greedy and not is_more_reported,
         bias=_bias(params.logit_bias, vocab_size, device),
         allowed=known(params.allowed_token_ids),
         banned=known([run[0] for run in params.banned_sequences if len(run) == 1]),

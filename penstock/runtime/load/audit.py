@@ -11,7 +11,7 @@ from penstock.formats.checkpoint import RawTensor, quoted
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
+class TensorAudit:
     """The tensors a recipe has reached, and those in which a number other than zero has been seen."""
 
     reached: dict[str, RawTensor] = field(default_factory=dict)
@@ -24,11 +24,11 @@ class Leaves:
                 raise ModelFileError(f"tensor {quoted(name)} is all zeros; the file is damaged: fetch it again")
 
 
-def check_numbers(name: str, values: Tensor, leaves: Leaves) -> None:
+def check_numbers(name: str, values: Tensor, audit: TensorAudit) -> None:
     # One pass: a sum is finite only if all its terms are.
     if not math.isfinite(values.sum(dtype=torch.float64)):
         raise ModelFileError(
             f"tensor {quoted(name)} holds numbers that are not finite; the file is damaged: fetch it again"
         )
-    if name not in leaves.nonzero and bool(values.any()):
-        leaves.nonzero.add(name)
+    if name not in audit.nonzero and bool(values.any()):
+        audit.nonzero.add(name)

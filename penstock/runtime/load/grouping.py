@@ -18,7 +18,7 @@ from penstock.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.formats.quants import dequantize_rows
 from penstock.models import weights as recipes
 from penstock.ops.packed import GROUP, Grouped, join_rows, quantize
-from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.audit import TensorAudit
 from penstock.runtime.load.integers import IntegerMatrix
 from penstock.runtime.load.recipe import open_recipe
 
@@ -27,23 +27,23 @@ UNQUANTIZED = ("F32", "F16", "BF16")
 SLICE_VALUES = 1 << 22
 
 
-def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves) -> Grouped:
+def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAudit) -> Grouped:
     """A matrix made of whole rows of quantized tensors."""
     match recipe:
         case recipes.Tensor():
-            return _group_tensor(leaves.reached.setdefault(recipe.name, checkpoint.tensor(recipe.name)), leaves)
-        case recipes.Rows(axis=0):
-            return join_rows([group_recipe(part, checkpoint, leaves) for part in recipe.parts])
+            return _group_tensor(audit.reached.setdefault(recipe.name, checkpoint.tensor(recipe.name)), audit)
+        case recipes.RowRange(axis=0):
+            return join_rows([group_recipe(part, checkpoint, audit) for part in recipe.parts])
         case recipes.Take(axis=0):
-            matrix = group_recipe(recipe.part, checkpoint, leaves)
+            matrix = group_recipe(recipe.part, checkpoint, audit)
             wanted = range(*slice(recipe.start, recipe.stop, recipe.step).indices(matrix.num_rows))
             return matrix.take(torch.arange(wanted.start, wanted.stop, wanted.step))
         case recipes.HalvesPaired():
-            matrix = group_recipe(recipe.part, checkpoint, leaves)
+            matrix = group_recipe(recipe.part, checkpoint, audit)
             order = torch.arange(matrix.num_rows).view(recipe.num_heads, -1, 2).transpose(1, 2).flatten()
             return matrix.take(order)
         case _:
-            source = open_recipe(recipe, checkpoint, leaves)
+            source = open_recipe(recipe, checkpoint, audit)
             if isinstance(source, IntegerMatrix):
                 _ = source.shape  # checked
                 return source.grouped()
@@ -55,7 +55,7 @@ def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
     match recipe:
         case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
             return True
-        case recipes.Rows(parts) | recipes.Stack(parts):
+        case recipes.RowRange(parts) | recipes.Stack(parts):
             return all(is_quantized(part, checkpoint) for part in parts)
         case recipes.Take(part) | recipes.HalvesPaired(part):
             return is_quantized(part, checkpoint)
@@ -67,9 +67,9 @@ def has_order(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
     """Some of its rows take their inputs in another order than they come."""
     match recipe:
         case recipes.Gptq():
-            source = open_recipe(recipe, checkpoint, Leaves())
+            source = open_recipe(recipe, checkpoint, TensorAudit())
             return isinstance(source, IntegerMatrix) and source.order is not None
-        case recipes.Rows(parts) | recipes.Stack(parts):
+        case recipes.RowRange(parts) | recipes.Stack(parts):
             return any(has_order(part, checkpoint) for part in parts)
         case recipes.Take(part) | recipes.HalvesPaired(part):
             return has_order(part, checkpoint)
@@ -77,7 +77,7 @@ def has_order(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
             return False
 
 
-def _group_tensor(raw: RawTensor, leaves: Leaves) -> Grouped:
+def _group_tensor(raw: RawTensor, audit: TensorAudit) -> Grouped:
     if raw.row_size % GROUP:
         raise ModelFileError(f"tensor {quoted(raw.name)} has rows of {raw.row_size} values, which are not whole groups")
     reader = _READERS.get(raw.dtype)
@@ -88,7 +88,7 @@ def _group_tensor(raw: RawTensor, leaves: Leaves) -> Grouped:
                 f"tensor {quoted(raw.name)} holds numbers that are not finite; the file is damaged: fetch it again"
             )
     if any(numbers is not None and bool((numbers != 0).any()) for numbers in (matrix.scales, matrix.minimums)):
-        leaves.nonzero.add(raw.name)
+        audit.nonzero.add(raw.name)
     return matrix
 
 

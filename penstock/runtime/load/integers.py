@@ -17,7 +17,7 @@ from penstock.formats.checkpoint import RawTensor, quoted
 from penstock.formats.quants import dequantize
 from penstock.models import weights as recipes
 from penstock.ops.packed import GROUP, Grouped, join_rows
-from penstock.runtime.load.audit import Leaves, check_numbers
+from penstock.runtime.load.audit import TensorAudit, check_numbers
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word AutoAWQ keeps each of eight neighbouring outputs."""
@@ -31,7 +31,7 @@ class IntegerMatrix:
 
     recipe: recipes.Integers
     parts: dict[str, RawTensor]
-    leaves: Leaves
+    audit: TensorAudit
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -98,8 +98,8 @@ class IntegerMatrix:
         """Only the numbers that all parts make together are judged."""
         for each in numbers:
             if each is not None:
-                check_numbers(self._words.name, each, self.leaves)
-        self.leaves.nonzero.update(part.name for part in self.parts.values() if part is not self._words)
+                check_numbers(self._words.name, each, self.audit)
+        self.audit.nonzero.update(part.name for part in self.parts.values() if part is not self._words)
 
     @property
     def _bits(self) -> int:

@@ -20,7 +20,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models import weights as recipes
 from penstock.models.spec import ModelSpec
-from penstock.runtime.load.audit import Leaves, check_numbers
+from penstock.runtime.load.audit import TensorAudit, check_numbers
 from penstock.runtime.load.grouping import group_recipe, is_quantized
 from penstock.runtime.load.packing import can_pack, put_packed
 from penstock.runtime.load.recipe import Source, open_recipe
@@ -71,19 +71,19 @@ def fill_model(
     total, done = sum(parameter.numel() for parameter in parameters.values()), 0
     used: set[str] = set()
     for name, parameter in parameters.items():
-        leaves = Leaves()
-        source = open_recipe(recipes[name], checkpoint, leaves)
+        audit = TensorAudit()
+        source = open_recipe(recipes[name], checkpoint, audit)
         if source.shape != tuple(parameter.shape):
             raise ModelFileError(
-                f"{name} should be {list(parameter.shape)}, but {_listed(leaves.reached)} make it {list(source.shape)}; "
+                f"{name} should be {list(parameter.shape)}, but {_listed(audit.reached)} make it {list(source.shape)}; "
                 "the file does not fit its own description"
             )
         if packs and can_pack(model, name) and is_quantized(recipes[name], checkpoint):
-            put_packed(model, name, group_recipe(recipes[name], checkpoint, leaves), device)
+            put_packed(model, name, group_recipe(recipes[name], checkpoint, audit), device)
         else:
-            _put(model, name, _read(recipes[name], source, leaves, parameter.dtype, device))
-        leaves.check()
-        used |= leaves.reached.keys()
+            _put(model, name, _read(recipes[name], source, audit, parameter.dtype, device))
+        audit.check()
+        used |= audit.reached.keys()
         done += parameter.numel()
         if progress is not None:
             progress(done, total)
@@ -109,19 +109,19 @@ def fill_dummy(model: nn.Module, device: torch.device, seed: int = 0) -> None:
         _put(model, name, values)
 
 
-def _read(recipe: recipes.Recipe, source: Source, leaves: Leaves, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _read(
+    recipe: recipes.Recipe, source: Source, audit: TensorAudit, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     if isinstance(recipe, recipes.Tensor):
-        raw = leaves.reached[recipe.name]
+        raw = audit.reached[recipe.name]
         if FILE_TYPES.get(raw.dtype) == dtype and (view := _view(raw, dtype)) is not None:
             for rows in _slices(view):
-                check_numbers(raw.name, rows, leaves)
+                check_numbers(raw.name, rows, audit)
             return view.to(device)
     values = torch.empty(source.shape, dtype=dtype, device=device)
     _fill(values, source)
     if dtype == torch.float16 and not bool(torch.isfinite(values).all()):
-        raise ModelFileError(
-            f"{_listed(leaves.reached)} hold numbers too large for float16; choose bfloat16 or float32"
-        )
+        raise ModelFileError(f"{_listed(audit.reached)} hold numbers too large for float16; choose bfloat16 or float32")
     return values
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from penstock.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from penstock.layers.layer import StreamLayer
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import Gated, Plain
+from penstock.layers.mlp import Gated, Ungated
 from penstock.layers.norm import RMSNorm
 
 KEPT = frozenset({"output", "router"})
@@ -32,5 +32,5 @@ def _quantize_norms(layer: StreamLayer) -> None:
     """Those whose only reader is a matrix of 8-bit floats."""
     if isinstance(layer.attention_norm, RMSNorm):
         layer.register_module("attention_norm", Fp8Norm(layer.attention_norm))
-    if isinstance(layer.mlp_norm, RMSNorm) and isinstance(layer.mlp, Fp8Gated | Plain):
+    if isinstance(layer.mlp_norm, RMSNorm) and isinstance(layer.mlp, Fp8Gated | Ungated):
         layer.register_module("mlp_norm", Fp8Norm(layer.mlp_norm))

@@ -16,7 +16,7 @@ from penstock.errors import ModelFileError
 from penstock.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.formats.quants import dequantize_rows
 from penstock.models import weights as recipes
-from penstock.runtime.load.audit import Leaves, check_numbers
+from penstock.runtime.load.audit import TensorAudit, check_numbers
 from penstock.runtime.load.integers import IntegerMatrix
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float32)
@@ -33,20 +33,20 @@ class Source(Protocol):
         """Entries start .. stop of the first axis of one or two, in float32."""
 
 
-def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves) -> Source:
+def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAudit) -> Source:
     def part(inner: recipes.Recipe) -> Source:
-        return open_recipe(inner, checkpoint, leaves)
+        return open_recipe(inner, checkpoint, audit)
 
     def raw(name: str) -> RawTensor:
-        return leaves.reached.setdefault(name, checkpoint.tensor(name))
+        return audit.reached.setdefault(name, checkpoint.tensor(name))
 
     match recipe:
         case recipes.Tensor():
-            return Leaf(raw(recipe.name), leaves)
-        case recipes.Rows():
+            return Leaf(raw(recipe.name), audit)
+        case recipes.RowRange():
             return Joined(tuple(part(inner) for inner in recipe.parts), recipe.axis)
         case recipes.Stack():
-            return Stacked(tuple(part(inner) for inner in recipe.parts))
+            return StackedSource(tuple(part(inner) for inner in recipe.parts))
         case recipes.Take():
             return Taken(part(recipe.part), slice(recipe.start, recipe.stop, recipe.step), recipe.axis)
         case recipes.Swap():
@@ -56,30 +56,30 @@ def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves) 
         case recipes.Plus():
             return Shifted(part(recipe.part), recipe.constant)
         case recipes.Mxfp4():
-            return Mxfp4(raw(recipe.blocks), raw(recipe.scales), leaves)
+            return Mxfp4Source(raw(recipe.blocks), raw(recipe.scales), audit)
         case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
             names = recipes.integer_parts(recipe)
-            return IntegerMatrix(recipe, {name: raw(f"{recipe.name}.{name}") for name in names}, leaves)
+            return IntegerMatrix(recipe, {name: raw(f"{recipe.name}.{name}") for name in names}, audit)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
     raw: RawTensor
-    leaves: Leaves
+    audit: TensorAudit
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.raw.shape
 
     def item(self, index: int) -> "Leaf":
-        return Leaf(_raw_item(self.raw, index), self.leaves)
+        return Leaf(_raw_item(self.raw, index), self.audit)
 
     def read(self, start: int, stop: int) -> Tensor:
         if len(self.shape) == 1:
             values = torch.from_numpy(dequantize_rows(self.raw, slice(0, 1)))[0, start:stop]
         else:
             values = torch.from_numpy(dequantize_rows(self.raw, slice(start, stop)))
-        check_numbers(self.raw.name, values, self.leaves)
+        check_numbers(self.raw.name, values, self.audit)
         return values
 
 
@@ -119,7 +119,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Stacked:
+class StackedSource:
     parts: tuple[Source, ...]
 
     @property
@@ -222,10 +222,10 @@ class Shifted:
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
+class Mxfp4Source:
     blocks: RawTensor
     scales: RawTensor
-    leaves: Leaves
+    audit: TensorAudit
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -237,8 +237,8 @@ class Mxfp4:
             )
         return (*outer, num_blocks * 32)
 
-    def item(self, index: int) -> "Mxfp4":
-        return Mxfp4(_raw_item(self.blocks, index), _raw_item(self.scales, index), self.leaves)
+    def item(self, index: int) -> "Mxfp4Source":
+        return Mxfp4Source(_raw_item(self.blocks, index), _raw_item(self.scales, index), self.audit)
 
     def read(self, start: int, stop: int) -> Tensor:
         packed = _bytes(self.blocks)[start:stop]
@@ -246,8 +246,8 @@ class Mxfp4:
         # The low half of a byte comes first.
         values = FP4[torch.stack((packed & 0x0F, packed >> 4), dim=-1).int()]
         numbers = torch.ldexp(values.flatten(-2), exponents[..., None]).flatten(-2)
-        check_numbers(self.blocks.name, numbers, self.leaves)
-        self.leaves.nonzero.add(self.scales.name)
+        check_numbers(self.blocks.name, numbers, self.audit)
+        self.audit.nonzero.add(self.scales.name)
         return numbers
 
 

@@ -19,7 +19,7 @@ def large_zeros(num_bytes: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-class Room:
+class Arena:
     """Place for matrices, side by side; it may be asked for generously."""
 
     def __init__(self, num_bytes: int) -> None:

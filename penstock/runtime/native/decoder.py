@@ -71,7 +71,7 @@ class NativeDecoder:
         self.ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers if layer.attention.rope))
         """Distinct rotations, in the order of the native layers' numbers."""
         self._first_with = [_first_with(rope, spec) for rope in self.ropes]
-        self._layers = (native.Layer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
+        self._layers = (native.NativeLayer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
         self._model = self._describe()
         self._caches: Sequence[AnyCache] | None = None
         # Kept between steps: fresh memory of this size would cost as much as computing what goes there.
@@ -96,7 +96,7 @@ class NativeDecoder:
         cosines, sines = (pointers([each[i] for each in angles if each is not None]) for i in range(2))
         self._library.step(
             self._model,
-            native.Step(
+            native.NativeStep(
                 token_ids.data_ptr(),
                 slots.data_ptr(),
                 layout.block_tables.data_ptr(),
@@ -156,9 +156,9 @@ class NativeDecoder:
         vector = self._weights.vectors.get(name)
         return None if vector is None else vector.data_ptr()
 
-    def _layer(self, number: int) -> native.Layer:
+    def _layer(self, number: int) -> native.NativeLayer:
         attention, at = self.spec.layers[number].grouped, f"layers.{number}."
-        return native.Layer(
+        return native.NativeLayer(
             *(self._matrix(at + name) for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
             *(self._vector(f"{at}{name}.weight") for name in NORMS),
             rotation=self.ropes.index(attention.rope) if attention.rope else -1,
@@ -167,12 +167,12 @@ class NativeDecoder:
             softcap=attention.logit_softcap or 0.0,
         )
 
-    def _describe(self) -> native.Model:
+    def _describe(self) -> native.NativeModel:
         spec, layer = self.spec, self.spec.layers[0]
         attention, mlp = layer.grouped, layer.mlp
         if not isinstance(mlp, GatedMLP):
             raise EngineError("the native step computes gated feed-forward sublayers only")
-        return native.Model(
+        return native.NativeModel(
             layers=self._layers,
             norm=self._vector("norm.weight"),
             embedding=self._matrix("embedding"),

@@ -12,11 +12,11 @@ from penstock.models import weights as recipes
 from penstock.models.spec import GatedMLP, ModelSpec
 from penstock.ops.cpu.library import open_library
 from penstock.ops.packed import GROUP, Grouped, pack
-from penstock.runtime.load.audit import Leaves
+from penstock.runtime.load.audit import TensorAudit
 from penstock.runtime.load.grouping import group_recipe, has_order, is_quantized
 from penstock.runtime.load.parameters import check_all_used
 from penstock.runtime.load.recipe import open_recipe
-from penstock.runtime.native.arena import Room
+from penstock.runtime.native.arena import Arena
 from penstock.runtime.native.decoder import NativeDecoder, NativeWeights, native_obstacle
 
 MOST_BYTES_PER_WEIGHT = 2
@@ -31,13 +31,13 @@ def load_native(
     if library is None or native_obstacle(spec) is not None or not _is_packable(recipes, checkpoint):
         return None
     matrices, vectors = {}, {}
-    room = Room(MOST_BYTES_PER_WEIGHT * spec.num_parameters)
+    arena = Arena(MOST_BYTES_PER_WEIGHT * spec.num_parameters)
     used: dict[str, RawTensor] = {}
     for name, recipe in recipes.items():
-        leaves = Leaves()
+        leaves = TensorAudit()
         if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
             packed = pack(_ordered(name, group_recipe(recipe, checkpoint, leaves), spec))
-            matrices[name] = replace(packed, data=room.keep(packed.data))
+            matrices[name] = replace(packed, data=arena.keep(packed.data))
         else:
             vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
         leaves.check()
@@ -56,7 +56,7 @@ def _is_packable(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
     return is_quantized_file and not any(has_order(recipe, checkpoint) for recipe in recipes.values())
 
 
-def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: Leaves, spec: ModelSpec) -> Tensor:
+def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: TensorAudit, spec: ModelSpec) -> Tensor:
     source = open_recipe(recipe, checkpoint, leaves)
     values = source.read(0, source.shape[0]).float().contiguous()
     return values[gate_order(spec)] if name.endswith("gate_up.bias") else values

@@ -18,14 +18,14 @@ from penstock.core.batch import Batch, Chunk, StepOutput, make
 from penstock.errors import EngineError
 from penstock.ops.cpu import library as native
 from penstock.ops.draw import NOT_DRAWN
-from penstock.runtime.eager.runner import Masks, ModelRunner, Outcome, Ticket
+from penstock.runtime.eager.runner import EagerTicket, Masks, ModelRunner, StepOutcome
 from penstock.runtime.eager.sampler import NOT_FINITE, Drawn
 from penstock.runtime.leftovers import give_back
 from penstock.runtime.native.cache import NativeCache
 from penstock.runtime.native.decoder import NativeDecoder, pointers
 
 NUMBER_BYTES = 8
-Company = tuple[tuple[Any, ...], ...]
+Members = tuple[tuple[Any, ...], ...]
 """Rows, lengths, new tokens, whether a token is drawn and arrivals, of all chunks of a step."""
 
 
@@ -48,9 +48,9 @@ class NativeRunner(ModelRunner):
         self._num_blocks_at = self._rows.num_blocks.ctypes.data
         self._drawn = np.zeros(max_sequences, dtype=np.int64)
         # Made once: asking for them in every step would take longer than using them.
-        self._told, self._found = self._columns.data, self._drawn.data
+        self._reported, self._found = self._columns.data, self._drawn.data
         self._expect(max_sequences)
-        self._company: Company | None = None
+        self._members: Members | None = None
         """Who was in the last step, if it went the short way: most often the same are in the next, one position further."""
         angles = self._rotations.tables(model.ropes)
         self._step = native.RowsStep(
@@ -67,10 +67,10 @@ class NativeRunner(ModelRunner):
         self._make_states(max_sequences)
         give_back()  # the model stands where steps read it, and the cache is not written yet
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
         step, chunks, copies, _ = batch
         if masks is not None:
-            self._company = None
+            self._members = None
             self._last_step = max(step, self._last_step)
             return super().launch(batch, masks)
         self._masks = {}
@@ -78,23 +78,23 @@ class NativeRunner(ModelRunner):
             self._last_step = step
             if chunks and not copies:
                 rows, starts, lengths, token_ids, new_blocks, samples, arrivals, _ = zip(*chunks)
-                company = (rows, lengths, token_ids, samples, arrivals)
-                if company == self._company or self._gather(company):
+                members = (rows, lengths, token_ids, samples, arrivals)
+                if members == self._members or self._gather(members):
                     if any(new_blocks):
                         self._grow(batch)
                     return self._decode(starts)
         return super().launch(batch)
 
-    def _gather(self, company: Company) -> bool:
+    def _gather(self, members: Members) -> bool:
         """Make ready for steps of these the short way; False if they have to go the other."""
-        rows, lengths, token_ids, samples, arrivals = company
+        rows, lengths, token_ids, samples, arrivals = members
         is_short = max(lengths) == 1 and all(samples) and not any(token_ids) and not any(arrivals)
-        if not is_short or not self._rows.are_likeliest(rows):
+        if not is_short or not self._rows.are_pure_argmax(rows):
             return False
-        self._tell((rows, (0,) * len(rows), lengths, samples), len(rows))
+        self._report((rows, (0,) * len(rows), lengths, samples), len(rows))
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = True
-        self._company = company
+        self._members = members
         return True
 
     def _grow(self, batch: Batch) -> None:
@@ -103,7 +103,7 @@ class NativeRunner(ModelRunner):
         self._rows.grow(batch.step, growing)
 
     def _decode(self, starts: tuple[int, ...]) -> StepOutput:
-        self._numbers.pack_into(self._told, len(starts) * NUMBER_BYTES, *starts)
+        self._numbers.pack_into(self._reported, len(starts) * NUMBER_BYTES, *starts)
         self._run(starts)
         tokens = self._numbers.unpack_from(self._found)
         output = make(StepOutput, (tuple(zip(tokens)), (), (), (), ()))
@@ -112,9 +112,9 @@ class NativeRunner(ModelRunner):
             return output._replace(failures=tuple(failures))
         return output
 
-    def _outcomes(self, chunks: list[Chunk]) -> list[Outcome]:
+    def _outcomes(self, chunks: list[Chunk]) -> list[StepOutcome]:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
-        if has_drafts or self._masks or not self._rows.are_likeliest([chunk.row for chunk in chunks]):
+        if has_drafts or self._masks or not self._rows.are_pure_argmax([chunk.row for chunk in chunks]):
             return super()._outcomes(chunks)
         self._run_chunks(chunks, draws=True)
         tokens = self._numbers.unpack_from(self._found)
@@ -128,10 +128,10 @@ class NativeRunner(ModelRunner):
     def _run_chunks(self, chunks: list[Chunk], *, draws: bool) -> tuple[int, ...]:
         """A step of any chunks that are placed; returns their lengths."""
         rows, starts, lengths, _, _, samples, _, _ = zip(*chunks)
-        self._company = None
+        self._members = None
         self._step.num_blocks = None
         self._step.draws = draws
-        self._tell((rows, starts, lengths, samples), sum(lengths))
+        self._report((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
         return lengths
 
@@ -147,12 +147,12 @@ class NativeRunner(ModelRunner):
         self._numbers = Struct(f"{count}q")
         self._table = Struct(f"{4 * count}q")
 
-    def _tell(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
+    def _report(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
         """Lay down the chunks where the library reads them."""
         count = len(columns[0])
         if count != self._count:
             self._expect(count)
-        self._table.pack_into(self._told, 0, *chain.from_iterable(columns))
+        self._table.pack_into(self._reported, 0, *chain.from_iterable(columns))
         if num_tokens > self._num_states:
             self._make_states(num_tokens)
         self._step.num_chunks = count
@@ -163,7 +163,7 @@ class NativeRunner(ModelRunner):
             raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {(rows, starts)}")
 
 
-def _outcome(samples: bool, token: int) -> Outcome:
+def _outcome(samples: bool, token: int) -> StepOutcome:
     if token == NOT_DRAWN:
-        return Outcome(failure=NOT_FINITE)
-    return Outcome((Drawn(token),) if samples else ())
+        return StepOutcome(failure=NOT_FINITE)
+    return StepOutcome((Drawn(token),) if samples else ())

@@ -15,7 +15,7 @@ from penstock.layers.attention import Attention
 from penstock.layers.build import build_decoder
 from penstock.layers.decoder import Decoder
 from penstock.layers.layer import AnyLayer
-from penstock.layers.moe import ExpertStack, Mixture
+from penstock.layers.moe import ExpertStack, MixtureOfExperts
 from penstock.layers.norm import NoNorm
 from penstock.layers.parallel import (
     DealtMixture,
@@ -40,10 +40,10 @@ def build_shard(shard: ModelShard, device: torch.device, dtype: torch.dtype) -> 
     if not place.is_last_stage:
         model.norm = NoNorm()
     for layer in model.layers:
-        if isinstance(layer.mlp, Mixture):
+        if isinstance(layer.mlp, MixtureOfExperts):
             mixture = layer.mlp
-            few = replace(mixture.spec, num_experts=len(place.experts(mixture.spec)))
-            mixture.experts = ExpertStack(few, shard.spec.hidden_size, dtype)
+            small_batch = replace(mixture.spec, num_experts=len(place.experts(mixture.spec)))
+            mixture.experts = ExpertStack(small_batch, shard.spec.hidden_size, dtype)
     return model
 
 
@@ -52,7 +52,7 @@ def join_shard(model: Decoder, shard: ModelShard, world: World) -> None:
     for number, layer in zip(shard.layers, cast(Iterable[AnyLayer], model.layers), strict=True):
         whole = shard.whole.layers[number]
         _join_attention(layer.attention, whole.grouped, shard, world.tensor)
-        if isinstance(layer.mlp, Mixture) and isinstance(whole.mlp, MoE):
+        if isinstance(layer.mlp, MixtureOfExperts) and isinstance(whole.mlp, MoE):
             layer.register_module("mlp", _dealt(layer.mlp, whole.mlp, shard, world.stage))
         else:
             layer.mlp.register_module("down", SummedLinear(layer.mlp.get_submodule("down"), world.tensor))
@@ -76,7 +76,7 @@ def _join_attention(attention: Attention, whole: GQA, shard: ModelShard, peers: 
         attention.spec = replace(attention.spec, qk_norm=None)
 
 
-def _dealt(mixture: Mixture, whole: MoE, shard: ModelShard, peers: Peers) -> DealtMixture:
+def _dealt(mixture: MixtureOfExperts, whole: MoE, shard: ModelShard, peers: Peers) -> DealtMixture:
     place = shard.place
     bias = mixture.experts.down.bias
     if place.slice_index and bias is not None:  # it is added once, by the rank of the first slice

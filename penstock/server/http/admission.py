@@ -99,7 +99,7 @@ class Admission:
         share, load = self._share(facts), self._client.load
         room = min(share - self._open[tenant], _capacity(facts) - self.num_open)
         reset = _duration(self.eta_s(load.num_waiting) or 0.0)
-        told = {
+        reported = {
             "limit-requests": share,
             "remaining-requests": max(room, 0),
             "reset-requests": reset,
@@ -107,7 +107,7 @@ class Admission:
             "remaining-tokens": max(facts.max_waiting_tokens - load.num_waiting_tokens, 0),
             "reset-tokens": reset,
         }
-        return tuple((f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in told.items())
+        return tuple((f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in reported.items())
 
     def _share(self, facts: Facts) -> int:
         """Calls that one key may have open."""

@@ -25,7 +25,7 @@ PATIENCE_S = 0.5
 """How long a stream's headers wait for its first news."""
 
 
-class Answer:
+class HttpAnswer:
     """An ASGI response. `timings` is asked for the times of the call when it has ended."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Answer:
         self._call = call
         self._encoder = encoder
         self._is_stream = delivery.is_stream
-        self._tells_timings = delivery.tells_timings
+        self._reports_timings = delivery.reports_timings
         self._timings = timings
         self._retry_after_s = retry_after_s
         self._headers = headers
@@ -67,7 +67,7 @@ class Answer:
         while not call.is_over:
             encoder.keep(await call.news())
         times = self._timings(call)
-        body = msgspec.json.encode(encoder.whole(call, times if self._tells_timings else None))
+        body = msgspec.json.encode(encoder.whole(call, times if self._reports_timings else None))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -87,15 +87,15 @@ class Answer:
         try:
             data = encoder.opening(call)
             if pieces:
-                data += encoder.telling(pieces)
+                data += encoder.reporting(pieces)
             await self._write(send, data)
-            call.tell_at_once(pipe, encoder.telling)
+            call.report_at_once(pipe, encoder.reporting)
             while not call.is_over:
                 pieces = await call.news()
                 if pieces:
-                    await self._write(send, encoder.telling(pieces))
+                    await self._write(send, encoder.reporting(pieces))
             call.is_streaming = False
-            data = encoder.closing(call, self._timings(call) if self._tells_timings else None)
+            data = encoder.closing(call, self._timings(call) if self._reports_timings else None)
             await send({"type": "http.response.body", "body": data})
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:

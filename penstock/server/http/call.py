@@ -61,7 +61,7 @@ class Call:
         self.parameters = parameters
         self.sending_since_s: float | None = None
         """Since when a write to the client has been waiting."""
-        self.tells_progress = False
+        self.reports_progress = False
         """Its client asked to be told how far it is while it waits."""
         self.is_streaming = False
         """Its headers have been sent and events follow."""
@@ -120,7 +120,7 @@ class Call:
             pieces += self._written(*self._queue.get_nowait())
         return pieces
 
-    def tell_at_once(self, pipe: "Pipe", telling: Callable[[list[Piece]], bytes]) -> None:
+    def report_at_once(self, pipe: "Pipe", reporting: Callable[[list[Piece]], bytes]) -> None:
         """From now on write news where they arrive, while `news` is waited for; that spares waking a task for each token.
 
         A call of several choices is left as it is: its news of one step are told together.
@@ -135,7 +135,7 @@ class Call:
             try:
                 pieces = self._written(0, [delta])
                 if pieces:
-                    pipe.write_part(telling(pieces))
+                    pipe.write_part(reporting(pieces))
                     self.wrote_s = now
             except Exception as error:  # the fault of this call alone: whoever else is served by this step must be
                 self._fault = error

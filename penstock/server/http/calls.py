@@ -51,7 +51,7 @@ class Calls:
                     call.cancel()
                     call.abort()
                     continue
-                patience_s = SWEEP_S if call.tells_progress and call.waiting else PING_S
+                patience_s = SWEEP_S if call.reports_progress and call.waiting else PING_S
                 if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
                     self._pings.add(ping := asyncio.create_task(_ping(opened)))
                     ping.add_done_callback(self._pings.discard)
@@ -80,4 +80,4 @@ def _sign_of_life(opened: OpenCall) -> bytes:
     if not waiting.num_computed:
         position = opened.admission.position(waiting)
         progress = Progress("queued", position, opened.admission.eta_s(position))
-    return opened.dialect.progress(progress) if opened.call.tells_progress else opened.dialect.comment(progress)
+    return opened.dialect.progress(progress) if opened.call.reports_progress else opened.dialect.comment(progress)

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.server.http.answer import Json
-from penstock.server.http.health import Plain
+from penstock.server.http.health import PlainText
 
 ERROR_SCHEMA = {
     "type": "object",
@@ -80,4 +80,4 @@ async def page(request: Request) -> Json:
         f"<h1>Penstock</h1><p>The types of all fields: <a href=/openapi.json>openapi.json</a></p>"
         f"<table>{''.join(rows)}</table>"
     )
-    return Plain(text.encode(), "text/html; charset=utf-8")
+    return PlainText(text.encode(), "text/html; charset=utf-8")

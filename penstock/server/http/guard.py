@@ -39,7 +39,7 @@ OnEnd = Callable[[Scope, int, float], None]
 """Told of every request that is over: its status, 0 if it had no answer, and when it began."""
 
 
-class Keys:
+class ApiKeys:
     """Keys are kept as digests and compared in constant time, all of them every time."""
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class Guard:
         self.state = State()
         """What handlers find as `request.app.state`."""
         self._app = app
-        self._keys = Keys(config.api_key)
+        self._keys = ApiKeys(config.api_key)
         self._hosts = {host.lower() for host in (*OWN_HOSTS, config.host, *config.allowed_host)}
         self._checks_host = is_loopback(config.host) or bool(config.allowed_host)
         self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origin}
@@ -90,7 +90,7 @@ class Guard:
         status = 0
         is_stream = False
 
-        async def tell(message: Any) -> None:
+        async def report(message: Any) -> None:
             nonlocal status, is_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -102,16 +102,16 @@ class Guard:
 
         try:
             self._check(scope, headers)
-            await self._app(scope, receive, tell)
+            await self._app(scope, receive, report)
         except ClientDisconnect:
             return  # it left while it was still sending
         except Exception as error:
             fault = _fault(error, request_id)
             if not status and scope["method"] == "OPTIONS" and fault.kind is ErrorKind.METHOD:
-                await Json(b"", 200, list(fault.headers))(scope, receive, tell)
+                await Json(b"", 200, list(fault.headers))(scope, receive, report)
             elif not status:
                 code, body = dialect.error(fault, request_id.decode())
-                await Json(body, code, list(fault.headers))(scope, receive, tell)
+                await Json(body, code, list(fault.headers))(scope, receive, report)
             elif is_stream:
                 await send({"type": "http.response.body", "body": dialect.error_event(fault, request_id.decode())})
         finally:

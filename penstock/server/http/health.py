@@ -29,7 +29,7 @@ async def health(request: Request) -> Json:
 
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
-    return Plain(front.render_metrics().encode(), CONTENT_TYPE)
+    return PlainText(front.render_metrics().encode(), CONTENT_TYPE)
 
 
 async def version(request: Request) -> Json:
@@ -37,7 +37,7 @@ async def version(request: Request) -> Json:
     return Json({"version": front.version})
 
 
-class Plain(Json):
+class PlainText(Json):
     """A body of another kind than JSON."""
 
     def __init__(self, body: bytes, content_type: str) -> None:

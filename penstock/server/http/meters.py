@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from penstock.engine.client import EngineClient, Step
+from penstock.engine.client import EngineClient, StepReport
 from penstock.metrics.exposition import (
     COUNT_BUCKETS,
     DURATION_BUCKETS,
@@ -17,7 +17,7 @@ from penstock.metrics.exposition import (
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import Call
-from penstock.server.http.record import Recorder
+from penstock.server.http.record import TraceRecorder
 
 FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
 
@@ -39,7 +39,7 @@ class Meters:
 
     def __init__(self, client: EngineClient, admission: Admission) -> None:
         self.last_token_s = -1e9
-        self.recorder: Recorder | None = None
+        self.recorder: TraceRecorder | None = None
         self._client = client
         self._admission = admission
         self._open: dict[int, Watch] = {}
@@ -77,7 +77,7 @@ class Meters:
                 is_written = all(writer.finish_reason for writer in call.writers)
                 self._end(watch, Outcome.STOP if is_written else Outcome.CANCELLED, now)
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step: StepReport) -> None:
         """Take in a step before its readers do."""
         now = time.monotonic()
         self.steps.add()

@@ -18,7 +18,7 @@ from penstock.metrics.timeline import Outcome, Timeline
 BLOCK_TOKENS = 512
 
 
-class Recorder:
+class TraceRecorder:
     def __init__(self, path: Path, start_s: float) -> None:
         try:
             self._file: TextIO = path.open("a", encoding="utf-8")

@@ -21,7 +21,7 @@ FLUSH_S = 2.0
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 
 
-class Tracer:
+class SpanTracer:
     def __init__(self, endpoint: str, version: str) -> None:
         """`endpoint` is a collector's address; without a path, the usual one is meant."""
         try:
@@ -42,7 +42,7 @@ class Tracer:
         self._tracer = self._provider.get_tracer("penstock", version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def tell(self, scope: Mapping[str, Any], route: str, status: int, start_s: float, model: str) -> None:
+    def report(self, scope: Mapping[str, Any], route: str, status: int, start_s: float, model: str) -> None:
         """A request is over. `start_s` is on the monotonic clock, as all our times."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 

@@ -54,7 +54,7 @@ class ChatEncoder:
         self._num_top = num_top
         self._num_choices = body.n or 1
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._tells_ids = bool(body.return_token_ids)
+        self._reports_ids = bool(body.return_token_ids)
         self._tier = {"service_tier": "default"} if body.service_tier else {}
         self._head: dict[str, Any] = {
             "id": front.new_id("chatcmpl-"),
@@ -75,7 +75,7 @@ class ChatEncoder:
         delta = b'{"role":"assistant","content":"","refusal":null}'
         return b"".join(self._event(index, delta, b"null", b"null") for index in range(self._num_choices))
 
-    def telling(self, pieces: Sequence[Piece]) -> bytes:
+    def reporting(self, pieces: Sequence[Piece]) -> bytes:
         if len(pieces) == 1:
             piece = pieces[0]
             segments = piece.segments
@@ -84,10 +84,10 @@ class ChatEncoder:
                 and type(segments[0]) is ContentText
                 and piece.finish_reason is None
                 and not piece.logprobs
-                and not self._tells_ids
+                and not self._reports_ids
             ):
                 return self._starts[piece.choice] + sse.quoted(segments[0].text) + self._plain_end
-        return b"".join(map(self._tell, pieces))
+        return b"".join(map(self._report, pieces))
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         if not self._has_usage:
@@ -128,16 +128,16 @@ class ChatEncoder:
             "logprobs": logprobs,
             "finish_reason": kept[-1].finish_reason if kept else None,
         }
-        if self._tells_ids:
+        if self._reports_ids:
             choice["token_ids"] = [token for piece in kept for token in piece.token_ids]
         return choice
 
-    def _tell(self, piece: Piece) -> bytes:
+    def _report(self, piece: Piece) -> bytes:
         """Text first, then an empty delta that carries the finish."""
         deltas = _deltas(piece.segments)
-        if not deltas and (piece.logprobs or (self._tells_ids and piece.token_ids)):
+        if not deltas and (piece.logprobs or (self._reports_ids and piece.token_ids)):
             deltas = [{"content": ""}]
-        if deltas and self._tells_ids:
+        if deltas and self._reports_ids:
             deltas[0]["token_ids"] = piece.token_ids
         events = []
         for number, delta in enumerate(deltas):

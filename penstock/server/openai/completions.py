@@ -59,8 +59,8 @@ class CompletionEncoder:
         self._echoes = bool(body.echo)
         self._num_top = body.logprobs
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._tells_ids = bool(body.return_token_ids)
-        self._tells_prompt_logprobs = body.prompt_logprobs is not None
+        self._reports_ids = bool(body.return_token_ids)
+        self._reports_prompt_logprobs = body.prompt_logprobs is not None
         self._head: dict[str, Any] = {
             "id": front.new_id("cmpl-"),
             "object": "text_completion",
@@ -87,13 +87,13 @@ class CompletionEncoder:
             for index in range(len(self._kept))
         )
 
-    def telling(self, pieces: Sequence[Piece]) -> bytes:
+    def reporting(self, pieces: Sequence[Piece]) -> bytes:
         pieces = pieces if self._shows_answer else [_hidden(piece) for piece in pieces]
         if len(pieces) == 1:
             piece = pieces[0]
-            if piece.finish_reason is None and self._num_top is None and not self._tells_ids:
+            if piece.finish_reason is None and self._num_top is None and not self._reports_ids:
                 return self._starts[piece.choice] + sse.quoted(piece.content) + self._plain_end
-        return b"".join(map(self._tell, pieces))
+        return b"".join(map(self._report, pieces))
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         if not self._has_usage:
@@ -113,10 +113,10 @@ class CompletionEncoder:
         return self._head | {"choices": choices, "usage": self._usage(call, timings)}
 
     def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
-        told = usage_value(call, timings)
+        reported = usage_value(call, timings)
         if not self._shows_answer:
-            told |= {"completion_tokens": 0, "total_tokens": told["prompt_tokens"]}
-        return told
+            reported |= {"completion_tokens": 0, "total_tokens": reported["prompt_tokens"]}
+        return reported
 
     def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
         text = "".join(piece.content for piece in kept)
@@ -132,14 +132,14 @@ class CompletionEncoder:
             for piece in kept:
                 columns.add(piece.logprobs)
             choice["logprobs"] = columns.value
-        if self._tells_prompt_logprobs:
+        if self._reports_prompt_logprobs:
             choice["prompt_logprobs"] = self._prompt_rows(index)
-        if self._tells_ids:
+        if self._reports_ids:
             choice["token_ids"] = [token for piece in kept for token in piece.token_ids]
             choice["prompt_token_ids"] = self._prompts[index // self._num_choices]
         return choice
 
-    def _tell(self, piece: Piece) -> bytes:
+    def _report(self, piece: Piece) -> bytes:
         """Text first, then an empty one that carries the finish."""
         index = piece.choice
         self._take_prompt_logprobs(piece)
@@ -162,7 +162,7 @@ class CompletionEncoder:
         return b"".join(events)
 
     def _event(self, index: int, text: str, logprobs: bytes, finish: bytes, token_ids: tuple[int, ...]) -> bytes:
-        ids = b',"token_ids":' + sse.quoted(token_ids) if self._tells_ids else b""
+        ids = b',"token_ids":' + sse.quoted(token_ids) if self._reports_ids else b""
         body = sse.quoted(text) + b',"logprobs":' + logprobs + b',"finish_reason":' + finish + ids
         return self._starts[index] + body + self._end
 

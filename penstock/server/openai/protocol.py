@@ -79,7 +79,7 @@ class Sampling(Struct, kw_only=True):
     """Add the request's times to its usage."""
 
 
-class Part(Struct, kw_only=True):
+class ContentPart(Struct, kw_only=True):
     """One part of a message's content."""
 
     type: Name
@@ -89,7 +89,7 @@ class Part(Struct, kw_only=True):
 
 class Message(Struct, kw_only=True):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], Meta(max_length=MAX_ITEMS)] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_ITEMS)] | None = None
     name: Name | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Name | None = None
@@ -102,7 +102,7 @@ class Prediction(Struct, kw_only=True):
     """What the answer is expected to be."""
 
     type: Literal["content"]
-    content: str | Annotated[list[Part], Meta(max_length=MAX_ITEMS)]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_ITEMS)]
 
 
 class ChatBody(Sampling, kw_only=True):

@@ -16,7 +16,7 @@ from penstock.server.generation import (
 )
 from penstock.server.http.faults import invalid, unsupported
 from penstock.server.openai.caching import cache_hints
-from penstock.server.openai.protocol import ChatBody, CompletionBody, Message, Part, Sampling, TokenizeBody
+from penstock.server.openai.protocol import ChatBody, CompletionBody, ContentPart, Message, Sampling, TokenizeBody
 from penstock.server.openai.tools import tool_choice_of, tools_of
 
 TIER_PRIORITY = {"flex": -1, "priority": 1, "fast": 1}
@@ -97,8 +97,8 @@ def tokenize_chat(body: TokenizeBody) -> Chat:
 def delivery_of(body: Sampling) -> Delivery:
     return Delivery(
         is_stream=bool(body.stream),
-        tells_progress=bool(body.stream_options and body.stream_options.include_progress),
-        tells_timings=bool(body.return_timings),
+        reports_progress=bool(body.stream_options and body.stream_options.include_progress),
+        reports_timings=bool(body.return_timings),
     )
 
 
@@ -173,7 +173,7 @@ def _message(message: Message, number: int) -> ChatMessage:
     )
 
 
-def _words(part: Part, where: str, place: int) -> str:
+def _words(part: ContentPart, where: str, place: int) -> str:
     name = WORDS.get(part.type)
     if name is None:
         raise unsupported(f"{where} of type {part.type[:40]}", "send text")

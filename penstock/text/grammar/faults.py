@@ -27,6 +27,6 @@ def fault_of(message: str, kind: str) -> RequestError:
 def _first_line(message: str) -> str:
     """The engine shows where it stopped on further lines; of a regular expression it tells what is wrong on the last."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    reported = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
     first = re.sub(r"^at \d+\(\d+\): ", "", lines[0]) if lines else "it is malformed"
-    return (told or first)[:240]
+    return (reported or first)[:240]

@@ -19,7 +19,7 @@ from penstock.errors import ModelFileError, RequestError
 from penstock.text.template.budget import MAX_DEPTH, Budget, TemplateLimitError, size_of
 from penstock.text.template.meter import RefusedNode
 from penstock.text.template.sandbox import Clock, Sandbox, TemplateRefusal
-from penstock.text.template.shape import Shape, probe
+from penstock.text.template.shape import TemplateShape, probe
 from penstock.text.tokenizer.tokenizer import Tokenizer, read_json
 
 MAX_SOURCE_CHARACTERS = 1 << 17
@@ -174,7 +174,7 @@ class _Compiled:
         return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self._source))) - _RESERVED
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> TemplateShape:
         known = {**self._special_tokens, "strftime_now": Clock(datetime.min)}
         return probe(lambda values: self._run(known | dict(values), Budget.for_probe()))
 

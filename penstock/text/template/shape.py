@@ -19,7 +19,7 @@ _ARGUMENTS_TEXT = json.dumps(_ARGUMENTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TemplateShape:
     """How messages are brought into the form the template reads."""
 
     joins_parts: bool
@@ -57,7 +57,7 @@ class Shape:
         return call | {"function": function | {"arguments": arguments}}
 
 
-def probe(render: Render) -> Shape:
+def probe(render: Render) -> TemplateShape:
     """Find what the template reads. One that shows none of the probes is taken to read text."""
     reads_text = _NEEDLE in _shown(render, _NEEDLE)
     parts = _shown(render, [{"type": "text", "text": _NEEDLE}])
@@ -66,7 +66,7 @@ def probe(render: Render) -> Shape:
     objects, texts = (_shown(render, "", arguments) for arguments in (_ARGUMENTS, _ARGUMENTS_TEXT))
     takes_objects = all(word in objects for word in (_NEEDLE, _ARGUMENTS[_NEEDLE]))
     takes_texts = _ARGUMENTS_TEXT in texts
-    return Shape(
+    return TemplateShape(
         joins_parts=not reads_parts,
         wraps_text=reads_parts and not reads_text,
         reads_arguments=takes_objects and not takes_texts,

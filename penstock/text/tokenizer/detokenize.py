@@ -7,7 +7,7 @@ whole text is, is said by `Tokenizer.decode`; the deltas here always add up to i
 from codecs import utf_8_decode
 from collections.abc import Iterable
 
-from penstock.text.tokenizer.pieces import Piece, piece_of, strip_leading
+from penstock.text.tokenizer.pieces import TokenPiece, piece_of, strip_leading
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -61,7 +61,7 @@ class Detokenizer:
         self._pending = b""
         return text
 
-    def _begin(self, token_id: int) -> Piece:
+    def _begin(self, token_id: int) -> TokenPiece:
         """A token's piece while the text may still have to lose leading spaces."""
         piece = self._pieces.later(token_id) if self._saw_token else self._pieces.first(token_id)
         self._saw_token = self._saw_token or self._pieces.is_token(token_id)

@@ -29,14 +29,14 @@ _WORDPIECE_CLEANUP = (
 )
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """The bytes of a token, and its text where those bytes are whole characters by themselves."""
 
     data: bytes
     text: str | None
 
 
-EMPTY = Piece(b"", "")
+EMPTY = TokenPiece(b"", "")
 
 Value = str | bytes
 Step = Callable[[Value, bool], Value]
@@ -69,10 +69,10 @@ class Pieces:
         """The first token of a text may have another piece than the same token later."""
         self._steps = tuple(plan.steps)
         self._token_text = token_text
-        self.later: Callable[[int], Piece] = _KnownPieces(self).__getitem__
+        self.later: Callable[[int], TokenPiece] = _KnownPieces(self).__getitem__
         """What a token adds to text that has begun; nothing for an id outside the vocabulary."""
 
-    def first(self, token_id: int) -> Piece:
+    def first(self, token_id: int) -> TokenPiece:
         """What the token gives as the first of a text, before leading spaces are dropped."""
         return self.make(token_id, first=True) if self.first_differs else self.later(token_id)
 
@@ -94,7 +94,7 @@ class Pieces:
     def is_token(self, token_id: int) -> bool:
         return self._token_text(token_id) is not None
 
-    def make(self, token_id: int, *, first: bool) -> Piece:
+    def make(self, token_id: int, *, first: bool) -> TokenPiece:
         """Work the piece out."""
         token = self._token_text(token_id)
         if token is None:
@@ -106,25 +106,25 @@ class Pieces:
         return piece_of(data)
 
 
-class _KnownPieces(dict[int, Piece]):
+class _KnownPieces(dict[int, TokenPiece]):
     """Pieces by id, filled when first asked for. Ids outside the vocabulary are not kept, so it cannot outgrow it."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__()
         self._pieces = pieces
 
-    def __missing__(self, token_id: int) -> Piece:
+    def __missing__(self, token_id: int) -> TokenPiece:
         piece = self._pieces.make(token_id, first=False)
         if piece is not EMPTY:
             self[token_id] = piece
         return piece
 
 
-def piece_of(data: bytes) -> Piece:
+def piece_of(data: bytes) -> TokenPiece:
     try:
-        return Piece(data, data.decode())
+        return TokenPiece(data, data.decode())
     except UnicodeDecodeError:
-        return Piece(data, None)
+        return TokenPiece(data, None)
 
 
 def strip_leading(data: bytes, most: int) -> bytes:

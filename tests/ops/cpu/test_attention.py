@@ -10,7 +10,7 @@ from penstock.models.spec import GQA
 from penstock.ops.attention import attention, example_layout
 from penstock.ops.cpu import library as native
 from penstock.ops.cpu.library import KERNELS
-from penstock.ops.layout import AnyCache, LayerCache, Layout, ScaledCache
+from penstock.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
 from tests.ops.cpu.test_product import opened
 
 SPECS = [
@@ -33,10 +33,10 @@ BATCHES = [
 ]
 
 
-def run(kernels: str, spec: GQA, qkv: torch.Tensor, cache: AnyCache, layout: Layout) -> torch.Tensor:
+def run(kernels: str, spec: GQA, qkv: torch.Tensor, cache: AnyCache, layout: BatchLayout) -> torch.Tensor:
     """Writes keys and values of the step to a native cache and attends."""
     library = opened(kernels)
-    layer = native.Layer(
+    layer = native.NativeLayer(
         keys=cache.keys.data_ptr(),
         values=cache.values.data_ptr(),
         key_scales=cache.key_scales.data_ptr() if isinstance(cache, ScaledCache) else None,
@@ -46,7 +46,7 @@ def run(kernels: str, spec: GQA, qkv: torch.Tensor, cache: AnyCache, layout: Lay
         scale=spec.scale,
         softcap=spec.logit_softcap or 0.0,
     )
-    model = native.Model(
+    model = native.NativeModel(
         layers=ctypes.pointer(layer),
         num_layers=1,
         hidden_size=32,
@@ -56,7 +56,7 @@ def run(kernels: str, spec: GQA, qkv: torch.Tensor, cache: AnyCache, layout: Lay
         head_dim=spec.head_dim,
         block_size=cache.block_size,
     )
-    step = native.Step(
+    step = native.NativeStep(
         slots=layout.slots.data_ptr(),
         block_tables=layout.block_tables.data_ptr(),
         query_starts=layout.query_starts.data_ptr(),
@@ -85,14 +85,14 @@ def rounded(heads: torch.Tensor) -> torch.Tensor:
     return (heads / scales).round() * scales
 
 
-def whole(layout: Layout, block_size: int) -> Layout:
+def whole(layout: BatchLayout, block_size: int) -> BatchLayout:
     """The same sequences with all their tokens in the step."""
     contexts = list(layout.contexts)
     places = [torch.arange(context) for context in contexts]
     tables = layout.block_tables.long()
     slots = [table[at // block_size] * block_size + at % block_size for table, at in zip(tables, places)]
     starts = torch.tensor((0, *contexts)).cumsum(0).int()
-    return Layout(
+    return BatchLayout(
         torch.cat(places), torch.cat(slots), layout.block_tables, starts, layout.context_lengths, contexts, contexts
     )
 
@@ -127,11 +127,11 @@ def test_equals_the_definition(spec: GQA, kernels: str, block_size: int, kv: str
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
-def part_of(layout: Layout, chunk: int) -> Layout:
+def part_of(layout: BatchLayout, chunk: int) -> BatchLayout:
     """One chunk by itself."""
     one, begins = slice(chunk, chunk + 1), layout.query_starts.tolist()
     tokens = slice(begins[chunk], begins[chunk + 1])
-    return Layout(
+    return BatchLayout(
         layout.positions[tokens],
         layout.slots[tokens],
         layout.block_tables[one].contiguous(),
@@ -182,7 +182,7 @@ def test_a_prompt_in_pieces_changes_no_bit(spec: GQA, kernels: str) -> None:
         slots = tables[0].long()[places // 16] * 16 + places % 16
         starts, length = torch.tensor((0, high - low)).int(), (high - low,)
         ends = torch.tensor([high]).int()
-        layout = Layout(places, slots, tables, starts, ends, length, (high,))
+        layout = BatchLayout(places, slots, tables, starts, ends, length, (high,))
         return run(kernels, spec, qkv[low:high].clone(), cache, layout)
 
     attended(0, begin)

@@ -56,11 +56,11 @@ def load_part(folder: Path, world: World, dtype: torch.dtype = torch.float32) ->
     return part.join(world)
 
 
-def lead(ranks: Ranks, folder: Path, room: tuple[int, int, int, int], body: Callable[[LeadingRunner], R]) -> R:
+def lead(ranks: Ranks, folder: Path, arena: tuple[int, int, int, int], body: Callable[[LeadingRunner], R]) -> R:
     """What `body` makes of a runner over all ranks."""
 
     def run(world: World) -> R | None:
-        runner = rank_runner(load_part(folder, world), world, room, None)
+        runner = rank_runner(load_part(folder, world), world, arena, None)
         if world.place.rank:
             follow(runner, world)
             return None

@@ -29,7 +29,7 @@ class Buffer {
         throw std::bad_alloc();
       }
 #if defined(__linux__)
-      if (large) madvise(data_, large, MADV_HUGEPAGE);  // a wish; small pages do as well
+      if (large) madvise(data_, large, MADV_HUGEPAGE);  // a request; small pages do as well
 #endif
       size_ = rounded;
     }

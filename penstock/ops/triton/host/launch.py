@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 IS_ASKING: ContextVar[bool] = ContextVar("is_asking", default=False)
 
 
-class Entry:
+class KernelEntry:
     """A kernel that the host launches. Functions that kernels are made of are none."""
 
     def __init__(self, function: JITFunction[Any]) -> None:
@@ -29,8 +29,8 @@ class Entry:
         return self.function[grid]  # type: ignore[no-any-return]
 
 
-def entry(function: Any) -> Entry:
-    return Entry(function)
+def entry(function: Any) -> KernelEntry:
+    return KernelEntry(function)
 
 
 class Variant(NamedTuple):

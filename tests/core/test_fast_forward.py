@@ -7,21 +7,21 @@ from penstock.core.request import Request, SamplingParams
 from tests.core.steps import add, make_scheduler, running
 
 
-def commit(scheduler, batch, drawn, ahead=0):
+def commit(scheduler, batch, drawn, fast_forward=0):
     output = StepOutput(tuple((9,) * drawn if chunk.samples else () for chunk in batch.chunks))
-    return scheduler.commit(batch, output, 0.0, (ahead,) * len(batch.chunks))
+    return scheduler.commit(batch, output, 0.0, (fast_forward,) * len(batch.chunks))
 
 
-def start(ahead, max_tokens=20, **limits):
+def start(fast_forward, max_tokens=20, **limits):
     scheduler = make_scheduler(**limits)
     add(scheduler, 1, num_prompt=3, max_tokens=max_tokens)
-    commit(scheduler, scheduler.schedule(0.0), 1, ahead)
+    commit(scheduler, scheduler.schedule(0.0), 1, fast_forward)
     return scheduler
 
 
 def test_a_sequence_goes_ahead_as_far_as_it_may_and_no_further_than_its_end():
-    for ahead, max_tokens, length in ((4, 20, 5), (4, 4, 3), (4, 2, 1), (0, 20, 1)):
-        (chunk,) = start(ahead, max_tokens).schedule(0.0).chunks
+    for fast_forward, max_tokens, length in ((4, 20, 5), (4, 4, 3), (4, 2, 1), (0, 20, 1)):
+        (chunk,) = start(fast_forward, max_tokens).schedule(0.0).chunks
         assert (chunk.start, chunk.length, chunk.num_drafts, chunk.token_ids) == (3, length, length - 1, ())
 
 

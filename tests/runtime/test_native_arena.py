@@ -2,13 +2,13 @@
 
 import torch
 
-from penstock.runtime.native.arena import CACHE_LINE, Room
+from penstock.runtime.native.arena import CACHE_LINE, Arena
 
 
 def test_what_is_kept_is_a_copy_at_the_beginning_of_a_cache_line() -> None:
-    room = Room(1000)
+    arena = Arena(1000)
     numbers = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (100, 64, 1)]
-    kept = [room.keep(each) for each in numbers]
+    kept = [arena.keep(each) for each in numbers]
     for mine, theirs in zip(kept, numbers):
         assert torch.equal(mine, theirs)
         assert mine.data_ptr() % CACHE_LINE == 0
@@ -20,17 +20,17 @@ def test_what_is_kept_is_a_copy_at_the_beginning_of_a_cache_line() -> None:
 
 
 def test_what_finds_no_room_stays_where_it_is() -> None:
-    room = Room(128)
+    arena = Arena(128)
     large = torch.zeros(4096, dtype=torch.uint8)
-    assert room.keep(large) is large
-    assert torch.equal(room.keep(large[:128]), large[:128])
+    assert arena.keep(large) is large
+    assert torch.equal(arena.keep(large[:128]), large[:128])
 
 
 def test_a_room_that_cannot_be_had_keeps_nothing() -> None:
     numbers = torch.zeros(64, dtype=torch.uint8)
-    assert Room(1 << 60).keep(numbers) is numbers
+    assert Arena(1 << 60).keep(numbers) is numbers
 
 
 def test_a_room_outlives_whoever_made_it() -> None:
-    kept = Room(64).keep(torch.arange(64, dtype=torch.uint8))
+    kept = Arena(64).keep(torch.arange(64, dtype=torch.uint8))
     assert torch.equal(kept, torch.arange(64, dtype=torch.uint8))

@@ -17,7 +17,7 @@ from penstock.workload.arrivals import Gamma
 from penstock.workload.lengths import Fixed, Uniform
 from penstock.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, H100, SPEC, make_fleet, make_workload
-from tests.sim.test_replica import assert_equal, assert_foretelling_changes_nothing
+from tests.sim.test_replica import assert_equal, assert_predicting_changes_nothing
 
 COSTS = {
     "windows": Roofline(catalog.find("gemma-3-4b"), H100.achievable),
@@ -29,23 +29,23 @@ COSTS = {
 
 @pytest.mark.parametrize("name", COSTS)
 def test_every_cost_gives_the_times_of_single_steps(name):
-    assert_foretelling_changes_nothing(make_fleet(cost=COSTS[name]), make_workload(9, num_requests=30))
+    assert_predicting_changes_nothing(make_fleet(cost=COSTS[name]), make_workload(9, num_requests=30))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_sees_what_it_would_see_step_by_step(policy):
     fleet = make_fleet(num_replicas=3, max_sequences=16, policy=partial(POLICIES[policy], 1))
     workload = make_workload(10, arrivals=Gamma(60.0, 2.0), prefix=SharedPrefix(64, 4, 0.7))
-    assert_foretelling_changes_nothing(fleet, workload)
+    assert_predicting_changes_nothing(fleet, workload)
 
 
 def test_a_saturated_replica_is_told_exactly():
     """More want in than there are rows: whoever ends makes room for the next at that very step."""
     workload = make_workload(11, num_requests=80, rate=300.0, prompts=Uniform(5, 900))
     fleet = make_fleet(max_sequences=12, max_batch_tokens=256)
-    foretold = simulate(fleet, workload, keep_times=True)
-    assert_equal(foretold, simulate(replace(fleet, foretells=False), workload, keep_times=True))
-    assert foretold.replicas[0].waiting_for_rows_fraction > 0.5
+    predicted = simulate(fleet, workload, keep_times=True)
+    assert_equal(predicted, simulate(replace(fleet, predicts=False), workload, keep_times=True))
+    assert predicted.replicas[0].waiting_for_rows_fraction > 0.5
 
 
 @settings(deadline=None, max_examples=15)
@@ -54,16 +54,16 @@ def test_a_cache_too_small_for_all_is_told_exactly(seed, num_blocks):
     """Runs end where blocks do, so that none is taken before its time, and all are cut before somebody is pushed out."""
     workload = make_workload(seed, num_requests=25, rate=200.0, answers=Uniform(2, 120))
     fleet = make_fleet(num_blocks=num_blocks, max_sequences=16, max_batch_tokens=128)
-    foretold, stepwise = (simulate(replace(fleet, foretells=on), workload) for on in (True, False))
-    assert [one.end_s for one in foretold.timelines] == [one.end_s for one in stepwise.timelines]
-    assert foretold.num_preemptions == stepwise.num_preemptions
+    predicted, stepwise = (simulate(replace(fleet, predicts=on), workload) for on in (True, False))
+    assert [one.end_s for one in predicted.timelines] == [one.end_s for one in stepwise.timelines]
+    assert predicted.num_preemptions == stepwise.num_preemptions
 
 
 def test_the_cache_is_not_counted_full_before_its_time():
     workload = make_workload(2, num_requests=40, rate=10.0, prompts=Fixed(160), answers=Fixed(800))
-    foretold, stepwise = (simulate(make_fleet(foretells=on), workload).replicas[0] for on in (True, False))
-    assert foretold.mean_kv_usage_fraction == pytest.approx(stepwise.mean_kv_usage_fraction, rel=0.05)
-    assert foretold.max_kv_usage_fraction == pytest.approx(stepwise.max_kv_usage_fraction, rel=0.05)
+    predicted, stepwise = (simulate(make_fleet(predicts=on), workload).replicas[0] for on in (True, False))
+    assert predicted.mean_kv_usage_fraction == pytest.approx(stepwise.mean_kv_usage_fraction, rel=0.05)
+    assert predicted.max_kv_usage_fraction == pytest.approx(stepwise.max_kv_usage_fraction, rel=0.05)
 
 
 @given(

@@ -14,10 +14,10 @@ from penstock.layers.step import Rotations
 from penstock.models import catalog
 from penstock.ops.op import OPERATIONS
 from penstock.ops.triton.host.launch import asking
-from penstock.runtime.cuda.graphs import DecodeGraphs, Parts, Recorder
+from penstock.runtime.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder
 from penstock.runtime.cuda.mixed_graphs import MixedGraphs
 from penstock.runtime.cuda.rows import DeviceRows
-from penstock.runtime.cuda.warm_up import Rehearsal, excerpt
+from penstock.runtime.cuda.warm_up import KernelWarmUp, excerpt
 from penstock.runtime.eager.rows import Rows
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.parameters import dummy_model
@@ -42,17 +42,17 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, hopper: None) -> None:
         monkeypatch.setitem(op.kernels, "cpu", op.kernels.get("cuda", []))
 
 
-def parts_of(model: Decoder, rows: Rows, cache: KVCache) -> Parts:
+def parts_of(model: Decoder, rows: Rows, cache: KVCache) -> GraphParts:
     held = DeviceRows(rows, NUM_ROWS, MAX_CONTEXT // BLOCK_SIZE, 20, CPU)
-    return Parts(model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, NUM_ROWS - 1, Recorder())
+    return GraphParts(model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, NUM_ROWS - 1, GraphRecorder())
 
 
-def asked_by(model: Decoder, rehearse: Callable[[MixedGraphs, DecodeGraphs], None]) -> list[str]:
+def asked_by(model: Decoder, warm_up: Callable[[MixedGraphs, DecodeGraphs], None]) -> list[str]:
     rows = Rows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU)
     cache = KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU)
     parts = parts_of(model, rows, cache)
     with asking() as variants, torch.inference_mode():
-        rehearse(MixedGraphs(parts), DecodeGraphs(parts))
+        warm_up(MixedGraphs(parts), DecodeGraphs(parts))
     assert not any(part.any() for layer in cache.layers for part in layer)
     assert not rows.tokens.any()
     return [str((variant.function.__name__, variant.signature, variant.constants)) for variant in variants]
@@ -63,15 +63,15 @@ def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) 
     model = dummy_model(SPECS[name], CPU, torch.bfloat16)
     assert isinstance(model, Decoder)
 
-    def rehearse(shown: Decoder) -> Callable[[MixedGraphs, DecodeGraphs], None]:
+    def warm_up(shown: Decoder) -> Callable[[MixedGraphs, DecodeGraphs], None]:
         def run(mixed: MixedGraphs, decodes: DecodeGraphs) -> None:
-            mixed.rehearse(shown, 4)
-            decodes.rehearse(shown, 1)
-            decodes.rehearse(shown, 8)
+            mixed.warm_up(shown, 4)
+            decodes.warm_up(shown, 1)
+            decodes.warm_up(shown, 8)
 
         return run
 
-    few, all_of_them = asked_by(model, rehearse(excerpt(model))), asked_by(model, rehearse(model))
+    few, all_of_them = asked_by(model, warm_up(excerpt(model))), asked_by(model, warm_up(model))
     assert sorted(few) == sorted(all_of_them)
     names = {text.split("'")[1] for text in few}
     assert names >= {
@@ -98,12 +98,12 @@ def test_small_steps_go_on_until_kernels_are_there_and_large_ones_wait() -> None
     rows = Rows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU)
     parts = parts_of(model, rows, KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU))
 
-    def rehearsal() -> Rehearsal:
-        return Rehearsal(model, DecodeGraphs(parts), MixedGraphs(parts), NUM_ROWS - 1)
+    def warm_up() -> KernelWarmUp:
+        return KernelWarmUp(model, DecodeGraphs(parts), MixedGraphs(parts), NUM_ROWS - 1)
 
     small = Batch(0, (Chunk(0, 0, 8, (1,) * 8, (0,), True, None),))
     large = Batch(0, (Chunk(0, 0, 1 << 10, (1,) * (1 << 10), (0,), True, None),))
-    first, early = rehearsal(), rehearsal()
+    first, early = warm_up(), warm_up()
     assert not any(first.has_kernels(small) for _ in range(3))
     assert first.has_kernels(large)
     assert first.has_kernels(small)
