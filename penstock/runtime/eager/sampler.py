@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.core.batch import Logprob
 from penstock.ops.sampling import Penalties, SamplingTensors, draw, likeliest, penalize, uniform
+from penstock.runtime.eager.sampling_state import RowSampling
 
 NOT_FINITE = "the model gave numbers that are not finite for this sequence"
 NOTHING_LEFT = "no token may be drawn: allowed tokens, banned tokens and minimum length leave none; loosen one of them"
