@@ -24,7 +24,7 @@ from penstock.runtime.cuda.mixed_graphs import MixedGraphs, padded_chunks
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.cuda.warm_up import KernelWarmUp
 from penstock.runtime.eager.inputs import make_inputs
-from penstock.runtime.eager.runner import EagerTicket, Masks, ModelRunner
+from penstock.runtime.eager.runner import EagerTicket, ModelRunner, TokenMasks
 from penstock.runtime.eager.sampler import NOT_FINITE
 
 MAX_UNDER_WAY = 8
@@ -112,14 +112,14 @@ class CudaRunner(ModelRunner):
         self._warm_up.begin()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         if masks is not None:
             return Later(lambda: self._launch(batch, masks))
         with nullcontext() if self._warm_up.has_kernels(batch) else plainly():
             return self._launch(batch)
 
     @torch.inference_mode()
-    def _launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
+    def _launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         self._device_rows.take_arrivals(batch.chunks)
         if masks or any(self._device_rows.needs_host(chunk) or self._refusal(chunk) for chunk in batch.chunks):
             ticket = super().launch(batch, masks)

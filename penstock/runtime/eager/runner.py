@@ -26,7 +26,7 @@ LOGITS_AT_ONCE = 1 << 23
 """Scores over the vocabulary held at a time, whatever the batch."""
 
 
-class Masks(Protocol):
+class TokenMasks(Protocol):
     """Which tokens may be drawn, as the engine says it."""
 
     @property
@@ -73,7 +73,7 @@ class ModelRunner:
         self._rows = Rows(max_sequences, max_context, block_size, model.spec.vocab_size, model.device)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         self._masks = {} if masks is None else _unpacked(masks, batch.chunks, self._vocab_size, self._model.device)
         self._cache.copy(batch.copies)
         refusals = [self._refusal(chunk) for chunk in batch.chunks]
@@ -153,8 +153,8 @@ class ModelRunner:
         return reported
 
 
-def _unpacked(masks: Masks, chunks: Sequence[Chunk], vocab_size: int, device: torch.device) -> dict[int, Tensor]:
-    """Masks of rows that draw under some, one boolean a token."""
+def _unpacked(masks: TokenMasks, chunks: Sequence[Chunk], vocab_size: int, device: torch.device) -> dict[int, Tensor]:
+    """TokenMasks of rows that draw under some, one boolean a token."""
     words = np.zeros((masks.num_rows, -(-vocab_size // 32)), dtype=np.int32)
     masks.fill(words.data)
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :vocab_size]

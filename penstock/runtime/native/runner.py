@@ -18,7 +18,7 @@ from penstock.core.batch import Batch, Chunk, StepOutput, make
 from penstock.errors import EngineError
 from penstock.ops.cpu import library as native
 from penstock.ops.draw import NOT_DRAWN
-from penstock.runtime.eager.runner import EagerTicket, Masks, ModelRunner, StepOutcome
+from penstock.runtime.eager.runner import EagerTicket, ModelRunner, StepOutcome, TokenMasks
 from penstock.runtime.eager.sampler import NOT_FINITE, Drawn
 from penstock.runtime.leftovers import give_back
 from penstock.runtime.native.cache import NativeCache
@@ -67,7 +67,7 @@ class NativeRunner(ModelRunner):
         self._make_states(max_sequences)
         give_back()  # the model stands where steps read it, and the cache is not written yet
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         step, chunks, copies, _ = batch
         if masks is not None:
             self._members = None

@@ -16,7 +16,7 @@ import torch
 
 from penstock.core.batch import Batch, StepOutput
 from penstock.errors import EngineError, RankLostError
-from penstock.runtime.eager.runner import EagerTicket, Masks, ModelRunner
+from penstock.runtime.eager.runner import EagerTicket, ModelRunner, TokenMasks
 from penstock.runtime.parallel.frames import decode_batch, decode_output, encode_batch, encode_output
 from penstock.runtime.parallel.micro import joined, micro_batches
 from penstock.runtime.parallel.stage import StagedDecoder
@@ -44,7 +44,7 @@ class LeadingRunner:
         """Steps worth having under way: stages compute one while another is on its way back; a GPU never waits."""
         return DEPTH if self._world.place.ranks.pipeline > 1 or self._world.device.type == "cuda" else 1
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         if masks is not None:
             raise EngineError("several ranks draw under no masks")
         with together():
@@ -111,7 +111,7 @@ class StageRunner(ModelRunner):
         """Parts of steps whose tokens have not come back, oldest first."""
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: Masks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         place = self._world.place
         parts = micro_batches(batch, place.ranks.pipeline)
         if place.is_last_stage:
