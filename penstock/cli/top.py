@@ -98,8 +98,16 @@ def figures(before: Samples, now: Samples, seconds: float) -> dict[str, float | 
         "ttft_p99_ms": _quantile(before, now, "vllm:time_to_first_token_seconds", 0.99),
         "itl_p50_ms": _quantile(before, now, "vllm:inter_token_latency_seconds", 0.5),
         "itl_p99_ms": _quantile(before, now, "vllm:inter_token_latency_seconds", 0.99),
+        "drafts_per_s": rate("vllm:spec_decode_num_draft_tokens_total"),
+        "drafts_accepted_percent": _percent(
+            rate("vllm:spec_decode_num_accepted_tokens_total"), rate("vllm:spec_decode_num_draft_tokens_total")
+        ),
         "restarts": _sum(now, "penstock_engine_restarts_total"),
     }
+
+
+def _percent(part: float, whole: float) -> float | None:
+    return 100 * part / whole if whole else None
 
 
 def _sum(samples: Samples, name: str) -> float:

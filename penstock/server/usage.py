@@ -14,6 +14,9 @@ class Usage(NamedTuple):
     num_accepted: int
     """Tokens of the client's prediction that were checked and came true."""
     num_rejected: int
+    num_draft: int
+    """Drafts checked, whoever guessed them."""
+    num_accepted_draft: int
 
 
 def usage_of(call: Call) -> Usage:
@@ -26,4 +29,6 @@ def usage_of(call: Call) -> Usage:
         num_reasoning=sum(writer.num_reasoning_tokens for writer in call.writers),
         num_accepted=sum(writer.predicted[1] for writer in call.writers),
         num_rejected=sum(writer.predicted[0] - writer.predicted[1] for writer in call.writers),
+        num_draft=sum(writer.drafted[0] for writer in call.writers),
+        num_accepted_draft=sum(writer.drafted[1] for writer in call.writers),
     )

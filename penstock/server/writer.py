@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.core.batch import Delta, Finish, FinishReason, Logprob
+from penstock.core.batch import Delta, Drafted, Finish, FinishReason, Logprob
 from penstock.text.stream.segments import Segments, ToolCallStart, content_of, joined, reasoning_of
 from penstock.text.stream.stream import TextRules, TextStream
 from penstock.text.tokenizer.tokenizer import Tokenizer
@@ -25,6 +25,14 @@ class Piece(NamedTuple):
     finish_reason: str | None
     stop: str | None = None
     """The stop string that ended the text."""
+    drafts: tuple[Drafted, ...] = ()
+    """Of the steps that checked some."""
+
+    @property
+    def are_drafts(self) -> list[bool]:
+        """For each token, whether it was guessed before it was drawn."""
+        runs = [(each.begin, each.begin + each.num_accepted) for each in self.drafts]
+        return [any(begin <= place < end for begin, end in runs) for place in range(len(self.token_ids))]
 
     @property
     def content(self) -> str:
@@ -43,6 +51,7 @@ class Writer:
         "_includes_stop",
         "_text",
         "cache_miss",
+        "drafted",
         "failure",
         "finish_reason",
         "index",
@@ -57,8 +66,10 @@ class Writer:
         self.failure: Finish | None = None
         """How it ended if it ended badly."""
         self.num_cached = 0
+        self.drafted = (0, 0)
+        """Drafts that were checked, and of those the ones that came true."""
         self.predicted = (0, 0)
-        """Tokens of the client's prediction that were checked, and of those the ones that came true."""
+        """Likewise, of those that the client predicted."""
         self.cache_miss = ""
         """Why the prefix cache had no more of the prompt."""
         self.token_ids: list[int] = []
@@ -87,9 +98,9 @@ class Writer:
             self.num_cached = delta.prefix.num_tokens
             self.cache_miss = delta.prefix.miss
         for drafts in delta.drafts:
+            self.drafted = _added(self.drafted, drafts)
             if drafts.source == PREDICTION:
-                checked, accepted = self.predicted
-                self.predicted = (checked + drafts.num_checked, accepted + drafts.num_accepted)
+                self.predicted = _added(self.predicted, drafts)
         token_ids, logprobs = delta.token_ids, delta.logprobs
         is_silent = finish is not None and finish.stop_token_id is not None and not self._includes_stop
         before = self._text.num_tokens
@@ -111,7 +122,8 @@ class Writer:
             return None
         if len(segments) > 1 or (segments and type(segments[0]) is ToolCallStart):
             self._has_calls |= any(type(segment) is ToolCallStart for segment in segments)
-        return Piece(self.index, segments, token_ids, logprobs, delta.prompt_logprobs, self.finish_reason, stop)
+        reason = self.finish_reason
+        return Piece(self.index, segments, token_ids, logprobs, delta.prompt_logprobs, reason, stop, delta.drafts)
 
     def _end(self, segments: Segments) -> tuple[Segments, str | None]:
         """All that is left to say, and the stop string that ended it. Settles how the choice ended."""
@@ -123,3 +135,7 @@ class Writer:
         if self.finish_reason is STOP and self._has_calls:
             self.finish_reason = TOOL_CALLS
         return segments, rest.stop
+
+
+def _added(sums: tuple[int, int], drafts: Drafted) -> tuple[int, int]:
+    return sums[0] + drafts.num_checked, sums[1] + drafts.num_accepted

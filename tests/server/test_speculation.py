@@ -85,6 +85,25 @@ def test_what_makes_no_sense_is_refused_by_name(guessing: Server, fields: dict[s
     assert param in (error["param"] or "") + error["message"]
 
 
+def test_drafts_are_seen(guessing: Server, right: str) -> None:
+    before = guessing.metric("vllm:spec_decode_num_accepted_tokens_total", 'source="prediction"')
+    body = {
+        "messages": user("predict"),
+        "max_tokens": NUM_TOKENS,
+        "prediction": {"type": "content", "content": right},
+        "return_token_ids": True,
+        "return_timings": True,
+    }
+    answer = guessing.post("/v1/chat/completions", GREEDY | body).json()
+    marks, timings = answer["choices"][0]["accepted_drafts"], answer["usage"]["timings"]
+    assert len(marks) == NUM_TOKENS
+    assert sum(marks) == timings["accepted_draft_tokens"] <= timings["draft_tokens"]
+    assert sum(marks) > NUM_TOKENS / 2
+    after = guessing.metric("vllm:spec_decode_num_accepted_tokens_total", 'source="prediction"')
+    assert after - before >= answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+    assert guessing.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", 'position="0"') > 0
+
+
 def test_a_stream_tells_the_same(guessing: Server, right: str) -> None:
     chunks = guessing.sdk().chat.completions.create(
         messages=user("predict"),

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from penstock.core.batch import Drafted
 from penstock.engine.client import EngineClient, StepReport
 from penstock.metrics.exposition import (
     COUNT_BUCKETS,
@@ -61,6 +62,14 @@ class Meters:
         self.prompt_sizes = Buckets("vllm:request_prompt_tokens", "Prompt tokens a request", COUNT_BUCKETS)
         self.output_sizes = Buckets("vllm:request_generation_tokens", "Generated tokens a request", COUNT_BUCKETS)
         self.steps = Counter("penstock_engine_steps", "Steps of the engine")
+        self.draft_rounds = Counter("vllm:spec_decode_num_drafts", "Times that drafts of a sequence were checked")
+        self.draft_tokens = Counter("vllm:spec_decode_num_draft_tokens", "Drafts checked, by who guessed them")
+        self.accepted_tokens = Counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafts that came true, by who guessed them"
+        )
+        self.accepted_at = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that came true, by their place in the guess"
+        )
 
     # Calls come and go
 
@@ -88,6 +97,8 @@ class Meters:
             if watch is None:
                 continue
             num_tokens += len(delta.token_ids)
+            for drafts in delta.drafts:
+                self._count_drafts(drafts)
             timeline = watch.timeline
             gap = timeline.observe(delta, now)
             if gap is not None:
@@ -102,6 +113,14 @@ class Meters:
         if num_tokens:
             self.last_token_s = now
             self.output_tokens.add(num_tokens)
+
+    def _count_drafts(self, drafts: Drafted) -> None:
+        source = (("source", drafts.source),)
+        self.draft_rounds.add(1, source)
+        self.draft_tokens.add(drafts.num_checked, source)
+        self.accepted_tokens.add(drafts.num_accepted, source)
+        for place in range(drafts.num_accepted):
+            self.accepted_at.add(1, (("position", str(place)),))
 
     def _begin(self, watch: Watch, prefix: Any, now: float) -> None:
         timeline = watch.timeline

@@ -130,6 +130,8 @@ class ChatEncoder:
         }
         if self._reports_ids:
             choice["token_ids"] = [token for piece in kept for token in piece.token_ids]
+            if any(piece.drafts for piece in kept):
+                choice["accepted_drafts"] = [is_draft for piece in kept for is_draft in piece.are_drafts]
         return choice
 
     def _report(self, piece: Piece) -> bytes:
@@ -139,6 +141,8 @@ class ChatEncoder:
             deltas = [{"content": ""}]
         if deltas and self._reports_ids:
             deltas[0]["token_ids"] = piece.token_ids
+            if piece.drafts:
+                deltas[0]["accepted_drafts"] = piece.are_drafts
         events = []
         for number, delta in enumerate(deltas):
             logprobs = b"null"

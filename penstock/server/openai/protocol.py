@@ -66,6 +66,7 @@ class Sampling(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    """Add the ids of the answer's tokens, and where drafts were checked, which of them came from there."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     deadline_ms: Annotated[float, Meta(gt=0.0, le=86_400_000.0)] | None = None
     """How long the answer is wanted; the header `x-request-timeout-ms` says the same."""

@@ -21,4 +21,7 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
             "rejected_prediction_tokens": usage.num_rejected,
         },
     }
-    return value | ({"timings": timings} if timings is not None else {})
+    if timings is None:
+        return value
+    drafts = {"draft_tokens": usage.num_draft, "accepted_draft_tokens": usage.num_accepted_draft}
+    return value | {"timings": timings | (drafts if usage.num_draft else {})}
