@@ -1,0 +1,162 @@
+"""Speculation against none, by turns in one process over the same weights: tokens a second, ratio, tokens a step, equality.
+
+    python benchmarks/cpu/speculation.py [--model default] [--cases quote edit chat random] [--batch 1 8]
+        [--speculate auto] [--draft-tokens N] [--draft-model PATH] [--turns 5] [--tokens 200] [--out record.json]
+
+Decoding alone is timed: from the first token of the last sequence to its last. Each turn is another tenant's, so that nothing is
+known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is the number of plain steps over
+that of speculated ones, which a busy machine cannot change.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock import LLM, SamplingParams
+from penstock.config import configure
+from penstock.core.request import Request
+
+PASSAGE = """The penstock at Hollow Creek was built in 1931. It carries water from the upper reservoir, at an elevation of 612
+metres, down to the powerhouse at 318 metres. The pipe is 1,240 metres long and 2.4 metres wide. Its steel plates are riveted
+in the upper part and welded in the lower part, which was replaced in 1974 after a landslide. The powerhouse holds three Pelton
+turbines of 18 megawatts each. Water leaves through a tailrace of 300 metres into the Hollow River. The dam above is a gravity
+dam of concrete, 41 metres high, with two spillways."""
+CODE = '''import json
+from pathlib import Path
+
+
+class Ledger:
+    """Entries by account, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, list[float]] = {}
+        if path.exists():
+            self.entries = json.loads(path.read_text())
+
+    def add(self, account: str, amount: float) -> None:
+        self.entries.setdefault(account, []).append(amount)
+        self.save()
+
+    def balance(self, account: str) -> float:
+        return sum(self.entries.get(account, []))
+
+    def accounts(self) -> list[str]:
+        return sorted(self.entries)
+
+    def save(self) -> None:
+        self.path.write_text(json.dumps(self.entries))
+'''
+ASK = {
+    "quote": f"Text:\n{PASSAGE}\n\nRepeat the text above word for word.",
+    "edit": f"Rename the method `balance` to `total` in this file. Answer with the whole file.\n\n```python\n{CODE}```",
+    "write": "Write a Python class for a priority queue with push, pop and peek, with type hints and docstrings.",
+    "chat": "Why is the sky blue, and why are sunsets red? Explain it to a child.",
+}
+
+
+def prompts(llm: LLM, case: str, count: int) -> list[tuple[int, ...]]:
+    tokenizer = llm.files.tokenizer
+    if case == "random":
+        choose = random.Random(7)
+        return [tuple(choose.randrange(100, llm.spec.vocab_size - 100) for _ in range(96)) for _ in range(count)]
+    text = f"<|im_start|>user\n{ASK[case]}<|im_end|>\n<|im_start|>assistant\n"
+    return [tuple(tokenizer.encode(f"{i or ''}{text}", special=True)) for i in range(count)]
+
+
+class Side:
+    """An engine, and how fast it decodes."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.rates: list[float] = []
+        self.num_steps = 0
+        self.tokens: dict[int, list[int]] = {}
+
+    def run(self, asked: list[tuple[int, ...]], num_tokens: int, temperature: float, is_open: bool) -> None:
+        engine = self.llm.engine
+        params = SamplingParams(
+            temperature=temperature,
+            seed=3,
+            max_tokens=num_tokens,
+            ignore_eos=not is_open,
+            stop_token_ids=tuple(self.llm.files.tokenizer.eos_ids),
+        )
+        tenant = f"turn {len(self.rates)}"
+        for number, prompt in enumerate(asked):
+            engine.submit(
+                Request(request_id=time.monotonic_ns(), prompt=prompt, params=params, salt=str(number), tenant=tenant)
+            )
+        self.tokens, started, begin_s, begun, steps = {}, set(), 0.0, 0, engine.num_steps
+        order: dict[int, int] = {}
+        while engine.has_work:
+            deltas = engine.step()
+            for delta in deltas:
+                place = order.setdefault(delta.request_id, len(order))
+                self.tokens.setdefault(place, []).extend(delta.token_ids)
+                if delta.token_ids and place not in started:
+                    started.add(place)
+                    if len(started) == len(asked):
+                        begin_s, begun, steps = time.perf_counter(), self.count, engine.num_steps
+        self.rates.append((self.count - begun) / (time.perf_counter() - begin_s))
+        self.num_steps = engine.num_steps - steps
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.tokens.values()))
+
+
+def measure(llm: LLM, case: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    settings: dict[str, Any] = {"speculate": options.speculate, "draft_tokens": options.draft_tokens}
+    if options.draft_model:
+        settings["draft_model"] = options.draft_model
+    sides = [Side(LLM.over(llm.loaded, llm.config)), Side(LLM.over(llm.loaded, configure(llm.config, **settings)))]
+    asked = prompts(llm, case, batch)
+    for turn in range(options.turns + 1):
+        for side in sides if turn % 2 else reversed(sides):
+            side.run(asked, options.tokens, options.temperature, is_open=case in ASK)
+    plain, guessing = sides
+    medians = [statistics.median(side.rates[1:]) for side in sides]
+    proposals = guessing.llm.engine.proposals
+    return {
+        "case": case,
+        "batch": batch,
+        "tokens": plain.count,
+        "same": plain.tokens == guessing.tokens,
+        "plain_tokens_per_s": round(medians[0], 2),
+        "tokens_per_s": round(medians[1], 2),
+        "ratio": round(statistics.median(b / a for a, b in zip(plain.rates[1:], guessing.rates[1:])), 3),
+        "steps": round(plain.num_steps / max(guessing.num_steps, 1), 3),
+        "accepted": round(proposals.num_accepted / max(proposals.num_checked, 1), 3) if proposals else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--cases", nargs="+", default=["quote", "edit", "write", "chat", "random"])
+    parser.add_argument("--batch", nargs="+", type=int, default=[1])
+    parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--draft-tokens", type=int, default=None)
+    parser.add_argument("--draft-model", default="")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    records = []
+    with LLM(options.model, max_context=2048, max_sequences=max(options.batch)) as llm:
+        for case in options.cases:
+            for batch in options.batch:
+                records.append(measure(llm, case, batch, options))
+                print(json.dumps(records[-1]), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps(vars(options) | {"out": str(options.out), "records": records}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
