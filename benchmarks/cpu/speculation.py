@@ -3,8 +3,8 @@
     python benchmarks/cpu/speculation.py [--model default] [--cases quote edit chat random] [--batch 1 8]
         [--speculate auto] [--draft-tokens N] [--draft-model PATH] [--turns 5] [--tokens 200] [--out record.json]
 
-Decoding alone is timed: from the first token of the last sequence to its last. Each turn is another tenant's, so that nothing is
-known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is the number of plain steps over
+Decoding alone is timed: from the first token of the last sequence to its last. Each turn is another tenant's, so that nothing
+is known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is the number of plain steps over
 that of speculated ones, which a busy machine cannot change.
 """
 
