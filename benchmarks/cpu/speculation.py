@@ -4,8 +4,8 @@
         [--speculate auto] [--draft-tokens N] [--draft-model PATH] [--turns 5] [--tokens 200] [--out record.json]
 
 Decoding alone is timed: from the first token of the last sequence to its last. Each turn is another tenant's, so that nothing
-is known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is the number of plain steps over
-that of speculated ones, which a busy machine cannot change.
+is known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is plain steps
+over speculated ones, which a busy machine cannot change.
 """
 
 import argparse
