@@ -57,6 +57,8 @@ class OutputForm(NamedTuple):
     value: Any = None
     param: str = "response_format"
     """How its dialect calls the form, for errors."""
+    is_lenient: bool = False
+    """Of a schema: keywords that an answer cannot be held to are passed over."""
 
 
 TEXT = OutputForm()
@@ -146,6 +148,8 @@ class Generation:
     """What the answer is expected to be."""
     speculate: int | None = None
     """Drafts to check in each step; 0 for none."""
+    max_reasoning_tokens: int | None = None
+    """The reasoning is made to end after so many."""
     param: str = "messages"
 
 

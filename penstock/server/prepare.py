@@ -8,11 +8,13 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from penstock.core.request import SamplingParams
 from penstock.errors import RequestError
+from penstock.server.forms import checked_grammar
 from penstock.server.generation import Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.server.http.call import Call, CallParameters
 from penstock.server.http.faults import Overflow, invalid, unsupported
@@ -48,9 +50,17 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
     if len(prompts) * (sampling.n or 1) > MAX_CHOICES:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
+    rules = _text_rules(model, sampling, text, continues=continues)
+    grammar = await checked_grammar(
+        model.text,
+        generation.output,
+        is_open=rules.is_open,
+        in_chat=not continues,
+        max_reasoning=generation.max_reasoning_tokens,
+    )
     parameters = CallParameters(
-        sampling=sampling_params(model, sampling),
-        rules=_text_rules(model, sampling, text, continues=continues),
+        sampling=replace(sampling_params(model, sampling), grammar=grammar),
+        rules=rules,
         priority=generation.priority,
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
         tenant=caller.tenant,
@@ -69,8 +79,6 @@ def _refuse_what_is_not_served(generation: Generation) -> None:
             raise unsupported("tools", "describe what to call in the messages")
         if generation.prompt.tool_choice.mode == "required":
             raise unsupported("tool_choice", "leave it out")
-    if generation.output.kind != "text":
-        raise unsupported(generation.output.param, "ask for the form in the messages, or for plain text")
 
 
 def _check(call: Call, model: ServedModel, param: str) -> None:

@@ -1,14 +1,27 @@
-"""What a model reads and writes, apart from its weights: tokenizer, chat template, way of marking reasoning."""
+"""What a model reads and writes, apart from its weights: tokenizer, chat template, way of marking reasoning, grammars."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
+from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.text.grammar.compose import Markers
 from penstock.text.stream.reasoning import ReasoningStyle
 from penstock.text.template.chat import ChatTemplate
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
 
-class Text(NamedTuple):
+@dataclass(frozen=True)
+class Text:
     tokenizer: Tokenizer
     template: ChatTemplate | None = None
     """None for a model that was not made for chats."""
     style: ReasoningStyle | None = None
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Tells which grammars can be used."""
+        return GrammarCompiler.for_checks(self.tokenizer)
+
+    @cached_property
+    def markers(self) -> Markers:
+        return Markers(self.tokenizer)

@@ -19,6 +19,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2_000_000)]
 Name = Annotated[str, Meta(max_length=512)]
 Stop = str | Annotated[list[str], Meta(max_length=16)]
+Choices = Annotated[list[str], Meta(min_length=1, max_length=10_000)]
 Prompt = (
     str
     | Annotated[
@@ -76,6 +77,15 @@ class Sampling(Struct, kw_only=True):
     user: Name | None = None
     speculate: Annotated[int, Meta(ge=0, le=64)] | None = None
     """Drafts to check in each step; 0 for none. The answer is the same, the time it takes is not."""
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    grammar: str | None = None
+    """A grammar in Lark's syntax, or in llama.cpp's."""
+    json_schema: dict[str, Any] | None = None
     return_timings: bool | None = None
     """Add the request's times to its usage."""
 
@@ -118,7 +128,8 @@ class ChatBody(Sampling, kw_only=True):
     continue_final_message: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
-    response_format: dict[str, Any] | None = None
+    max_reasoning_tokens: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    """The reasoning is made to end after so many."""
     tools: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
@@ -186,12 +197,6 @@ REFUSED = {
     "function_call": "describe what to call in the messages",
     "moderation": "check texts elsewhere",
     "web_search_options": "put what the model should know into the messages",
-    "guided_json": "ask for the form in the messages",
-    "guided_regex": "ask for the form in the messages",
-    "guided_choice": "ask for the form in the messages",
-    "guided_grammar": "ask for the form in the messages",
-    "structured_outputs": "ask for the form in the messages",
-    "grammar": "ask for the form in the messages",
     "use_beam_search": "raise n instead",
     "length_penalty": "leave it out",
     "prompt_embeds": "send text or token ids",

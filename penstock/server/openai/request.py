@@ -3,19 +3,18 @@
 from typing import Any
 
 from penstock.server.generation import (
-    TEXT,
     CacheHints,
     Chat,
     ChatMessage,
     Delivery,
     Generation,
-    OutputForm,
     SamplingOptions,
     Texts,
     ToolCall,
 )
 from penstock.server.http.faults import invalid, unsupported
 from penstock.server.openai.caching import cache_hints
+from penstock.server.openai.forms import output_form
 from penstock.server.openai.protocol import ChatBody, CompletionBody, ContentPart, Message, Sampling, TokenizeBody
 from penstock.server.openai.tools import tool_choice_of, tools_of
 
@@ -51,7 +50,8 @@ def chat_generation(body: ChatBody) -> Generation:
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
-        output=output_form(body.response_format),
+        output=output_form(body),
+        max_reasoning_tokens=body.max_reasoning_tokens,
         cache=cache_hints(body, len(chat.messages), body.cache_salt or ""),
         priority=tier if body.priority is None else body.priority,
         deadline_ms=body.deadline_ms,
@@ -79,6 +79,7 @@ def text_generation(body: CompletionBody) -> Generation:
     return Generation(
         prompt=Texts(given=body.prompt, adds_special=body.add_special_tokens is not False),
         sampling=sampling,
+        output=output_form(body),
         cache=CacheHints(salt=body.cache_salt or ""),
         priority=body.priority or 0,
         deadline_ms=body.deadline_ms,
@@ -128,20 +129,6 @@ def sampling_options(
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
-
-
-def output_form(given: dict[str, Any] | None) -> OutputForm:
-    kind = (given or {}).get("type", "text")
-    if given is None or kind == "text":
-        return TEXT
-    if kind == "json_object":
-        return OutputForm("json")
-    if kind == "json_schema":
-        schema = (given.get("json_schema") or {}).get("schema") if isinstance(given.get("json_schema"), dict) else None
-        if not isinstance(schema, dict):
-            raise invalid("response_format.json_schema.schema must be a JSON schema", "response_format")
-        return OutputForm("schema", schema)
-    raise invalid("response_format.type must be text, json_object or json_schema", "response_format")
 
 
 def prediction_of(body: ChatBody) -> str:

@@ -8,12 +8,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from penstock.errors import RequestError
 from penstock.text.grammar.limits import (
     MAX_NESTING,
+    MAX_SOURCE_CHARACTERS,
     check_choices,
     check_expression,
     check_length,
@@ -52,7 +53,7 @@ def _json_object(source: str) -> str:
 
 def _regex(source: str) -> str:
     check_expression(source)
-    return str(LLMatcher.grammar_from_regex(source))
+    return f"start: /{regex_to_lark(source, use_ascii='')}/" if source else 'start: ""'
 
 
 def _choice(source: str) -> str:
@@ -79,6 +80,12 @@ def _gbnf(source: str) -> str:
         raise RequestError(f"the GBNF grammar cannot be read: {str(error)[:200]}") from error
 
 
+def _composed(source: str) -> str:
+    if len(source) > 8 * MAX_SOURCE_CHARACTERS:
+        raise too_large(f"it has {len(source):,} characters")
+    return source
+
+
 KINDS: dict[str, Callable[[str], str]] = {
     "json_schema": _json_schema,
     "json_schema_lenient": _lenient_schema,
@@ -87,9 +94,10 @@ KINDS: dict[str, Callable[[str], str]] = {
     "choice": _choice,
     "lark": _lark,
     "gbnf": _gbnf,
+    "composed": _composed,
 }
 """What the text of a source is: a schema, the same with unknown keywords passed over, anything (any object), an expression, a
-JSON list of texts, a grammar in Lark's or in llama.cpp's syntax."""
+JSON list of texts, a grammar in Lark's or in llama.cpp's syntax, or several grammars put together by `compose`."""
 
 
 def translate(kind: str, source: str) -> str:

@@ -3,11 +3,20 @@
 Special tokens are no text to it: a grammar names them by id. All others are their bytes, however a text is cut into them.
 """
 
+import re
 from collections.abc import Iterable
 
 from llguidance import LLTokenizer
 
 from penstock.text.tokenizer.tokenizer import Tokenizer
+
+_MARKER = re.compile(r"<[^<>\s]*(?:[|｜_▁]|think)[^<>\s]*>|\[/?[A-Z_]+\]")
+
+
+def marker_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that a grammar names by id: special ones, and those that mark a place in a text whatever their file calls them."""
+    added = (token_id for token_id in tokenizer.added_ids if _MARKER.fullmatch(tokenizer.token(token_id) or ""))
+    return tokenizer.special_ids | frozenset(added)
 
 
 class TokenBytes:
@@ -19,7 +28,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer, tokens: list[bytes]) -> None:
         self._tokenizer = tokenizer
         self.tokens = tokens
-        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.special_token_ids = sorted(marker_ids(tokenizer))
         self.eos_token_id = min(tokenizer.eos_ids, default=0)
 
     def __call__(self, text: str) -> list[int]:
@@ -34,8 +43,9 @@ def whole_vocabulary(tokenizer: Tokenizer, num_scores: int) -> LLTokenizer:
 
 def few_tokens(tokenizer: Tokenizer) -> LLTokenizer:
     """One token a byte, and the special ones: enough to tell whether a grammar can be used, and made in no time."""
-    tokens = [b""] * max(tokenizer.vocab_size, 256 + len(tokenizer.special_ids))
-    plain = (token_id for token_id in range(len(tokens)) if token_id not in tokenizer.special_ids)
+    markers = marker_ids(tokenizer)
+    tokens = [b""] * max(tokenizer.vocab_size, 256 + len(markers))
+    plain = (token_id for token_id in range(len(tokens)) if token_id not in markers)
     for byte, token_id in zip(range(256), plain):
         tokens[token_id] = bytes((byte,))
     return _made(tokenizer, tokens, len(tokens))
@@ -44,7 +54,7 @@ def few_tokens(tokenizer: Tokenizer) -> LLTokenizer:
 def _made(tokenizer: Tokenizer, tokens: list[bytes], size: int) -> LLTokenizer:
     tokens += [b""] * (size - len(tokens))
     del tokens[size:]
-    for token_id in tokenizer.special_ids:
+    for token_id in marker_ids(tokenizer):
         if token_id < size:
             tokens[token_id] = (tokenizer.token(token_id) or f"<{token_id}>").encode()
     wrapper = TokenBytes(tokenizer, tokens)

@@ -40,6 +40,8 @@ class Tokenizer:
         self._lock = threading.Lock()
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_ids = frozenset(added)
+        """Tokens read as a whole wherever their text stands, special or not."""
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         """Ids are below this; a model may score a few more, which stand for no token."""
         self.pieces = Pieces(_state_of(backend.decoder) or None, self.token)

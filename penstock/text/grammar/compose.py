@@ -1,0 +1,117 @@
+"""Grammars within grammars: an answer that is held to one only after its reasoning has ended.
+
+Owns how markers are written in a grammar: a marker that is one token of the vocabulary is named by its id, others are texts.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.errors import RequestError
+from penstock.text.grammar.kinds import quoted, translate
+from penstock.text.grammar.vocabulary import marker_ids
+from penstock.text.stream.reasoning import ReasoningStyle, TaggedStyle
+from penstock.text.tokenizer.tokenizer import Tokenizer
+
+TEXT_RULE = r"TEXT: /(?s:.*)/"
+BLANKS_RULE = r"BLANKS: /[ \t\r\n]{0,4}/"
+COMPOSED = "composed"
+
+
+class Markers:
+    """Texts with markers in them, as a grammar for one vocabulary writes them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        texts = {tokenizer.token(token_id) or "": token_id for token_id in marker_ids(tokenizer)}
+        self._ids = {text: token_id for text, token_id in texts.items() if text}
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def token_id(self, text: str) -> int | None:
+        return self._ids.get(text)
+
+    def literal(self, text: str) -> str:
+        """A text, tokens that stand in it by their ids; nothing for an empty one."""
+        parts: list[str] = []
+        position = 0
+        for found in self._pattern.finditer(text) if self._pattern else ():
+            if found.start() > position:
+                parts.append(quoted(text[position : found.start()]))
+            parts.append(f"<[{self._ids[found[0]]}]>")
+            position = found.end()
+        if position < len(text):
+            parts.append(quoted(text[position:]))
+        return " ".join(parts)
+
+    def until(self, name: str, marker: str, max_tokens: int | None = None) -> tuple[str, list[str]]:
+        """Any text up to a marker, it included: a symbol, and the rules that it needs beside `TEXT`.
+
+        With `max_tokens` the marker comes after so many at the latest; only a marker that is a token can be made to come.
+        """
+        token_id = self.token_id(marker)
+        if token_id is None:
+            return name, [f"{name}[lazy]: TEXT {quoted(marker)}"]
+        limit = "" if max_tokens is None else f"[max_tokens={max_tokens}]"
+        return name, [
+            f"{name}: {name}_text <[{token_id}]> | {name}_spelled"
+            if max_tokens is None
+            else f"{name}: {name}_text <[{token_id}]>",
+            f"{name}_text{limit}: TEXT",
+            *([f"{name}_spelled[lazy]: TEXT {quoted(marker)}"] if max_tokens is None else []),
+        ]
+
+
+class Thoughts(NamedTuple):
+    """Reasoning between two markers, as a grammar has to let it pass."""
+
+    start: str
+    end: str
+    is_open: bool
+    """The prompt has begun it."""
+    max_tokens: int | None = None
+    between: str = ""
+    """What stands between reasoning and what comes before the answer."""
+    before: str = ""
+    """What stands before every answer."""
+
+
+HARMONY = Thoughts(
+    "<|channel|>analysis<|message|>", "<|end|>", False, None, "<|start|>assistant", "<|channel|>final<|message|>"
+)
+
+
+def thoughts_of(style: ReasoningStyle, *, is_open: bool, max_tokens: int | None = None) -> Thoughts:
+    if isinstance(style, TaggedStyle):
+        return Thoughts(style.starts[0], style.ends[0], is_open, max_tokens)
+    return HARMONY._replace(is_open=is_open, max_tokens=max_tokens)
+
+
+def after_thoughts(kind: str, source: str, thoughts: Thoughts, markers: Markers) -> tuple[str, str]:
+    """The kind and source of a grammar that lets reasoning pass before it holds the answer to this one."""
+    if kind == COMPOSED:
+        inner = json.loads(source)["grammars"]
+        inner[0] = {**inner[0], "name": "answer"}
+    else:
+        inner = [{"name": "answer", "lark_grammar": translate(kind, source)}]
+    symbol, rules = markers.until("thoughts", thoughts.end, thoughts.max_tokens)
+    if thoughts.max_tokens is not None and markers.token_id(thoughts.end) is None:
+        raise RequestError(
+            "this model ends its reasoning with words and not with a token, so it cannot be made to; leave the budget out",
+            param="max_reasoning_tokens",
+        )
+    body = f"{symbol} BLANKS {markers.literal(thoughts.between)}"
+    opening = body if thoughts.is_open else f"(BLANKS {markers.literal(thoughts.start)} {body})?"
+    start = f"start: {opening} {markers.literal(thoughts.before)} @answer"
+    return COMPOSED, composed([start, *rules, TEXT_RULE, BLANKS_RULE], inner)
+
+
+def free_after_thoughts(thoughts: Thoughts, markers: Markers) -> tuple[str, str]:
+    """Reasoning that ends in time, and any answer."""
+    return after_thoughts("lark", f"start: TEXT\n{TEXT_RULE}", thoughts, markers)
+
+
+def composed(rules: Iterable[str], grammars: Iterable[dict[str, str]] = ()) -> str:
+    """The source of a composed grammar: its own rules first, then those of the grammars it names."""
+    outer = {"name": "whole", "lark_grammar": "\n".join(("%llguidance {}", *rules)) + "\n"}
+    return json.dumps({"grammars": [outer, *grammars]}, ensure_ascii=False)
