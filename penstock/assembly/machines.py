@@ -20,12 +20,16 @@ from penstock.core.features import StepTime
 from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Facts, Machine, Vector
+from penstock.engine.matching import Matching
 from penstock.engine.oracle import OracleRunner, mix
 from penstock.engine.process import OnPhase
 from penstock.engine.runner import Masks, Runner
 from penstock.engine.scripted import Done, ScriptedRunner
 from penstock.errors import ConfigError
 from penstock.sizing import Sizing, make_scheduler
+from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.text.grammar.vocabulary import whole_vocabulary
+from penstock.text.tokenizer.byte_level import byte_tokenizer
 
 if TYPE_CHECKING:
     from penstock.assembly.engine import LoadedModel
@@ -57,7 +61,10 @@ def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> M
         sizing.num_blocks, sizing.block_size, vocab_size=int(options["vocab"]), num_drafts=int(options["drafts"])
     )
     paced = Paced(runner, options["step_ms"] / 1000)
-    return _machine(config, sizing, paced, int(options["vocab"]), on_phase, step_log)
+    grammars = GrammarCompiler(lambda: whole_vocabulary(byte_tokenizer(), int(options["vocab"])))
+    return _machine(
+        config, sizing, paced, int(options["vocab"]), on_phase, step_log, Matching(grammars, time.monotonic)
+    )
 
 
 def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
@@ -155,10 +162,18 @@ def _machine(
     vocab_size: int,
     on_phase: OnPhase,
     step_log: Path | None = None,
+    matching: Matching | None = None,
 ) -> Machine:
     on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
     speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens)
-    engine = Engine(make_scheduler(config, sizing), runner, time.monotonic, on_step=on_step, speculator=speculator)
+    engine = Engine(
+        make_scheduler(config, sizing),
+        runner,
+        time.monotonic,
+        on_step=on_step,
+        speculator=speculator,
+        matching=matching,
+    )
     on_phase("make the model")
     facts = Facts(
         model=config.model.model,

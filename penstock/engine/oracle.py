@@ -67,8 +67,11 @@ class OracleRunner:
         self._num_drafts = num_drafts
         self._digests = [[EMPTY] * block_size for _ in range(num_blocks)]
         self._rows: dict[int, OracleRow] = {}
+        self._allowed: dict[int, list[list[int]]] = {}
+        """Tokens that may be drawn in a row, for one draw after the other; all where there is no entry."""
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+        self._allowed = {} if masks is None else self._unpacked(masks, batch)
         for source, target in batch.copies:
             self._digests[target][:] = self._digests[source]
         tokens, drafts = [], []
@@ -99,13 +102,14 @@ class OracleRunner:
             self._write(row, position)
         if not chunk.samples:
             return ()
-        drawn = [self._draw(row, first_draft)]
+        allowed = self._allowed.get(chunk.row, [])
+        drawn = [self._draw(row, first_draft, allowed)]
         for position in range(first_draft, chunk.end):
             guess = row.tokens[position]
             self._write(row, position)
             if guess != drawn[-1]:
                 break
-            drawn.append(self._draw(row, position + 1))
+            drawn.append(self._draw(row, position + 1, allowed))
         row.tokens[first_draft + len(drawn) - 1] = drawn[-1]
         return tuple(drawn)
 
@@ -118,10 +122,24 @@ class OracleRunner:
         block, offset = divmod(position, self._block_size)
         return self._digests[row.blocks[block]][offset]
 
-    def _draw(self, row: OracleRow, num_positions: int) -> int:
-        return draw(
-            [self._read(row, position) for position in range(num_positions)], row.params, row.choice, self._vocab_size
-        )
+    def _draw(self, row: OracleRow, num_positions: int, allowed: list[list[int]]) -> int:
+        digests = [self._read(row, position) for position in range(num_positions)]
+        drawn = draw(digests, row.params, row.choice, self._vocab_size)
+        tokens = allowed.pop(0) if allowed else []
+        return tokens[drawn % len(tokens)] if tokens else drawn
+
+    def _unpacked(self, masks: Masks, batch: Batch) -> dict[int, list[list[int]]]:
+        width = -(-self._vocab_size // 32) * 4
+        bits = bytearray(width * masks.num_rows)
+        masks.fill(memoryview(bits))
+        rows = iter(range(0, len(bits), width))
+        return {
+            chunk.row: [self._tokens(bits, next(rows)) for _ in range(1 + chunk.num_drafts)]
+            for chunk in (batch.chunks[index] for index in masks.chunks)
+        }
+
+    def _tokens(self, bits: bytearray, begin: int) -> list[int]:
+        return [token for token in range(self._vocab_size) if bits[begin + token // 8] >> token % 8 & 1]
 
     def _guess(self, row: OracleRow, position: int) -> tuple[int, ...]:
         """The next tokens, some of them spoilt."""

@@ -10,13 +10,12 @@ from typing import Any
 from penstock.core.request import Grammar
 from penstock.errors import RequestError
 from penstock.server.generation import OutputForm
-from penstock.server.http.faults import busy, invalid
+from penstock.server.http.faults import busy, invalid, unsupported
 from penstock.server.text import Text
 from penstock.text.grammar.compose import after_thoughts, free_after_thoughts, thoughts_of
 
 CHECK_S = 5.0
 """Limits on what a grammar may be keep a check far below this; it bounds the wait for a thread."""
-KINDS = {"json": "json_object", "regex": "regex"}
 GBNF_SIGN = "::="
 """Grammars come in two syntaxes; rules of this one are written with it."""
 
@@ -47,7 +46,7 @@ async def checked_grammar(
     grammar = source_of(form)
     style = text.style if in_chat else None
     if max_reasoning is not None and style is None:
-        raise invalid("this model does not reason, so there is nothing to limit; leave it out", "max_reasoning_tokens")
+        raise unsupported("max_reasoning_tokens", "this model does not reason, so leave it out")
     if grammar is None and max_reasoning is None:
         return None
     try:

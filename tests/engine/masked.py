@@ -2,10 +2,10 @@
 
 from llguidance import LLTokenizer
 
-from penstock.core.batch import Batch, Chunk, StepOutput
+from penstock.core.batch import Batch, StepOutput
 from penstock.core.request import Grammar, Request
 from penstock.engine.matching import Matching
-from penstock.engine.oracle import EMPTY, OracleRunner, Row, digest, draw
+from penstock.engine.oracle import EMPTY, OracleRunner, digest, draw
 from penstock.engine.runner import Masks
 from penstock.text.grammar.compiler import GrammarCompiler
 from tests.engine.answers import Clock
@@ -56,48 +56,12 @@ class MaskedOracle(OracleRunner):
     def __init__(self, num_blocks: int, block_size: int, *, waits: bool = False, num_drafts: int = 0) -> None:
         super().__init__(num_blocks, block_size, vocab_size=VOCAB_SIZE, num_drafts=num_drafts)
         self._waits = waits
-        self._allowed: dict[int, list[list[int]]] = {}
-        self._left: list[list[int]] | None = None
-        self.num_masks = 0
 
     def launch(self, batch: Batch, masks: Masks | None = None):
-        def run() -> StepOutput:
-            self._allowed = {} if masks is None else self._read_masks(batch, masks)
-            return super(MaskedOracle, self).launch(batch).result()
-
-        waiting = Waiting(run)
+        waiting = Waiting(lambda: super(MaskedOracle, self).launch(batch, masks).result())
         if not self._waits or masks is None:
             waiting.draw()
         return waiting
-
-    def _read_masks(self, batch: Batch, masks: Masks) -> dict[int, list[list[int]]]:
-        self.num_masks += masks.num_rows
-        width = VOCAB_SIZE // 8
-        bits = bytearray(width * masks.num_rows)
-        masks.fill(memoryview(bits))
-        rows = [
-            [token for token in range(VOCAB_SIZE) if bits[begin + token // 8] >> token % 8 & 1]
-            for begin in range(0, len(bits), width)
-        ]
-        allowed = {}
-        for index in masks.chunks:
-            chunk = batch.chunks[index]
-            allowed[chunk.row] = rows[: 1 + chunk.num_drafts]
-            del rows[: 1 + chunk.num_drafts]
-        return allowed
-
-    def _run(self, row: Row, chunk: Chunk) -> tuple[int, ...]:
-        self._left = self._allowed.get(chunk.row)
-        drawn = super()._run(row, chunk)
-        self._left = None
-        return drawn
-
-    def _draw(self, row: Row, num_positions: int) -> int:
-        drawn = super()._draw(row, num_positions)
-        if self._left is None:
-            return drawn
-        allowed = self._left.pop(0)
-        return allowed[drawn % len(allowed)] if allowed else drawn
 
 
 def expected_answer(request: Request, choice: int) -> list[int]:

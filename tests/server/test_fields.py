@@ -27,6 +27,9 @@ DRAWN: dict[str, Any] = {
     "repetition_penalty": 1.2, "logit_bias": {"65": 5}, "allowed_token_ids": [65, 66], "seed": 2, "n": 2,
     "max_tokens": 3, "min_tokens": 1, "stop": "x", "stop_token_ids": [3], "include_stop_str_in_output": True,
     "ignore_eos": True, "skip_special_tokens": False, "priority": 3, "deadline_ms": 60_000, "cache_salt": "mine",
+    "guided_json": {"type": "boolean"}, "guided_regex": "a+b", "guided_choice": ["a", "b"], "guided_grammar": 'start: "a"',
+    "structured_outputs": {"choice": ["a"]}, "grammar": 'root ::= "a"', "json_schema": {"type": "integer"},
+    "response_format": {"type": "json_object"},
 }  # fmt: skip
 """What the engine, or the text made of its tokens, is asked differently."""
 
@@ -61,8 +64,8 @@ LABELS: dict[str, Any] = {
 
 NOT_SERVED: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "store": True,
-    "response_format": {"type": "json_object"}, "modalities": ["audio"], "verbosity": "low", "best_of": 3,
-    "suffix": "after",
+    "modalities": ["audio"], "verbosity": "low", "best_of": 3,
+    "suffix": "after", "max_reasoning_tokens": 9,
 } | dict.fromkeys(REFUSED, "something")  # fmt: skip
 
 BODIES: dict[str, tuple[type[Sampling], str, dict[str, Any]]] = {

@@ -278,18 +278,26 @@ FAULTS = [
         "tools",
         "unsupported_parameter",
     ),
-    ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format", "unsupported_parameter"),
+    ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format", "invalid_value"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}},
+        openai.BadRequestError,
+        "response_format",
+        "invalid_json_schema",
+    ),
     ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs", "invalid_value"),
     ({"logit_bias": {"999": 1}}, openai.BadRequestError, "logit_bias", "invalid_value"),
     ({"stop": ["a"] * 17}, openai.BadRequestError, "stop", "invalid_value"),
     ({"stop": [""]}, openai.BadRequestError, "stop", "invalid_value"),
     ({"n": "two"}, openai.BadRequestError, "n", "invalid_type"),
-    ({"extra_body": {"guided_json": {"a": 1}}}, openai.BadRequestError, "guided_json", "unsupported_parameter"),
+    ({"extra_body": {"guided_json": {"type": 1}}}, openai.BadRequestError, "guided_json", "invalid_json_schema"),
+    ({"extra_body": {"guided_regex": "(?=a)b"}}, openai.BadRequestError, "guided_regex", "invalid_grammar"),
+    ({"extra_body": {"grammar": "root ::= nobody"}}, openai.BadRequestError, "grammar", "invalid_value"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("options", "kind", "param", "code"), FAULTS)
+@pytest.mark.parametrize(("asked", "kind", "param", "code"), FAULTS)
 def test_every_fault_is_an_error_of_its_kind_before_the_first_byte(
     client: openai.OpenAI,
     asked: dict[str, Any],
