@@ -58,7 +58,8 @@ LABELS: dict[str, Any] = {
     "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "parallel_tool_calls": True,
     "store": False, "modalities": ["text"], "verbosity": "medium", "tool_choice": "auto",
     "response_format": {"type": "text"}, "tools": [], "best_of": 1, "suffix": "", "add_special_tokens": True,
-    "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False},
+    "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "speculate": 0,
+    "prediction": {"type": "content", "content": "x"},
 }  # fmt: skip
 """Accepted at these values, which ask for what is done anyway, name the caller, or speak to the model's own template."""
 
