@@ -204,6 +204,83 @@ class ServerConfig:
             )
 
 
+RoutingPolicy = Literal[
+    "least-pending",
+    "round-robin",
+    "power-of-two",
+    "session",
+    "consistent-hash",
+    "prefix-predicted",
+    "prefix-reported",
+    "kv-pressure",
+    "predicted-latency",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenConfig:
+    """Where the router listens, and who may call it."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; other than this machine's own only with keys"""
+    port: int = 8080
+    """Port to listen on; 0 takes a free one"""
+    api_key: tuple[str, ...] = ()
+    """Key that clients must send; PENSTOCK_API_KEY holds one too, unseen by others on this machine"""
+    allowed_host: tuple[str, ...] = ()
+    """Host name that clients may call us by, besides this machine's own"""
+    allowed_origin: tuple[str, ...] = ()
+    """Web page origin that may call us from a browser"""
+    max_body_mib: int = 16
+    """Largest request body, in MiB"""
+    drain_s: float = 30.0
+    """How long a shutdown waits for answers in progress"""
+    admin_port: int | None = None
+    """Port of the admin API on this machine, with the key in PENSTOCK_ADMIN_KEY; 0 takes a free one"""
+
+    def __post_init__(self) -> None:
+        for flag, port in (("--port", self.port), ("--admin-port", self.admin_port or 0)):
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"{flag} is {port}; choose 0 to 65535")
+        if not 1 <= self.max_body_mib <= 1024:
+            raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
+        if not 0.0 <= self.drain_s <= 86_400.0:
+            raise ConfigError(f"--drain-s is {self.drain_s}; choose 0 seconds to a day")
+        if any(len(key) < 8 for key in self.api_key):
+            raise ConfigError("an --api-key is shorter than 8 characters; choose one that cannot be guessed")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """How requests find their replica, and how patient the router is."""
+
+    policy: RoutingPolicy = "prefix-predicted"
+    """How a replica is chosen"""
+    probe_s: float = 1.0
+    """Seconds between looks at each replica"""
+    slow_start_s: float = 5.0
+    """Seconds over which a fresh replica is led up to its full share"""
+    wait_s: float = 10.0
+    """How long a request waits for a replica when none is ready"""
+    max_failovers: int = 8
+    """How often one answer may move to another replica"""
+    max_parked: int = 1024
+    """Requests that may wait for a replica"""
+    seed: int = 0
+    """Of policies that draw lots"""
+    route_log: Path | None = None
+    """File to append every choice to: what was known, what was chosen, why; no text"""
+
+    def __post_init__(self) -> None:
+        _check_choice("--policy", self.policy, RoutingPolicy)
+        for name, least in (("probe_s", 0.05), ("slow_start_s", 0.0), ("wait_s", 0.0)):
+            if not least <= getattr(self, name) <= 3600.0:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to an hour"
+                )
+        _check_positive("--max-parked", self.max_parked)
+
+
 def is_loopback(host: str) -> bool:
     """The address is this machine's own."""
     if host == "localhost":

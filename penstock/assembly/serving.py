@@ -66,7 +66,7 @@ class Serving:
         self._client = client
         self._client.on_phase = self._on_phase
         self._model = ServedModel(client, num_tenants=len(server.api_key))
-        self._front = Front(ServedModels(self._model), server, _version())
+        self._front = Front(ServedModels(self._model), server, package_version())
         self._first_signal: signal.Signals | None = None
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -222,7 +222,7 @@ async def _first(*tasks: "asyncio.Future[Any]") -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _version() -> str:
+def package_version() -> str:
     try:
         return version("penstock")
     except PackageNotFoundError:

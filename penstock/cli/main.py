@@ -36,6 +36,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("penstock.cli.serve", "Serve a model over HTTP, as OpenAI's clients know it"),
+    "route": Command("penstock.cli.fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
     "doctor": Command("penstock.cli.doctor", "Tell what is wrong with this machine or a server, and what to do"),
     "top": Command("penstock.cli.top", "Watch a running server: who runs, who waits, how fast tokens come"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),

@@ -55,4 +55,9 @@ class Limits(NamedTuple):
                 "lower n or serve with a larger --max-waiting",
                 param="n",
             )
-        return num_prompt + wanted if wanted else self.max_positions
+        limit = num_prompt + wanted if wanted else self.max_positions
+        if request.resumed and num_prompt + max(map(len, request.resumed)) >= limit:
+            raise RequestError(
+                "the answer to go on with is as long as it may be already; ask for none", param="resumed"
+            )
+        return limit

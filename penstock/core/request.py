@@ -145,6 +145,8 @@ class Request:
     """Drafts to check in each step; 0 for none, None leaves it to the engine."""
     adapter: str = ""
     """Identity of the weights laid over the model; part of every block's hash."""
+    resumed: tuple[tuple[int, ...], ...] = ()
+    """Tokens of each choice that another engine has drawn: generation goes on after them. Empty if it begins here."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -158,6 +160,11 @@ class Request:
         _check_number("arrival_s", self.arrival_s, -MAX_TIME_S, MAX_TIME_S)
         if self.deadline_s is not None:
             _check_number("deadline_s", self.deadline_s, -MAX_TIME_S, MAX_TIME_S)
+        if self.resumed:
+            if len(self.resumed) != self.params.n:
+                raise RequestError(f"{len(self.resumed)} choices go on but n is {self.params.n}", param="resumed")
+            for token_ids in self.resumed:
+                _check_token_ids("resumed", token_ids)
 
 
 def _grammar(given: Grammar | None, schema: Any, regex: str | None, choice: Sequence[str] | None) -> Grammar:

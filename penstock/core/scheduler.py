@@ -136,7 +136,7 @@ class Scheduler:
             self._deadlines.add(request.deadline_s, request.request_id)
         first, *others = choices
         roster.wait(first)
-        if roster.batching.joins:
+        if roster.batching.joins and not request.resumed:
             first.siblings = tuple(others)
         else:
             for sequence in others:

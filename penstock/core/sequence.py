@@ -70,6 +70,8 @@ class Sequence(SequenceProgress):
         """Length up to which stop tokens do not end it."""
         self.stop_ids = _stop_ids(() if request.params.ignore_eos else tuple(request.params.stop_token_ids))
         self.tokens = list(request.prompt)
+        if request.resumed:
+            self.tokens.extend(request.resumed[choice])
         self.finish: Finish | None = None
         self.prefix: PrefixHit | None = None
         self.is_prefix_reported = False

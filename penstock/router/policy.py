@@ -32,6 +32,8 @@ class ReplicaView(NamedTuple):
     """Takes requests: it is healthy and not being drained."""
     prefixes: Container[bytes] = frozenset()
     """Hashes of the blocks it reports to hold."""
+    token_s: float = 0.0
+    """Seconds a prompt token takes there, by what was seen of it; 0 if nothing was."""
 
 
 class RoutedCall(NamedTuple):
@@ -43,6 +45,8 @@ class RoutedCall(NamedTuple):
     """Who speaks; empty if nobody said."""
     hashes: tuple[bytes, ...] = ()
     """Of the prompt's full blocks, each saying all before it."""
+    num_tokens: int = 0
+    """Of the prompt, as far as whoever asks can tell."""
 
 
 class RouteChoice(NamedTuple):
@@ -193,38 +197,99 @@ class PrefixReported:
         return _longest(call, views, [_num_held(call.hashes, view.prefixes) for view in views], self._max_lead)
 
 
-class PrefixPredicted:
-    """As reported, but guessed: a tree of the prefixes this policy has sent to each replica itself.
-
-    Every hash says all before it, so a dictionary of hashes is a radix tree. What was not asked for longest is forgotten first,
-    as replicas do.
+class PrefixTree:
+    """Which prefixes were sent where. Every hash says all before it, so a dictionary of hashes is a radix tree. What was not
+    asked for longest is forgotten first, as replicas do.
     """
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        self._sent: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+
+    def num_held(self, name: str, hashes: Sequence[bytes]) -> int:
+        sent = self._sent
+        count = 0
+        for hash_ in hashes:
+            if (name, hash_) not in sent:
+                break
+            count += 1
+        return count
+
+    def add(self, name: str, hashes: Sequence[bytes]) -> None:
+        sent = self._sent
+        for hash_ in reversed(hashes):  # the last first, so that a prefix outlives what was built on it
+            sent[(name, hash_)] = None
+            sent.move_to_end((name, hash_))
+        while len(sent) > self._max_blocks:
+            sent.popitem(last=False)
+
+
+class PrefixPredicted:
+    """As reported, but guessed: a tree of the prefixes this policy has sent to each replica itself."""
 
     reads_hashes: ClassVar[bool] = True
 
     def __init__(self, max_lead: int = 8, max_blocks: int = MAX_PREDICTED) -> None:
         self._max_lead = max_lead
-        self._max_blocks = max_blocks
-        self._sent: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._tree = PrefixTree(max_blocks)
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
-        sent = self._sent
-        held = []
-        for view in views:
-            count = 0
-            for hash_ in call.hashes:
-                if (view.name, hash_) not in sent:
-                    break
-                count += 1
-            held.append(count)
+        held = [self._tree.num_held(view.name, call.hashes) for view in views]
         choice = _longest(call, views, held, self._max_lead)
-        name = views[choice.replica].name
-        for hash_ in reversed(call.hashes):  # the last first, so that a prefix outlives what was built on it
-            sent[(name, hash_)] = None
-            sent.move_to_end((name, hash_))
-        while len(sent) > self._max_blocks:
-            sent.popitem(last=False)
+        self._tree.add(views[choice.replica].name, call.hashes)
         return choice
+
+
+class KvPressure:
+    """The emptiest KV cache, in coarse steps, of equals the fewest pending: long answers spread by the room they take."""
+
+    reads_hashes: ClassVar[bool] = False
+
+    def __init__(self, num_steps: int = 10) -> None:
+        self._num_steps = num_steps
+
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
+        ready = _ready(views)
+        turn = call.number % len(views)
+        best = min(
+            ready,
+            key=lambda index: (
+                int(views[index].kv_usage_fraction * self._num_steps),
+                views[index].num_pending,
+                (index - turn) % len(views),
+            ),
+        )
+        return RouteChoice(best, f"KV cache {views[best].kv_usage_fraction:.0%} full")
+
+
+class PredictedLatency:
+    """The earliest first token: what waits there, and what of the prompt its cache lacks, at the pace it was seen to keep.
+
+    The cache is guessed as `PrefixPredicted` does. A replica not seen yet is taken to be as fast as the fastest.
+    """
+
+    reads_hashes: ClassVar[bool] = True
+
+    def __init__(self, max_blocks: int = MAX_PREDICTED) -> None:
+        self._tree = PrefixTree(max_blocks)
+
+    def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
+        ready = _ready(views)
+        paces = [views[index].token_s for index in ready if views[index].token_s]
+        fastest = min(paces, default=1e-4)
+        held = {index: self._tree.num_held(views[index].name, call.hashes) for index in ready}
+        turn = call.number % len(views)
+
+        def wait_s(index: int) -> float:
+            view = views[index]
+            missing = call.num_tokens
+            if call.hashes:
+                missing -= call.num_tokens * held[index] // len(call.hashes)
+            return (view.num_waiting_tokens + missing + view.num_pending) * (view.token_s or fastest)
+
+        best = min(ready, key=lambda index: (wait_s(index), (index - turn) % len(views)))
+        self._tree.add(views[best].name, call.hashes)
+        return RouteChoice(best, f"first token in {wait_s(best) * 1000:.1f} ms", held[best])
 
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
@@ -235,6 +300,8 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "consistent-hash": lambda seed: ConsistentHash(),
     "prefix-predicted": lambda seed: PrefixPredicted(),
     "prefix-reported": lambda seed: PrefixReported(),
+    "kv-pressure": lambda seed: KvPressure(),
+    "predicted-latency": lambda seed: PredictedLatency(),
 }
 """A fresh policy by name, given a seed."""
 

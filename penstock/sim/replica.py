@@ -120,7 +120,7 @@ class Replica:
             usage = self._usage(load.kv_usage_fraction)
             num_pending = load.num_running + load.num_waiting + len(self._inbox)
             published = self.scheduler.pool.published
-            self.last_view = make(ReplicaView, (self.name, num_pending, waiting, usage, self.is_ready, published))
+            self.last_view = make(ReplicaView, (self.name, num_pending, waiting, usage, self.is_ready, published, 0.0))
         return self.last_view
 
     def set_ready(self, is_ready: bool) -> None:

@@ -11,8 +11,10 @@ from penstock.errors import CapacityError
 from penstock.router.policy import (
     POLICIES,
     ConsistentHash,
+    KvPressure,
     LeastPending,
     PowerOfTwo,
+    PredictedLatency,
     PrefixPredicted,
     PrefixReported,
     ReplicaView,
@@ -35,12 +37,26 @@ def chain(*blocks):
     return tuple(hashes)
 
 
-views = st.lists(st.builds(ReplicaView, st.just(""), st.integers(0, 9), is_ready=st.booleans()), min_size=1, max_size=9)
+views = st.lists(
+    st.builds(
+        ReplicaView,
+        st.just(""),
+        st.integers(0, 9),
+        st.integers(0, 10_000),
+        st.floats(0.0, 1.0),
+        st.booleans(),
+        st.just(frozenset()),
+        st.floats(0.0, 1.0),
+    ),
+    min_size=1,
+    max_size=9,
+)
 calls = st.builds(
     RoutedCall,
     st.integers(0, 1000),
     st.sampled_from(["", "ann", "bob"]),
     st.lists(st.integers(0, 3), max_size=5).map(lambda blocks: chain(*blocks)),
+    st.integers(0, 100_000),
 )
 
 
@@ -141,3 +157,23 @@ def test_predicted_prefixes_follow_their_own_choices_and_forget_the_oldest():
     for number in range(4):
         policy.choose(RoutedCall(number, hashes=chain(100 + number, 200 + number)), fleet)
     assert policy.choose(RoutedCall(9, hashes=chain(1, 2, 3)), fleet).num_blocks == 0
+
+
+def test_kv_pressure_goes_where_the_cache_is_emptiest_and_of_equals_where_least_is_pending():
+    fleet = [ReplicaView("a", 0, 0, 0.9), ReplicaView("b", 5, 0, 0.31), ReplicaView("c", 4, 0, 0.35)]
+    assert KvPressure().choose(RoutedCall(0), fleet).replica == 2
+
+
+def test_predicted_latency_weighs_what_waits_against_what_is_cached_and_how_fast_each_is():
+    policy = PredictedLatency()
+    hashes = chain(*range(10))
+    call = RoutedCall(0, "", hashes, 1000)
+    fleet = [ReplicaView("a", 0, 0, token_s=1e-4), ReplicaView("b", 0, 0, token_s=1e-4)]
+    first = policy.choose(call, fleet)
+    assert (first.replica, first.num_blocks) == (0, 0)
+    again = policy.choose(call, fleet)
+    assert (again.replica, again.num_blocks) == (0, 10)
+    crowded = [fleet[0]._replace(num_waiting_tokens=5000), fleet[1]]
+    assert policy.choose(call, crowded).replica == 1
+    slow = [ReplicaView("c", token_s=1e-2), ReplicaView("d", num_waiting_tokens=2000, token_s=1e-4)]
+    assert policy.choose(call._replace(hashes=()), slow).replica == 1

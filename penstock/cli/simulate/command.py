@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.cli.plan.model import describe
 from penstock.cli.simulate import report
 from penstock.cli.simulate.techniques import Techniques
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, RoutingPolicy, SchedulerConfig
 from penstock.console.output import check_writable, write_file
 from penstock.console.show import print_json
 from penstock.cost.layout import Layout
@@ -35,15 +35,6 @@ from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisso
 from penstock.workload.workload import Conversation, Recipe, SharedPrefix, Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
-PolicyName = Literal[
-    "least-pending",
-    "round-robin",
-    "power-of-two",
-    "session",
-    "consistent-hash",
-    "prefix-predicted",
-    "prefix-reported",
-]
 CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 
 
@@ -67,7 +58,7 @@ class Machines:
     """How weights are held"""
     overlap: bool = False
     """The host schedules the next step while the device computes"""
-    policy: PolicyName = "least-pending"
+    policy: RoutingPolicy = "least-pending"
     """Which replica gets a request"""
     max_pending: int | None = None
     """Requests a replica may have before it gets no more; with all full, requests are refused"""

@@ -1,0 +1,140 @@
+"""A router from its start to its end: sockets, replicas by flag and by file, signals, exit status."""
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.assembly.serving import BACKLOG, SEND_BYTES, package_version
+from penstock.config import ListenConfig, RouterConfig
+from penstock.errors import ConfigError, PenstockError
+from penstock.router.app import RouterApp
+from penstock.router.fleet import LiveReplica
+from penstock.router.proxy.client import InboundConnection
+
+WATCH_S = 1.0
+DROPPED_STATUS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """All that a router is told."""
+
+    listen: ListenConfig
+    config: RouterConfig
+    replicas: tuple[str, ...]
+    replicas_file: Path | None = None
+    replica_key: str = ""
+    admin_key: str = ""
+
+
+def route(routing: Routing) -> int:
+    """Route until told to stop; returns the exit status: 0 only if nobody was cut off."""
+    import uvloop
+
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(routing))
+
+
+async def _run(routing: Routing) -> int:
+    loop = asyncio.get_running_loop()
+    app = RouterApp(routing.listen, routing.config, replica_key=routing.replica_key, version=package_version())
+    app.on_change = _say
+    for name, url in named(routing.replicas):
+        app.add_replica(name, url)
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (hurrying if stopping.is_set() else stopping).set())
+    listener = bound(routing.listen.host, routing.listen.port)
+    server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
+    app.start()
+    watching = asyncio.ensure_future(watch_file(app, routing.replicas_file)) if routing.replicas_file else None
+    port = listener.getsockname()[1]
+    print(
+        f"penstock routes on http://{routing.listen.host}:{port}, {len(app.fleet)} replicas, {routing.config.policy}",
+        flush=True,
+    )
+    try:
+        await stopping.wait()
+        server.close()
+        draining = asyncio.ensure_future(app.drain(routing.listen.drain_s))
+        hurry = asyncio.ensure_future(hurrying.wait())
+        await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        num_dropped = draining.result() if draining.done() else app.num_open
+        if num_dropped:
+            print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
+        return DROPPED_STATUS if num_dropped else 0
+    finally:
+        if watching is not None:
+            watching.cancel()
+        server.close()
+        await app.close()
+
+
+def named(addresses: Iterable[str]) -> list[tuple[str, str]]:
+    """Names and addresses; whoever has no name gets one by number."""
+    found = []
+    for number, address in enumerate(addresses):
+        name, separator, url = address.partition("=")
+        if separator and "/" not in name and ":" not in name and name:
+            found.append((name, url))
+        else:
+            found.append((f"r{number}", address))
+    return found
+
+
+async def watch_file(app: RouterApp, path: Path) -> None:
+    """Replicas follow the lines of the file. A file that cannot be read changes nothing."""
+    by_url: dict[str, str] = {}
+    last: str | None = None
+    while True:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = path.read_text()
+            if text != last:
+                last = text
+                follow(app, text, by_url)
+        await asyncio.sleep(WATCH_S)
+
+
+def follow(app: RouterApp, text: str, by_url: dict[str, str]) -> None:
+    """`by_url`: the replicas this file has brought, by address."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    wanted: dict[str, str] = {}
+    for line in filter(None, lines):
+        name, separator, url = line.partition("=")
+        has_name = bool(separator) and "/" not in name
+        wanted[url if has_name else line] = name if has_name else line.removeprefix("http://").replace(":", "-")
+    for url in [one for one in by_url if one not in wanted]:
+        app.remove_replica(by_url.pop(url))
+    for url, name in wanted.items():
+        if url not in by_url:
+            try:
+                app.add_replica(name, url)
+                by_url[url] = name
+            except PenstockError as error:
+                print(f"penstock: {error}", file=sys.stderr)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    return listener
+
+
+def _say(replica: LiveReplica) -> None:
+    print(f"penstock: replica {replica.name} is {replica.state.value}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Commands for a service of several replicas: route, keys, usage."""

@@ -1,0 +1,46 @@
+"""`penstock route`: many servers as one."""
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from penstock.cli.serve import KEY_VARIABLE
+from penstock.config import ListenConfig, RouterConfig, is_loopback
+from penstock.errors import ConfigError
+
+ADMIN_VARIABLE = "PENSTOCK_ADMIN_KEY"
+REPLICA_VARIABLE = "PENSTOCK_REPLICA_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Serve many replicas as one: route, retry, fail over, drain.
+
+    Replicas are servers of Penstock, vLLM, SGLang or llama.cpp. PENSTOCK_REPLICA_KEY holds the key they ask for.
+    """
+
+    replica: tuple[str, ...] = ()
+    """Address of a server to send requests to, http://HOST:PORT or NAME=http://HOST:PORT"""
+    replicas_file: Path | None = None
+    """File with an address a line, looked at all the time: replicas come and go with its lines"""
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+
+
+def run(config: Config) -> int:
+    from penstock.assembly.routing import Routing, route
+
+    key = os.environ.get(KEY_VARIABLE)
+    listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
+    if not config.replica and config.replicas_file is None:
+        raise ConfigError("there is nobody to route to; name servers with --replica or --replicas-file")
+    if not listen.api_key and not is_loopback(listen.host):
+        raise ConfigError(
+            f"--host {listen.host} can be reached from other machines but there is no key; "
+            "give one with --api-key, or listen on 127.0.0.1"
+        )
+    admin_key = os.environ.get(ADMIN_VARIABLE, "")
+    if listen.admin_port is not None and len(admin_key) < 8:
+        raise ConfigError(f"--admin-port needs a key of 8 characters or more in {ADMIN_VARIABLE}")
+    replica_key = os.environ.get(REPLICA_VARIABLE, "")
+    return route(Routing(listen, config.router, config.replica, config.replicas_file, replica_key, admin_key))

@@ -1,0 +1,134 @@
+"""How much a tenant may ask in a minute, in a day and at once. Pure: told the time.
+
+Requests are counted when they come. Tokens are taken in advance by what a request may use at most, and given back when it is
+known what it did use.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+from penstock.errors import ConfigError
+
+MINUTE_S = 60.0
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """What a tenant may have; None is without bound."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    concurrency: int | None = None
+    """Requests at once."""
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    priority: int = 0
+    """Larger goes first at the engines, and is shed last."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ConfigError(f"{field.name} of a tier is {value!r}; write a whole number")
+            if value is not None and value < 1 and field.name != "priority":
+                raise ConfigError(f"{field.name} of a tier is {value}; choose 1 or more, or leave it out")
+
+
+class Bucket:
+    """Holds so many at most, filled evenly over the period."""
+
+    __slots__ = ("_level", "_seen_s", "period_s", "size")
+
+    def __init__(self, size: int, period_s: float, now: float) -> None:
+        self.size = size
+        self.period_s = period_s
+        self._level = float(size)
+        self._seen_s = now
+
+    def level(self, now: float) -> float:
+        if now > self._seen_s:
+            self._level = min(self._level + (now - self._seen_s) * self.size / self.period_s, float(self.size))
+            self._seen_s = now
+        return self._level
+
+    def take(self, amount: float, now: float) -> None:
+        """May go below zero: what was used is used."""
+        self._level = self.level(now) - amount
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Until so many are there, 0 if they are; what can never be there waits for a full bucket."""
+        missing = min(amount, self.size) - self.level(now)
+        return max(missing, 0.0) * self.period_s / self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What there is too much of."""
+
+    what: str
+    """requests, tokens or concurrency"""
+    message: str
+    wait_s: float
+
+
+class Meter:
+    """One tenant's use of its tier."""
+
+    def __init__(self, tier: Tier, now: float) -> None:
+        self.tier = tier
+        self.num_open = 0
+        kinds = (
+            ("requests", tier.requests_per_minute, MINUTE_S, "a minute"),
+            ("requests", tier.requests_per_day, DAY_S, "a day"),
+            ("tokens", tier.tokens_per_minute, MINUTE_S, "a minute"),
+            ("tokens", tier.tokens_per_day, DAY_S, "a day"),
+        )
+        self._buckets = [
+            (what, Bucket(size, period, now), per) for what, size, period, per in kinds if size is not None
+        ]
+
+    def begin(self, num_tokens: int, now: float) -> Excess | None:
+        """Count a request in, or say what keeps it out; then nothing is counted."""
+        tier = self.tier
+        if tier.concurrency is not None and self.num_open >= tier.concurrency:
+            return Excess("concurrency", f"{self.num_open} requests are open, as many as this key's tier may have", 1.0)
+        for what, bucket, per in self._buckets:
+            amount = 1 if what == "requests" else num_tokens
+            if what == "tokens" and amount > bucket.size:
+                return Excess(
+                    what,
+                    f"the request may take {amount:,} tokens and the tier has {bucket.size:,} {per}; ask for less",
+                    0.0,
+                )
+            wait_s = bucket.wait_s(amount, now)
+            if wait_s > 0.0:
+                return Excess(what, f"this tier's {bucket.size:,} {what} {per} are used up", wait_s)
+        for what, bucket, _ in self._buckets:
+            bucket.take(1 if what == "requests" else num_tokens, now)
+        self.num_open += 1
+        return None
+
+    def end(self, num_reserved: int, num_used: int, now: float) -> None:
+        """It is over: only what it used stays counted."""
+        self.num_open -= 1
+        for what, bucket, _ in self._buckets:
+            if what == "tokens":
+                bucket.take(num_used - num_reserved, now)
+
+    def headers(self, now: float) -> list[tuple[bytes, bytes]]:
+        """As OpenAI's clients read them, of the shortest period."""
+        told: dict[str, tuple[bytes, bytes, bytes]] = {}
+        for what, bucket, _ in self._buckets:
+            if what not in told:
+                left = max(math.floor(bucket.level(now)), 0)
+                reset = f"{bucket.wait_s(bucket.size, now):.3f}s".encode()
+                told[what] = (str(bucket.size).encode(), str(left).encode(), reset)
+        names = (b"limit", b"remaining", b"reset")
+        return [
+            (b"x-ratelimit-%b-%b" % (name, what.encode()), value)
+            for what, values in told.items()
+            for name, value in zip(names, values)
+        ]

@@ -1,0 +1,36 @@
+"""Money as whole numbers of a billionth of a dollar, so that sums are exact, and what tokens cost."""
+
+from decimal import ROUND_CEILING, Decimal
+from typing import NamedTuple
+
+NANO = 1_000_000_000
+"""Nanodollars in a dollar."""
+PER_MILLION = 1_000_000
+
+
+def nanodollars(dollars: float | str) -> int:
+    return int((Decimal(str(dollars)) * NANO).to_integral_value(ROUND_CEILING))
+
+
+def shown(amount: int) -> str:
+    return f"${amount / NANO:,.6f}".rstrip("0").rstrip(".") if amount else "$0"
+
+
+class Price(NamedTuple):
+    """Dollars a million tokens."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached: float | None = None
+    """Of prompt tokens that a prefix cache gave; None as any other."""
+
+    def cost(self, num_prompt: int, num_cached: int, num_output: int) -> int:
+        """Nanodollars, rounded up."""
+        cached = min(num_cached, num_prompt)
+        rate = self.input if self.cached is None else self.cached
+        millions = (num_prompt - cached) * Decimal(str(self.input)) + cached * Decimal(str(rate))
+        millions += num_output * Decimal(str(self.output))
+        return int((millions * NANO / PER_MILLION).to_integral_value(ROUND_CEILING))
+
+
+FREE = Price()

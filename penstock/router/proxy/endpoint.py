@@ -1,0 +1,276 @@
+"""Where a replica listens, and a pool of kept-alive connections to it. HTTP/1.1, one exchange after another on each.
+
+An exchange is told of an answer as it comes: head, parts of the body, end, or that the connection broke. The parts that arrived
+in one read are handed over as one. Knows nothing of what is asked or answered.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+from penstock.errors import ConfigError
+
+CONNECT_S = 2.0
+MAX_IDLE = 256
+"""Connections kept for later, to one replica."""
+IDLE_S = 30.0
+"""A connection unused for longer is not trusted to be open."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class UpstreamExchange(Protocol):
+    """One request under way, as its connection sees it."""
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_part(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_broken(self, message: str) -> None:
+        """Nothing more will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`path` comes before every route."""
+
+    host: str
+    port: int
+    is_tls: bool
+    path: str = ""
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def endpoint_of(url: str) -> Endpoint:
+    """Read an address as operators give it; a trailing /v1 is dropped."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is no address of a server: {error}") from None
+    is_clean = url.isascii() and url.isprintable() and " " not in url and not parts.username
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_clean:
+        raise ConfigError(f"{url!r} is no address of a server; write http://HOST:PORT")
+    is_tls = parts.scheme == "https"
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Endpoint(parts.hostname, port or (443 if is_tls else 80), is_tls, path)
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Carries one exchange at a time. Once anything goes wrong it is closed and never used again."""
+
+    __slots__ = (
+        "_exchange",
+        "_headers",
+        "_parser",
+        "_parts",
+        "_pool",
+        "_status",
+        "has_begun",
+        "idle_since_s",
+        "is_open",
+        "num_exchanges",
+        "transport",
+    )
+
+    def __init__(self, pool: "ConnectionPool") -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: UpstreamExchange | None = None
+        self._headers: Headers = []
+        self._parts: list[bytes] = []
+        self._status = 0
+        self.transport: Any = None
+        self.is_open = False
+        self.has_begun = False
+        """Something of the present answer has arrived."""
+        self.num_exchanges = 0
+        self.idle_since_s = 0.0
+
+    # What asyncio calls
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        self.has_begun = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._break(f"unreadable answer: {error.__context__ or error}")
+            return
+        if self._parts:
+            self._hand_over()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.on_broken(f"connection lost: {error}" if error else "the replica closed the connection early")
+
+    # What the parser calls
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        if self._status >= 200 and self._exchange is not None:
+            headers, self._headers = self._headers, []
+            self._exchange.on_head(self._status, headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if 100 <= self._status < 200:
+            self._headers = []
+            return
+        if self._parts:
+            self._hand_over()
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if self._parser.should_keep_alive():
+            self._pool.give_back(self)
+        else:
+            self.close()
+        exchange.on_end()
+
+    def _hand_over(self) -> None:
+        parts, self._parts = self._parts, []
+        if self._exchange is not None:
+            self._exchange.on_part(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    # What an exchange calls
+
+    def send(self, data: bytes, exchange: UpstreamExchange) -> None:
+        self._exchange = exchange
+        self.has_begun = False
+        self.num_exchanges += 1
+        self.transport.write(data)
+
+    def close(self) -> None:
+        """Give up whatever is under way; its exchange is told nothing."""
+        self.is_open = False
+        self._exchange = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _break(self, message: str) -> None:
+        exchange = self._exchange
+        self.close()
+        if exchange is not None:
+            exchange.on_broken(message)
+
+
+class ConnectionPool:
+    """Connections to one replica, as many as there are exchanges at once."""
+
+    def __init__(self, endpoint: Endpoint, *, key: str = "", model: str = "", verify: bool = True) -> None:
+        """`key` is what the server asks for; `model` is put in place of any other name, if there is one."""
+        self.endpoint = endpoint
+        self.key = key.encode("ascii", "replace")
+        self.model = model
+        self.is_ours = False
+        """A server of ours answers there: it marks its streams for us."""
+        self._idle: list[UpstreamConnection] = []
+        self._ssl = _tls(verify) if endpoint.is_tls else None
+        self._loop = asyncio.get_running_loop()
+
+    def idle(self) -> UpstreamConnection | None:
+        """A connection that was open when last looked at."""
+        least_s = time.monotonic() - IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.idle_since_s >= least_s:
+                return connection
+            connection.close()
+        return None
+
+    async def connect(self) -> UpstreamConnection:
+        """A fresh one. Raises OSError (TimeoutError is one)."""
+        async with asyncio.timeout(CONNECT_S):
+            _, made = await self._loop.create_connection(
+                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=self._ssl
+            )
+        return made
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        if connection.is_open and len(self._idle) < MAX_IDLE:
+            connection.idle_since_s = time.monotonic()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Fetch:
+    """A whole answer to a small question: probes and lists of models."""
+
+    def __init__(self, limit_bytes: int = 4 << 20) -> None:
+        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._parts: list[bytes] = []
+        self._room = limit_bytes
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+
+    def on_part(self, data: bytes) -> None:
+        self._room -= len(data)
+        if self._room >= 0:
+            self._parts.append(data)
+
+    def on_end(self) -> None:
+        if not self.done.done():
+            self.done.set_result((self._status, b"".join(self._parts)))
+
+    def on_broken(self, message: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError(message))
+
+
+async def fetch(pool: ConnectionPool, data: bytes, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body. Raises OSError where there is no answer in time."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            connection = pool.idle()
+            is_fresh = connection is None
+            connection = connection or await pool.connect()
+            exchange = Fetch()
+            connection.send(data, exchange)
+            try:
+                return await exchange.done
+            except ConnectionError:
+                if is_fresh or connection.has_begun:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+
+def _tls(verify: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    with contextlib.suppress(NotImplementedError):
+        context.set_alpn_protocols(["http/1.1"])
+    return context

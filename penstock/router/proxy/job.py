@@ -1,0 +1,140 @@
+"""A request as the router handles it: what was asked, for whom, and the bytes a replica is sent."""
+
+from enum import Enum
+from typing import Any
+
+from penstock.router.policy import RouteChoice, RoutedCall
+from penstock.router.proxy import marks
+from penstock.router.proxy.asked import TokenCount, Wanted, replaced
+from penstock.router.proxy.client import Incoming
+from penstock.router.proxy.endpoint import ConnectionPool
+
+PASSED_HEADERS = (
+    b"content-type",
+    b"accept",
+    b"traceparent",
+    b"tracestate",
+    b"anthropic-version",
+    b"anthropic-beta",
+    b"x-request-timeout-ms",
+    b"last-event-id",
+)
+"""What of a client's headers a replica sees; nothing else does, so none can steer it."""
+
+
+class RelayOutcome(Enum):
+    """How a request ended."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"
+    """No replica could answer."""
+    REFUSED = "refused"
+    """There was no replica to ask."""
+    LEFT = "left"
+    """Its client went away."""
+
+
+class Job:
+    """What stays the same from replica to replica, and the model that is asked for now."""
+
+    __slots__ = (
+        "cache_key",
+        "call",
+        "choice",
+        "created",
+        "extra",
+        "is_resumable",
+        "is_trial",
+        "model",
+        "next_models",
+        "num_prompt",
+        "relay_key",
+        "request",
+        "request_id",
+        "spent",
+        "strips_usage",
+        "ticket",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        request: Incoming,
+        request_id: bytes,
+        relay_key: bytes,
+        wanted: Wanted,
+        call: RoutedCall,
+        model: str,
+        created: int,
+    ) -> None:
+        self.request = request
+        self.request_id = request_id
+        self.relay_key = relay_key
+        """Unlike any other's: ids and seeds of the answer follow from it, so that they are the same on every replica."""
+        self.wanted = wanted
+        self.call = call
+        self.model = model
+        """By the name that replicas know; empty for whatever they serve."""
+        self.next_models: tuple[str, ...] = ()
+        """Asked in turn if this one cannot answer."""
+        self.num_prompt = call.num_tokens
+        self.created = created
+        self.choice: RouteChoice | None = None
+        """Of the replica asked last."""
+        self.is_resumable = request.method == "POST"
+        self.ticket: Any = None
+        """What the gateway gave."""
+        self.cache_key = b""
+        """Where its answer is kept, if it may be given again."""
+        self.extra: dict[str, object] = {}
+        """Fields set in the body on the way."""
+        self.strips_usage = False
+        """Counts are asked of engines that do not mark their streams, and kept from the client, who did not."""
+        self.is_trial = False
+        """A first answer of a cascade: judged before it is shown."""
+        self.spent: list[tuple[str, TokenCount]] = []
+        """What models asked before took."""
+
+    def body(self, pool: ConnectionPool) -> bytes:
+        fields = dict(self.extra)
+        model = pool.model or self.model
+        if self.strips_usage and not pool.is_ours:
+            fields["stream_options"] = {"include_usage": True}
+        if model and model != self.wanted.model:
+            fields["model"] = model
+        return replaced(self.request.body, fields) if fields and self.request.body else self.request.body
+
+    def data(self, pool: ConnectionPool, shown: list[bytes] | None) -> bytes:
+        """The request on the wire. `shown`: marks of what the client has seen, where the answer goes on."""
+        request, endpoint = self.request, pool.endpoint
+        query = "?" + request.query if request.query else ""
+        start = f"{request.method} {endpoint.path}{request.path}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+        lines = [start.encode("latin-1")]
+        headers = request.headers
+        for name in PASSED_HEADERS:
+            if name in headers:
+                lines.append(b"%b: %b\r\n" % (name, headers[name]))
+        if pool.key:
+            lines.append(b"authorization: Bearer %b\r\n" % pool.key)
+        body = self.body(pool)
+        if not pool.model:  # one of ours, or one that takes no notice
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._relay_value()))
+            if shown:
+                prefix = marks.resumed(shown)
+                lines.append(b"%b: %d\r\n" % (marks.RESUME_HEADER, len(prefix)))
+                body = prefix + body
+        if body or request.method == "POST":
+            lines.append(b"content-length: %d\r\n" % len(body))
+        lines.append(b"\r\n")
+        return b"".join(lines) + body
+
+    def _relay_value(self) -> bytes:
+        """Key, time, and for whom: tenants behind one key are kept apart by their names."""
+        tenant = self.ticket.key.tenant if self.ticket is not None else "-"
+        priority = self.ticket.meter.tier.priority if self.ticket is not None else 0
+        return b"%b %d %b %d" % (
+            self.relay_key,
+            self.created,
+            tenant.encode("ascii", "replace").replace(b" ", b"_"),
+            priority,
+        )

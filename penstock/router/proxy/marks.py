@@ -1,0 +1,92 @@
+"""What our engines write between the events of a stream for a router, and what a router hands to the engine that goes on.
+
+A server that is asked with `x-penstock-relay` ends every write of a stream in a mark, a comment line that no client sees:
+
+    data: {...}\\n\\n            an event, or several
+    :t 0=17,204 1=9\\n\\n       tokens by choice that the text above has taken in; empty for a write without tokens
+    :u 31 12 16\\n\\n           instead of :t, once: the stream is over; tokens of prompt, answer and cache
+
+What came before a mark has been shown when the mark is there; what follows the last mark is held back. So the marks so far
+say from which tokens another replica continues, in letters that have all been sent and no letter twice.
+
+A request that goes on begins with these tokens: `x-penstock-resume: N` says that the first N bytes of the body are
+these tokens, and the rest is the request as the client sent it.
+"""
+
+from collections.abc import Sequence
+
+from penstock.router.proxy.asked import TokenCount
+
+RELAY_HEADER = b"x-penstock-relay"
+RESUME_HEADER = b"x-penstock-resume"
+USAGE_HEADER = b"x-penstock-usage"
+
+_TOKENS = b":t "
+_END = b":u "
+_BREAK = b"\n\n"
+
+
+def split(data: bytes) -> tuple[bytes, list[bytes], bytes]:
+    """Events to pass on, the marks they end in, and what has no mark yet."""
+    start = _last_mark(data)
+    if start < 0:
+        return b"", [], data
+    stop = data.find(_BREAK, start)
+    if stop < 0:
+        start = _last_mark(data[:start])
+        if start < 0:
+            return b"", [], data
+        stop = data.find(_BREAK, start)
+    rest = data[stop + 2 :]
+    head = data[:start]
+    mark = data[start:stop]
+    if _BREAK + b":" not in head and head[:1] != b":":
+        return head, [mark], rest
+    shown, marks = [], []
+    for event in data[:stop].split(_BREAK):
+        if event.startswith((_TOKENS, _END)):
+            marks.append(event)
+        else:
+            shown.append(event + _BREAK)
+    return b"".join(shown), marks, rest
+
+
+def _last_mark(data: bytes) -> int:
+    """Where the last mark begins; -1 if there is none."""
+    found = max(data.rfind(b"\n\n:t "), data.rfind(b"\n\n:u "))
+    if found >= 0:
+        return found + 2
+    return 0 if data.startswith((_TOKENS, _END)) else -1
+
+
+def count_of(text: bytes) -> TokenCount | None:
+    """`31 12 16` as counts."""
+    try:
+        prompt, output, cached = map(int, text.split())
+    except ValueError:
+        return None
+    return TokenCount(prompt, output, cached)
+
+
+def end_of(shown: Sequence[bytes]) -> TokenCount | None:
+    """The counts in the last mark; None if the stream has not ended."""
+    if not shown or not shown[-1].startswith(_END):
+        return None
+    return count_of(shown[-1][len(_END) :])
+
+
+def tokens_of(shown: Sequence[bytes]) -> dict[int, list[int]]:
+    """Tokens by choice that all these marks list."""
+    found: dict[int, list[int]] = {}
+    for mark in shown:
+        if mark.startswith(_TOKENS):
+            for part in mark[len(_TOKENS) :].split():
+                choice, _, ids = part.partition(b"=")
+                found.setdefault(int(choice), []).extend(map(int, ids.split(b",")))
+    return found
+
+
+def resumed(shown: Sequence[bytes]) -> bytes:
+    """All marks as one, for the replica that goes on."""
+    tokens = tokens_of(shown)
+    return b" ".join(b"%d=%b" % (choice, b",".join(b"%d" % one for one in ids)) for choice, ids in tokens.items())

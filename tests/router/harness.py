@@ -1,0 +1,190 @@
+"""A router on a real socket, in front of replicas whose every word is scripted: they refuse, fail, stall and die on cue."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from penstock.config import ListenConfig, RouterConfig
+from penstock.router.app import RouterApp
+from penstock.router.fleet import ReplicaState
+from penstock.router.proxy import marks
+from penstock.router.proxy.client import InboundConnection
+
+Handler = Callable[["ScriptedReplica", dict, bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+def head(status: int = 200, **headers: str) -> bytes:
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status} X\r\n{lines}".encode()
+
+
+def whole(body: bytes, status: int = 200, **headers: str) -> bytes:
+    return head(status, content_type="application/json", content_length=str(len(body)), **headers) + b"\r\n" + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def answer(replica: "ScriptedReplica", headers: dict, body: bytes, writer: asyncio.StreamWriter) -> None:
+    """Says who it is."""
+    text = json.dumps({"by": replica.name, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode()
+    writer.write(whole(text, x_request_id=headers.get("x-request-id", "")))
+
+
+WORDS = [f"w{number} " for number in range(8)]
+
+
+def telling(die_after: int | None = None, stall: bool = False, split: bool = False) -> Handler:
+    """Streams eight words, a token each, marked for a router; goes on where told to; dies after so many words."""
+
+    async def handler(replica: "ScriptedReplica", headers: dict, body: bytes, writer: asyncio.StreamWriter) -> None:
+        num_shown = 0
+        is_resumed = "x-penstock-resume" in headers
+        if is_resumed:
+            size = int(headers["x-penstock-resume"])
+            tokens = marks.tokens_of([b":t " + body[:size]])
+            num_shown = len(tokens.get(0, []))
+            json.loads(body[size:])
+        kind = "text/event-stream; charset=utf-8"
+        writer.write(head(content_type=kind, transfer_encoding="chunked", x_penstock_relay="1") + b"\r\n")
+        if not is_resumed:
+            writer.write(chunk(b"data: begin\n\n:t \n\n"))
+        for number, word in enumerate(WORDS[num_shown:]):
+            if number == die_after:
+                if split:  # half an event has left: it must not be seen
+                    writer.write(chunk(b"data: half of a w"))
+                await writer.drain()
+                if stall:
+                    await replica.released.wait()
+                writer.transport.abort()
+                return
+            token = num_shown + number
+            writer.write(chunk(b"data: %b\n\n:t 0=%d\n\n" % (word.encode(), token)))
+            await writer.drain()
+        writer.write(chunk(b"data: [DONE]\n\n:u 5 8 0\n\n"))
+        writer.write(b"0\r\n\r\n")
+
+    return handler
+
+
+@dataclass
+class ScriptedReplica:
+    name: str
+    handler: Handler = answer
+    is_ready: bool = True
+    asked: list[bytes] = field(default_factory=list)
+    heads: list[dict] = field(default_factory=list)
+    port: int = 0
+    server: asyncio.Server | None = None
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    writers: set = field(default_factory=set)
+    model: str = "tiny"
+
+    async def open(self) -> None:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def kill(self) -> None:
+        """As a process dies: nobody listens, every connection is reset."""
+        self.server.close()
+        for writer in tuple(self.writers):
+            writer.transport.abort()
+        await self.server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.add(writer)
+        try:
+            while True:
+                text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                first, *lines = text.split("\r\n")
+                headers = dict(line.lower().split(": ", 1) for line in lines if line)
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                path = first.split()[1]
+                if path == "/readyz":
+                    writer.write(whole(b"{}", 200 if self.is_ready else 503))
+                elif path == "/v1/models":
+                    writer.write(whole(json.dumps({"data": [{"id": self.model}]}).encode()))
+                elif path == "/metrics":
+                    writer.write(whole(b"vllm:num_requests_waiting 0\n"))
+                else:
+                    self.asked.append(body)
+                    self.heads.append(headers)
+                    await self.handler(self, headers, body, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.writers.discard(writer)
+            writer.close()
+
+
+@dataclass
+class Routed:
+    app: RouterApp
+    port: int
+    replicas: list[ScriptedReplica]
+
+    async def post(self, body: dict, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, dict, bytes]:
+        return await ask(self.port, json.dumps(body).encode(), path, **headers)
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not is_true():
+                await asyncio.sleep(0.005)
+
+
+async def ask(
+    port: int, body: bytes, path: str = "/v1/chat/completions", method: str = "POST", **headers: str
+) -> tuple[int, dict, bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    writer.write(
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n{lines}\r\n".encode() + body
+    )
+    try:
+        return await read_answer(reader)
+    finally:
+        writer.close()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict, bytes]:
+    text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = text.split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines if line)
+    if headers.get("transfer-encoding") != "chunked":
+        return int(first.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+    parts = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        parts.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return int(first.split()[1]), headers, b"".join(parts)
+
+
+@asynccontextmanager
+async def routed(*replicas: ScriptedReplica, listen: ListenConfig | None = None, **settings) -> AsyncIterator[Routed]:
+    settings = {"probe_s": 0.1, "slow_start_s": 0.0, "policy": "round-robin", "wait_s": 5.0} | settings
+    app = RouterApp(listen or ListenConfig(), RouterConfig(**settings))
+    for replica in replicas:
+        await replica.open()
+        app.add_replica(replica.name, f"http://127.0.0.1:{replica.port}")
+    server = await asyncio.get_running_loop().create_server(lambda: InboundConnection(app), "127.0.0.1", 0)
+    app.start()
+    made = Routed(app, server.sockets[0].getsockname()[1], list(replicas))
+    try:
+        ready = [replica.name for replica in replicas if replica.is_ready]
+        await made.until(lambda: all(app.fleet.get(name).state is ReplicaState.READY for name in ready))
+        yield made
+    finally:
+        server.close()
+        await app.close()
+        for replica in replicas:
+            replica.released.set()
+            await replica.kill()
+
+
+SHOWN = b"data: begin\n\n" + b"".join(b"data: %b\n\n" % word.encode() for word in WORDS) + b"data: [DONE]\n\n"
+"""What the client of a telling replica sees, however often the replica changed."""

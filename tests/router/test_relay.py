@@ -1,0 +1,311 @@
+"""Laws of relaying: every request has one outcome, retries only before the first byte, answers that go on unseen."""
+
+import asyncio
+import json
+
+import pytest
+
+from penstock.router.fleet import ReplicaState
+from tests.router.harness import SHOWN, ScriptedReplica, answer, ask, chunk, head, read_answer, routed, telling, whole
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def run(law) -> None:
+    asyncio.run(asyncio.wait_for(law(), 60))
+
+
+def failing(status: int = 500):
+    async def handler(replica, headers, body, writer):
+        writer.write(whole(b'{"error":{"message":"no"}}', status))
+
+    return handler
+
+
+async def dropping(replica, headers, body, writer):
+    writer.transport.abort()
+
+
+def test_requests_take_turns_and_say_who_answered():
+    async def law():
+        async with routed(ScriptedReplica("a"), ScriptedReplica("b")) as router:
+            found = []
+            for _ in range(4):
+                status, headers, body = await router.post(BODY)
+                assert status == 200
+                assert headers["x-penstock-route"].startswith(json.loads(body)["by"] + "; why=next in turn")
+                assert headers["x-request-id"]
+                found.append(json.loads(body)["by"])
+            assert sorted(found) == ["a", "a", "b", "b"]
+
+    run(law)
+
+
+@pytest.mark.parametrize("handler", [failing(500), failing(503), dropping])
+def test_what_one_replica_fails_another_answers(handler):
+    async def law():
+        async with routed(ScriptedReplica("bad", handler), ScriptedReplica("good")) as router:
+            for _ in range(8):
+                status, _, body = await router.post(BODY)
+                assert (status, json.loads(body)["by"]) == (200, "good")
+
+    run(law)
+
+
+def test_a_clients_own_fault_is_passed_on_and_opens_no_breaker():
+    async def law():
+        async with routed(ScriptedReplica("a", failing(400)), ScriptedReplica("b", failing(422))) as router:
+            statuses = [(await router.post(BODY))[0] for _ in range(40)]
+            assert sorted(set(statuses)) == [400, 422]
+            assert all(replica.breaker.is_closed for replica in router.app.fleet)
+            assert sum(len(replica.asked) for replica in router.replicas) == 40
+
+    run(law)
+
+
+def test_a_replica_that_fails_is_left_alone_and_comes_back():
+    async def law():
+        bad, good = ScriptedReplica("bad", failing()), ScriptedReplica("good")
+        async with routed(bad, good) as router:
+            breaker = router.app.fleet.get("bad").breaker
+            while breaker.is_closed:
+                assert (await router.post(BODY))[0] == 200
+            num_asked = len(bad.asked)
+            for _ in range(10):
+                assert json.loads((await router.post(BODY))[2])["by"] == "good"
+            assert len(bad.asked) <= num_asked + 1  # one try at most in that time
+            bad.handler = answer
+            while not breaker.is_closed:
+                await router.post(BODY)
+            assert {json.loads((await router.post(BODY))[2])["by"] for _ in range(2)} == {"bad", "good"}
+
+    run(law)
+
+
+def test_retries_stay_within_their_budget():
+    async def law():
+        replicas = [ScriptedReplica(name, failing()) for name in "abc"]
+        async with routed(*replicas) as router:
+            for _ in range(200):
+                assert (await router.post(BODY))[0] in (500, 503)
+            assert sum(len(replica.asked) for replica in replicas) <= 200 * 1.1 + 11
+
+    run(law)
+
+
+def test_the_last_replica_is_never_shut_out():
+    async def law():
+        only = ScriptedReplica("only", failing())
+        async with routed(only) as router:
+            for _ in range(20):
+                assert (await router.post(BODY))[0] in (500, 503)
+            only.handler = answer
+            assert (await router.post(BODY))[0] == 200
+
+    run(law)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("die_after", [0, 1, 5, 8])
+def test_a_stream_goes_on_at_another_replica_and_its_client_sees_one_answer(die_after, split):
+    async def law():
+        first, second = ScriptedReplica("a", telling(die_after, split=split)), ScriptedReplica("b", telling())
+        async with routed(first, second) as router:
+            for _ in range(2):  # whichever of them begins
+                status, _, body = await router.post(BODY | {"stream": True})
+                assert (status, body) == (200, SHOWN)
+            assert router.app.meters.failovers.value() == (1 if die_after < 8 else 0)
+
+    run(law)
+
+
+def test_a_stream_survives_more_deaths_than_there_are_replicas():
+    async def law():
+        async with routed(ScriptedReplica("a", telling(2)), ScriptedReplica("b", telling(2))) as router:
+            status, _, body = await router.post(BODY | {"stream": True})
+            assert (status, body) == (200, SHOWN)
+            assert router.app.meters.failovers.value() == 3
+
+    run(law)
+
+
+def test_a_replica_that_stops_answering_loses_its_streams_to_another():
+    async def law():
+        frozen, good = ScriptedReplica("a", telling(3, stall=True)), ScriptedReplica("b", telling())
+        async with routed(frozen, good, policy="session") as router:
+            sessions = [f"s{number}" for number in range(64)]
+            bodies = [BODY | {"stream": True, "user": session} for session in sessions]
+            asking = [asyncio.create_task(router.post(body)) for body in bodies]
+            await router.until(lambda: len(frozen.asked) + len(good.asked) == 64 and len(frozen.asked) > 0)
+            frozen.is_ready = False
+            await router.until(lambda: router.app.fleet.get("a").state is ReplicaState.UNREADY)
+            router.app.fleet.hear(router.app.fleet.get("a"), ReplicaState.GONE, router.app.now())
+            router.app._changed(router.app.fleet.get("a"))
+            for task in asking:
+                assert (await task)[2] == SHOWN
+
+    run(law)
+
+
+async def truncated(replica, headers, body, writer):
+    writer.write(head(content_type="text/event-stream", transfer_encoding="chunked") + b"\r\n" + chunk(b"data: 1\n\n"))
+    await writer.drain()
+    writer.transport.abort()
+
+
+def test_a_stream_that_cannot_go_on_ends_in_an_error_event():
+    async def law():
+        async with routed(ScriptedReplica("foreign", truncated), ScriptedReplica("b")) as router:
+            answers = [await router.post(BODY | {"stream": True}) for _ in range(2)]
+            (body,) = [body for _, headers, body in answers if "text/event-stream" in headers["content-type"]]
+            first, last, _ = body.split(b"\n\n")
+            assert first == b"data: 1"
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+            assert error["code"] == "replica_failed"
+            assert set(error) == {"message", "type", "param", "code"}
+
+    run(law)
+
+
+def test_an_answer_cut_short_before_it_was_whole_is_asked_for_again():
+    async def law():
+        async def short(replica, headers, body, writer):
+            writer.write(head(content_type="application/json", content_length="100") + b"\r\n{")
+            await writer.drain()
+            writer.transport.abort()
+
+        async with routed(ScriptedReplica("short", short), ScriptedReplica("good")) as router:
+            for _ in range(4):
+                status, _, body = await router.post(BODY)
+                assert (status, json.loads(body)["by"]) == (200, "good")
+
+    run(law)
+
+
+def test_requests_wait_for_a_replica_and_are_refused_with_a_time_when_none_comes():
+    async def law():
+        late = ScriptedReplica("late", is_ready=False)
+        async with routed(late, wait_s=20.0) as router:
+            asking = asyncio.create_task(router.post(BODY))
+            await router.until(lambda: len(router.app._parked) == 1)
+            late.is_ready = True
+            assert (await asking)[0] == 200
+        gone = ScriptedReplica("gone", is_ready=False)
+        async with routed(gone, wait_s=0.0) as router:
+            status, headers, body = await router.post(BODY)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "no_replica")
+            assert int(headers["retry-after"]) > 0
+
+    run(law)
+
+
+def test_a_client_that_leaves_takes_its_request_with_it():
+    async def law():
+        left = asyncio.Event()
+
+        async def endless(replica, headers, body, writer):
+            writer.write(
+                head(content_type="text/event-stream", transfer_encoding="chunked", x_penstock_relay="1") + b"\r\n"
+            )
+            try:
+                while True:
+                    writer.write(chunk(b"data: x\n\n:t 0=1\n\n"))
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+            finally:
+                left.set()
+
+        async with routed(ScriptedReplica("a", endless)) as router:
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            body = json.dumps(BODY | {"stream": True}).encode()
+            writer.write(b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await reader.readuntil(b"data: x")
+            writer.close()
+            await left.wait()
+            await router.until(lambda: router.app.num_open == 0)
+            assert router.app.fleet.get("a").num_pending == 0
+
+    run(law)
+
+
+def test_draining_and_removal_send_nothing_new_and_cut_nothing_off():
+    async def law():
+        slow, other = ScriptedReplica("slow"), ScriptedReplica("other")
+
+        async def waits(replica, headers, body, writer):
+            await replica.released.wait()
+            await answer(replica, headers, body, writer)
+
+        slow.handler = waits
+        async with routed(slow, other) as router:
+            asking = [asyncio.create_task(router.post(BODY)) for _ in range(2)]
+            await router.until(lambda: len(slow.asked) == 1 and len(other.asked) == 1)
+            router.app.remove_replica("slow")
+            for _ in range(6):
+                assert json.loads((await router.post(BODY))[2])["by"] == "other"
+            slow.released.set()
+            assert {json.loads((await task)[2])["by"] for task in asking} == {"slow", "other"}
+
+    run(law)
+
+
+def test_a_shutdown_finishes_what_it_has_and_takes_nothing_new():
+    async def law():
+        async def waits(replica, headers, body, writer):
+            await replica.released.wait()
+            await answer(replica, headers, body, writer)
+
+        replica = ScriptedReplica("a", waits)
+        async with routed(replica) as router:
+            asking = asyncio.create_task(router.post(BODY))
+            await router.until(lambda: len(replica.asked) == 1)
+            draining = asyncio.create_task(router.app.drain(20.0))
+            await asyncio.sleep(0)
+            status, headers, _ = await router.post(BODY)
+            assert status == 503
+            assert headers["retry-after"]
+            replica.released.set()
+            assert (await asking)[0] == 200
+            assert await draining == 0
+
+    run(law)
+
+
+def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure():
+    async def law():
+        replica = ScriptedReplica("a")
+        async with routed(replica) as router:
+            assert (await router.post(BODY))[0] == 200
+            for writer in tuple(replica.writers):
+                writer.transport.abort()
+            assert (await router.post(BODY))[0] == 200
+            assert router.app.fleet.get("a").num_failed == 0
+
+    run(law)
+
+
+def test_several_requests_on_one_connection_are_answered_in_order():
+    async def law():
+        async with routed(ScriptedReplica("a"), ScriptedReplica("b")) as router:
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            body = json.dumps(BODY).encode()
+            request = b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\nx-request-id: r%d\r\ncontent-length: %d\r\n\r\n"
+            writer.write(b"".join(request % (number, len(body)) + body for number in range(20)))
+            for number in range(20):
+                status, headers, _ = await read_answer(reader)
+                assert (status, headers["x-request-id"]) == (200, f"r{number}")
+            writer.close()
+
+    run(law)
+
+
+def test_an_unknown_model_is_said_to_be_unknown():
+    async def law():
+        async with routed(ScriptedReplica("a", model="one"), ScriptedReplica("b", model="two")) as router:
+            assert json.loads((await router.post(BODY | {"model": "two"}))[2])["by"] == "b"
+            status, _, body = await router.post(BODY | {"model": "three"})
+            assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
+            listed = json.loads((await ask(router.port, b"", "/v1/models", "GET"))[2])
+            assert {model["id"] for model in listed["data"]} == {"one", "two"}
+
+    run(law)
