@@ -137,6 +137,8 @@ class Request:
     """When the answer stops being wanted."""
     tenant: str = ""
     """Who is charged under the fair order."""
+    session: str = ""
+    """Whose conversation it is; routers may keep a session where its prefix lies."""
     salt: str = ""
     """Prefix cache namespace: requests share blocks only under equal salts."""
     prediction: tuple[int, ...] = ()

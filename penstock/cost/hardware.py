@@ -162,8 +162,9 @@ _AMPERE = Flops(fp32=19.5, bf16=312, fp16=312, int8=624)
 
 _H200 = _hopper("h200", 139.8, 4800, "NVIDIA H200 datasheet; bf16, fp8 and reads measured, the rest by the same shares")
 _H200_MEASURED = Ceilings(
-    4.18e12, Flops(fp32=67e12 * COMPUTE_FRACTION, bf16=731e12, fp16=731e12, fp8=1305e12, int8=1305e12)
+    4.29e12, Flops(fp32=67e12 * COMPUTE_FRACTION, bf16=750e12, fp16=750e12, fp8=1290e12, int8=1290e12)
 )
+"""Means of the ceilings in benchmarks/results/gpu-8b.json, gpu-0.6b.json and gpu-30b.json."""
 
 _CLOUD_2CORE = Ceilings(26e9, Flops(fp32=0.25e12, bf16=1.4e12, int8=1.5e12))
 

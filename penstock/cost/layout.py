@@ -117,15 +117,33 @@ SINGLE = Layout()
 def all_reduce_s(size_bytes: float, num_devices: int, link: Link) -> float:
     """Sum one array over devices, each of which ends with the sum.
 
-    A ring sends 2 (n - 1) pieces of 1/n each one after the other; the one-shot way sends everything to everybody at once,
-    which is the shorter for small arrays because it waits once.
+    Small arrays go to everybody at once, with one wait before the parts are read and one before they may be overwritten.
+    Larger ones are scattered and gathered: 2 (n - 1) / n of the array passes each link, in two such rounds.
     """
     if num_devices == 1:
         return 0.0
     others = num_devices - 1
-    ring_s = 2 * others * (size_bytes / num_devices / link.bandwidth_bytes_per_s + link.latency_s)
-    one_shot_s = others * size_bytes / link.bandwidth_bytes_per_s + link.latency_s
-    return min(ring_s, one_shot_s)
+    scattered_s = 2 * others * size_bytes / num_devices / link.bandwidth_bytes_per_s + 4 * link.latency_s
+    one_shot_s = others * size_bytes / link.bandwidth_bytes_per_s + 2 * link.latency_s
+    return min(scattered_s, one_shot_s)
+
+
+def spanning_all_reduce_s(size_bytes: float, num_devices: int, inner: Link, inner_size: int, outer: Link) -> float:
+    """As `all_reduce_s`, over machines of `inner_size` devices: scattered and summed inside each, the pieces summed between
+    machines by every device with its peers, gathered inside again. The waits add up; of large arrays the three phases run at
+    the same time on different pieces, so that the slower link decides.
+
+    Two machines of eight H100 with 400 Gb/s a device then take 42 us for 16 kB and reach 390 GB/s of bus bandwidth. For such
+    pairs nccl-tests is published with some 26 us as NCCL's own estimate for 4 kB and 75 us on a bad fabric (NVIDIA/nccl
+    issue 1453), and with 350 to 480 GB/s for large arrays.
+    """
+    if num_devices <= inner_size:
+        return all_reduce_s(size_bytes, num_devices, inner)
+    num_machines = -(-num_devices // inner_size)
+    inside_s = 2 * (inner_size - 1) / inner_size * size_bytes / inner.bandwidth_bytes_per_s
+    waits_s = 4 * inner.latency_s + all_reduce_s(0.0, num_machines, outer)
+    between_s = all_reduce_s(size_bytes / inner_size, num_machines, outer) - all_reduce_s(0.0, num_machines, outer)
+    return waits_s + max(inside_s, between_s)
 
 
 def send_s(size_bytes: float, link: Link) -> float:
@@ -144,6 +162,9 @@ class Traffic:
     vector_bytes: float
     """Of a token between layers."""
     tensor_link: Link
+    """Inside a machine; `network` joins machines where a tensor group spans several."""
+    devices_per_machine: int
+    network: Link
     pipeline_link: Link
     expert_link: Link
 
@@ -151,13 +172,19 @@ class Traffic:
         """Of the sums and exchanges inside layers, for tokens that pass all layers together."""
         layout = self.layout
         size = num_tokens * self.vector_bytes
-        total = 2 * self.num_layers * all_reduce_s(size, layout.tensor, self.tensor_link)
+        total = 2 * self.num_layers * self._sum_s(size)
         if layout.num_sharing > 1:
             # Each device of the tensor group sends its share of the vectors out to the experts and gets as much back.
             leaving = (layout.expert - layout.tensor) / layout.expert
             sent = size * self.num_active * leaving / layout.tensor
             total += 2 * self.num_expert_layers * send_s(sent, self.expert_link)
         return total
+
+    def _sum_s(self, size_bytes: float) -> float:
+        """Of one array over the tensor group."""
+        return spanning_all_reduce_s(
+            size_bytes, self.layout.tensor, self.tensor_link, self.devices_per_machine, self.network
+        )
 
     def hops_s(self, num_tokens: float) -> float:
         """From stage to stage, and the drawn tokens back to the first."""
@@ -176,7 +203,9 @@ def traffic_of(spec: ModelSpec, layout: Layout, hardware: Hardware, value_bytes:
         num_expert_layers=len(experts),
         num_active=max((moe.num_active for moe in experts), default=0),
         vector_bytes=spec.hidden_size * value_bytes,
-        tensor_link=hardware.link(layout.tensor),
+        tensor_link=hardware.link(min(layout.tensor, hardware.devices_per_machine)),
+        devices_per_machine=hardware.devices_per_machine,
+        network=hardware.network,
         pipeline_link=hardware.link(layout.devices_per_copy),
         expert_link=hardware.link(layout.expert),
     )

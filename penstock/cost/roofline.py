@@ -30,17 +30,20 @@ from penstock.models.spec import ModelSpec, MoE
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Time that no roof explains. The defaults fit decode steps of 0.6B and 8B models, replayed as one graph on an H200."""
+    """Time that no roof explains. The defaults fit decode steps of 0.6B, 8B and 30B-A3B models, 1 to 128 sequences, as our
+    engine takes them on an H200: benchmarks/results/gpu-*.json."""
 
-    layer_s: float = 35e-6
+    layer_s: float = 18e-6
     """A layer's launches, ramps and tails."""
+    sequence_s: float = 0.15e-6
+    """What a layer takes longer for each sequence that draws a token."""
     host_s: float = 250e-6
     """Schedule, sample and hand over tokens, each step."""
-    overlaps: bool = False
+    overlaps: bool = True
     """The host works while the device does: the longer of the two counts, not their sum."""
 
     def __post_init__(self) -> None:
-        for name in ("layer_s", "host_s"):
+        for name in ("layer_s", "sequence_s", "host_s"):
             if not 0.0 <= getattr(self, name) < 60.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; choose 0 to 60 seconds")
 
@@ -48,7 +51,7 @@ class Overhead:
 _ACTIVATION_BYTES = {"fp32": 4.0}
 """Between products values are held in 16 bits, but where everything is computed in 32."""
 
-NO_OVERHEAD = Overhead(layer_s=0.0, host_s=0.0)
+NO_OVERHEAD = Overhead(layer_s=0.0, sequence_s=0.0, host_s=0.0)
 
 
 class Work(NamedTuple):
@@ -138,6 +141,7 @@ class Roofline:
         self._pointwise_bytes = _pointwise_values(spec, layout) * _ACTIVATION_BYTES.get(precision.compute, 2.0)
         self._output_parameters = spec.vocab_size * spec.hidden_size / layout.tensor if spec.generates else 0.0
         self._layers_s = overhead.layer_s * spec.num_layers
+        self._sequence_s = overhead.sequence_s * spec.num_layers
         self._host_s = overhead.host_s
         self._overlaps = overhead.overlaps
         self._bare_s = lru_cache(maxsize=65536)(self._bare)
@@ -180,7 +184,7 @@ class Roofline:
             roofs = [(p * flops / peak, r * size / bandwidth) for p, r in seen]
             attention_s = [so_far + (a if a > b else b) for so_far, (a, b) in zip(attention_s, roofs)]
         if self._overlaps:
-            return [self._total_s(bare_s, seconds) for seconds in attention_s]
+            return [max(bare_s + seconds, host_s) for seconds in attention_s]
         return [bare_s + seconds + host_s for seconds in attention_s]
 
     @property
@@ -201,10 +205,12 @@ class Roofline:
     def sums_s(self, num_sequences: int, num_positions: int, num_steps: int) -> list[float]:
         """As `run_s`. A decode's query sees as many keys as positions are read for it, so one number stands for both."""
         kind = self._attention[0]
-        if num_steps == 1 or self._layout.pipeline > 1 or self._overlaps:
+        bare_s, host_s = self._bare_s(num_sequences, num_sequences), self._host_s
+        is_hidden = self._overlaps and bare_s >= host_s
+        if num_steps == 1 or self._layout.pipeline > 1 or (self._overlaps and not is_hidden):
             ends = range(num_positions, num_positions + num_steps * num_sequences, num_sequences)
             return [self.sum_s(num_sequences, end, ()) for end in ends]
-        bare_s, host_s = self._bare_s(num_sequences, num_sequences), self._host_s
+        host_s = 0.0 if is_hidden else host_s
         flops, size, peak, bandwidth = kind.flops_per_pair, kind.bytes_per_position, self._flops, self._bandwidth
         if flops * bandwidth < size * peak:
             return [
@@ -232,7 +238,7 @@ class Roofline:
         attention_s = self._attention_s(work.pairs, work.reach)
         device_s = self._bare_s(work.num_tokens, work.num_drawn) + attention_s
         idle_s = self._total_s(device_s, 0.0) - device_s
-        return bare._replace(attention=attention_s, overhead=self._layers_s + idle_s)
+        return bare._replace(attention=attention_s, overhead=bare.overhead + idle_s)
 
     def _total_s(self, bare_s: float, attention_s: float) -> float:
         device_s = bare_s + attention_s
@@ -258,7 +264,8 @@ class Roofline:
             output = self._roof(2.0 * size * num_drawn, size * self._weight_bytes)
         pointwise = num_tokens * self._pointwise_bytes / self._bandwidth
         traffic = self._traffic.seconds(num_tokens) + self._traffic.hops_s(num_tokens) if self._traffic else 0.0
-        return StepParts(linears, experts, 0.0, output, pointwise, self._layers_s, traffic)
+        overhead = self._layers_s + num_drawn * self._sequence_s
+        return StepParts(linears, experts, 0.0, output, pointwise, overhead, traffic)
 
     def _attention_s(self, pairs: tuple[int, ...], reach: tuple[int, ...]) -> float:
         total = 0.0

@@ -36,6 +36,7 @@ class Timeline:
         "arrival_s",
         "end_s",
         "first_token_s",
+        "group",
         "last_token_s",
         "num_cached",
         "num_choices",
@@ -60,6 +61,8 @@ class Timeline:
         """When it ended, with or without tokens."""
         self.outcome: Outcome | None = None
         self.token_times: list[float] | None = [] if keep_times else None
+        self.group = ""
+        """Whom it is counted with: a tenant, a priority."""
 
     def observe(self, delta: Delta, now: float) -> float | None:
         """Take in a delta; returns the gap since the tokens before it, if there were any."""
@@ -161,8 +164,11 @@ class Timelines:
     def num_open(self) -> int:
         return len(self._open)
 
-    def arrive(self, request_id: int, arrival_s: float, num_prompt: int, num_choices: int = 1) -> Timeline:
+    def arrive(
+        self, request_id: int, arrival_s: float, num_prompt: int, num_choices: int = 1, group: str = ""
+    ) -> Timeline:
         timeline = Timeline(arrival_s, num_prompt, num_choices, keep_times=self._keep_times)
+        timeline.group = group
         self._open[request_id] = timeline
         return timeline
 

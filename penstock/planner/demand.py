@@ -11,6 +11,7 @@ from random import Random
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo, quantile
+from penstock.planner.figures import rate_of_users
 from penstock.workload.arrivals import Gamma, Poisson
 from penstock.workload.lengths import Lengths
 from penstock.workload.trace import Trace
@@ -150,12 +151,30 @@ class Demand:
         """The same requests at that many times the rate."""
         return replace(self, rate=self.rate * factor)
 
+    def of_users(self, num_users: int, think_s: float, slo: Slo) -> "Demand":
+        """The rate at which so many people ask who wait for each answer as long as the SLO allows.
+
+        A fleet that carries it keeps the SLO for all of them: were it slower, they would ask less often.
+        """
+        if not 1 <= num_users <= 10_000_000:
+            raise ConfigError(f"{num_users} users; choose 1 or more")
+        allowed_s = response_s(slo, self.sizes.mean_answer)
+        if think_s + allowed_s <= 0.0:
+            raise ConfigError("users who neither think nor wait ask without end; set --think-s, or times in --slo")
+        return replace(self, rate=rate_of_users(num_users, think_s, allowed_s))
+
     def longer(self, factor: float) -> "Demand":
         """Prompts that many times as long."""
         if self.trace is not None:
             prompts = type(self.trace.prompt_lengths)("q", (round(n * factor) for n in self.trace.prompt_lengths))
             return replace(self, trace=replace(self.trace, prompt_lengths=prompts))
         return replace(self, prompts=Scaled(self.prompts, factor), shared_prefix=round(self.shared_prefix * factor))
+
+
+def response_s(slo: Slo, num_answer: float) -> float:
+    """The longest that an answer of so many tokens may take."""
+    parts_s = (slo.ttft_s or 0.0) + (slo.tpot_s or 0.0) * max(0.0, num_answer - 1.0)
+    return min(slo.e2e_s, parts_s or slo.e2e_s) if slo.e2e_s is not None else parts_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,11 @@ def little(arrival_rate: float, time_s: float) -> float:
     return arrival_rate * time_s
 
 
+def rate_of_users(num_users: float, think_s: float, response_s: float) -> float:
+    """Requests a second of people who ask, wait and think in turn: N = X (R + Z)."""
+    return num_users / (think_s + response_s)
+
+
 def shed_chance(queue_fraction: float, start: float = 0.8) -> float:
     """Share of requests to refuse: none up to `start` of the queue, all at its end, evenly between."""
     return min(1.0, max(0.0, (queue_fraction - start) / (1.0 - start)))

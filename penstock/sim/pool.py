@@ -85,7 +85,9 @@ class Pool:
                 self._refuse(request, now)
                 return
         hashes = self._hashes(request, live[0].scheduler.limits.block_size) if self._policy.reads_hashes else ()
-        choice = self._policy.choose(RoutedCall(self._num_calls, request.tenant, hashes, len(request.prompt)), views)
+        choice = self._policy.choose(
+            RoutedCall(self._num_calls, request.session or request.tenant, hashes, len(request.prompt)), views
+        )
         self._num_calls += 1
         chosen = live[choice.replica]
         if self._prepare is not None:

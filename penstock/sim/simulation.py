@@ -245,7 +245,8 @@ class Course:
     def _take(self, request: Request, now: float) -> None:
         if self._conversations is not None:
             self._conversations.begin(request)
-        self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n)
+        group = group_of(request)
+        self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n, group)
         if self._split is not None and self._prefill is not None and not self._split.is_local(request):
             self._prefill.submit(request, now)
         else:
@@ -291,6 +292,12 @@ class Course:
     def _refuse(self, request: Request, now: float) -> None:
         self._num_refused += 1
         self._ledger.refuse(request.request_id, now)
+
+
+def group_of(request: Request) -> str:
+    """Whom a request is counted with: its tenant, and its priority where it has one."""
+    urgency = f"priority {request.priority}" if request.priority else ""
+    return ", ".join(filter(None, (request.tenant, urgency)))
 
 
 def _report(member: Member, end_s: float) -> ReplicaReport:

@@ -49,19 +49,21 @@ class Conversation:
 
 
 class FollowUp(NamedTuple):
-    """A later turn of a conversation, which is said `think_s` after the answer before it."""
+    """A later turn of a conversation, or the next one of the same user, which is said `think_s` after the answer before it."""
 
     own: tuple[int, ...]
     """Tokens of the turn itself, after its history."""
     num_answer: int
     think_s: float
+    keeps_history: bool = True
+    """False begins a new conversation."""
 
     def after(self, earlier: Request, answer: Sequence[int], request_id: int, arrival_s: float) -> Request:
         late_s = None if earlier.deadline_s is None else earlier.deadline_s - earlier.arrival_s
         return replace(
             earlier,
             request_id=request_id,
-            prompt=(*earlier.prompt, *answer, *self.own),
+            prompt=(*earlier.prompt, *answer, *self.own) if self.keeps_history else self.own,
             params=replace(earlier.params, max_tokens=self.num_answer),
             arrival_s=arrival_s,
             deadline_s=None if late_s is None else arrival_s + late_s,
@@ -96,7 +98,8 @@ class Workload:
             length, answer = len(request.prompt), request.params.max_tokens or 0
             total += length
             for turn in self.later.get(request.request_id, ()):
-                length, answer = length + answer + len(turn.own), turn.num_answer
+                history = length + answer if turn.keeps_history else 0
+                length, answer = history + len(turn.own), turn.num_answer
                 total += length
         return total
 
@@ -122,6 +125,35 @@ class Outline(NamedTuple):
     num_answer: int
     later: tuple[tuple[int, int], ...] = ()
     """Of each further turn, its own tokens and those of its answer."""
+    session: int | None = None
+    tenant: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Who asks. What is not set makes no difference between requests."""
+
+    tenants: tuple[float, ...] = ()
+    """Share of the requests that each tenant sends; they need not add up to 1."""
+    urgent_fraction: float = 0.0
+    """Share of the requests with priority 1; the others have 0."""
+    num_sessions: int = 0
+    """Sessions that requests belong to; those of one begin with the same shared prefix. 0: one for each conversation."""
+
+    def __post_init__(self) -> None:
+        if any(not 0.0 < share < math.inf for share in self.tenants) or len(self.tenants) > 10_000:
+            raise ConfigError(f"tenants send {self.tenants} of the requests; choose numbers above 0, one a tenant")
+        if not 0.0 <= self.urgent_fraction <= 1.0:
+            raise ConfigError(f"the share of urgent requests is {self.urgent_fraction}; choose 0 to 1")
+        if not 0 <= self.num_sessions <= 10_000_000:
+            raise ConfigError(f"{self.num_sessions} sessions: choose 0 or more")
+
+    def tenant(self, random: Random) -> str:
+        if not self.tenants:
+            return ""
+        (number,) = random.choices(range(len(self.tenants)), self.tenants)
+        return f"tenant {number + 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +170,7 @@ class Recipe:
     vocab_size: int = 32_000
     conversation: Conversation | None = None
     """Further turns are drawn from the same lengths."""
+    people: People = field(default_factory=People)
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_requests <= 10_000_000:
@@ -155,6 +188,32 @@ class Recipe:
         random = Random(f"{seed} tokens {nonce}")
         return self._make(seed, self._shared_prefixes(random), random)
 
+    def of_users(self, num_users: int, think_s: float, seed: int) -> Workload:
+        """The requests of `make`, asked by so many people in turn: each waits for the answer, thinks, and asks the next.
+
+        They come within the first `think_s`. What a user asks next begins a new conversation.
+        """
+        if not 1 <= num_users <= 1_000_000 or not 0.0 <= think_s <= 1e6:
+            raise ConfigError(
+                f"{num_users} users who think for {think_s} s: choose at least one, and 0 seconds or more"
+            )
+        whole = self.make(seed)
+        random = Random(f"{seed} users")
+        num_users = min(num_users, len(whole.requests))
+        starts = sorted(random.uniform(0.0, think_s) for _ in range(num_users))
+        firsts: list[Request] = []
+        later: dict[int, tuple[FollowUp, ...]] = {}
+        for number, start_s in enumerate(starts):
+            chain: list[FollowUp] = []
+            for request in whole.requests[number::num_users]:
+                num_answer = request.params.max_tokens or 1
+                chain.append(FollowUp(request.prompt, num_answer, think_s, keeps_history=False))
+                chain += whole.later.get(request.request_id, ())
+            first = whole.requests[number]
+            firsts.append(replace(first, arrival_s=start_s, session=f"user {number}"))
+            later[first.request_id] = tuple(chain[1:])
+        return Workload(tuple(firsts), {name: turns for name, turns in later.items() if turns})
+
     def _make(self, seed: int, shared: list[tuple[int, ...]], token_random: Random) -> Workload:
         tokens = range(self.vocab_size)
         requests = []
@@ -165,7 +224,15 @@ class Recipe:
             own = token_random.choices(tokens, k=outline.num_own)
             params = SamplingParams(max_tokens=outline.num_answer, ignore_eos=True, temperature=0.0)
             requests.append(
-                Request(request_id=number, prompt=(*start, *own), params=params, arrival_s=outline.arrival_s)
+                Request(
+                    request_id=number,
+                    prompt=(*start, *own),
+                    params=params,
+                    arrival_s=outline.arrival_s,
+                    priority=outline.priority,
+                    tenant=outline.tenant,
+                    session="" if outline.session is None else f"session {outline.session}",
+                )
             )
             if outline.later:
                 later[number] = tuple(
@@ -178,17 +245,25 @@ class Recipe:
         """The requests of `make` without their tokens, for those who make words of their own."""
         times = self.arrivals.times(self.num_requests, Random(f"{seed} arrivals"))
         prompt_random, answer_random = Random(f"{seed} prompts"), Random(f"{seed} answers")
-        prefix_random = Random(f"{seed} prefixes")
+        prefix_random, people_random = Random(f"{seed} prefixes"), Random(f"{seed} people")
         self._shared_prefixes(prefix_random)  # drawn before from the same numbers
         turn_random = Random(f"{seed} turns")
         num_later = self.conversation.num_turns - 1 if self.conversation else 0
-        for arrival_s in times:
+        people = self.people
+        for number, arrival_s in enumerate(times):
             prefix = None
             if self.prefix and prefix_random.random() < self.prefix.fraction:
                 prefix = prefix_random.choice(range(self.prefix.num_prefixes))
+            session = number if num_later else None
+            if people.num_sessions:
+                session = people_random.randrange(people.num_sessions)
+                if prefix is not None and self.prefix:
+                    prefix = session % self.prefix.num_prefixes
             own, answer = self.prompts.draw(prompt_random), self.answers.draw(answer_random)
             later = [(self.prompts.draw(turn_random), self.answers.draw(turn_random)) for _ in range(num_later)]
-            yield Outline(arrival_s, prefix, own, answer, tuple(later))
+            tenant = people.tenant(people_random)
+            priority = int(people.urgent_fraction > 0.0 and people_random.random() < people.urgent_fraction)
+            yield Outline(arrival_s, prefix, own, answer, tuple(later), session, tenant, priority)
 
     def _shared_prefixes(self, random: Random) -> list[tuple[int, ...]]:
         if self.prefix is None:

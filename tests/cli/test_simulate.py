@@ -29,7 +29,8 @@ def test_tables_tell_latency_throughput_cache_and_replicas(capsys):
         "goodput, requests/s",
         "KV",
         "preemptions",
-        "busy %",
+        "utilisation (rho)",
+        "inside (L = rate x time)",
     ):
         assert word in printed.out
     assert printed.err == ""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.core.batch import Batch, Chunk
 from penstock.cost.cost import moved
 from penstock.cost.hardware import HARDWARE, Link, find
-from penstock.cost.layout import Layout, all_reduce_s
+from penstock.cost.layout import Layout, all_reduce_s, spanning_all_reduce_s
 from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.cost.precision import Precision
 from penstock.cost.roofline import NO_OVERHEAD, Roofline, roofline
@@ -55,8 +55,29 @@ def test_decode_floor_of_llama_70b_falls_with_the_devices():
 def test_a_small_sum_waits_once_and_a_large_one_goes_round():
     link = Link("nvlink", 100e9, 5e-6)
     assert all_reduce_s(1e6, 1, link) == 0.0
-    assert all_reduce_s(1000, 8, link) == pytest.approx(7 * 1000 / 100e9 + 5e-6)
-    assert all_reduce_s(1e9, 8, link) == pytest.approx(14 * (1e9 / 8 / 100e9 + 5e-6))
+    assert all_reduce_s(1000, 8, link) == pytest.approx(7 * 1000 / 100e9 + 2 * 5e-6)
+    assert all_reduce_s(1e9, 8, link) == pytest.approx(14 * 1e9 / 8 / 100e9 + 4 * 5e-6)
+
+
+def test_sums_over_two_machines_take_what_is_published() -> None:
+    """16 kB in tens of microseconds, bandwidth of large arrays near that of the links inside."""
+
+    def taken_s(size: float) -> float:
+        return spanning_all_reduce_s(size, 16, H100.link(8), 8, H100.network)
+
+    assert 25e-6 < taken_s(16e3) < 75e-6
+    assert 300e9 < 2 * 15 / 16 * 1e9 / taken_s(1e9) < 480e9
+    assert spanning_all_reduce_s(1e6, 8, H100.link(8), 8, H100.network) == all_reduce_s(1e6, 8, H100.link(8))
+
+
+def test_tensor_parallel_across_machines_loses_where_much_is_summed() -> None:
+    """Prompts and full batches: TP8 x PP2 before TP16; a few sequences alone may be quicker over sixteen."""
+    spec = catalog.find("llama-3.1-405b")
+    spanning, staged = roofline(spec, H100, layout=Layout(16)), roofline(spec, H100, layout=Layout(8, 2))
+    prompts = Batch(0, tuple(Chunk(row, 0, 1024, (), (), True, None) for row in range(8)))
+    many = Batch(0, tuple(Chunk(row, 600, 1, (), (), True, None) for row in range(256)))
+    assert staged.step_s(prompts) < spanning.step_s(prompts)
+    assert staged.step_s(many) < spanning.step_s(many)
 
 
 def test_two_sums_a_layer_of_a_step():

@@ -55,8 +55,8 @@ def floor_s(cost, num_sequences):
 
 
 def test_decode_floor_is_bytes_over_bandwidth():
-    """Probe's floor on the same machine: 3.60, 3.85, 4.62 and 11.8 ms, less the embedding that nobody multiplies with."""
-    cost = Roofline(LLAMA_8B, H200, overhead=NO_OVERHEAD)
+    """Floors that were probed at 4.18 TB/s on the same machine: 3.60, 3.85 and 4.62 ms."""
+    cost = Roofline(LLAMA_8B, Ceilings(4.18e12, H200.flops), overhead=NO_OVERHEAD)
     assert floor_s(cost, 1) == pytest.approx(3.60e-3, rel=0.01)
     assert floor_s(cost, 32) == pytest.approx(3.85e-3, rel=0.01)
     assert floor_s(cost, 128) == pytest.approx(4.62e-3, rel=0.01)
@@ -65,20 +65,19 @@ def test_decode_floor_is_bytes_over_bandwidth():
 @pytest.mark.parametrize(
     ("spec", "batch", "measured_ms"),
     [
-        (LLAMA_8B, decode(1, 256), 4.68),
-        (LLAMA_8B, decode(8, 256), 4.83),
-        (LLAMA_8B, decode(32, 256), 5.26),
-        (LLAMA_8B, decode(128, 256), 6.82),
-        (LLAMA_8B, decode(256, 1024), 16.6),
-        (QWEN_06B, decode(1, 256), 1.36),
-        (QWEN_06B, decode(32, 256), 1.56),
-        (QWEN_06B, decode(128, 256), 2.48),
-        (QWEN_06B, decode(256, 1024), 8.95),
+        (LLAMA_8B, decode(1, 256), 4.07),
+        (LLAMA_8B, decode(8, 192), 4.29),
+        (LLAMA_8B, decode(32, 192), 4.50),
+        (LLAMA_8B, decode(128, 192), 6.05),
+        (QWEN_06B, decode(1, 256), 0.80),
+        (QWEN_06B, decode(8, 192), 1.07),
+        (QWEN_06B, decode(32, 192), 1.25),
+        (QWEN_06B, decode(128, 192), 2.05),
     ],
 )
 def test_steps_measured_on_an_h200_are_met_within_a_fifth(spec, batch, measured_ms):
-    """Device time of one captured graph: no host work."""
-    cost = Roofline(spec, H200, overhead=Overhead(host_s=0.0))
+    """Steps of the whole engine, host work overlapped: benchmarks/results/gpu-8b.json and gpu-0.6b.json."""
+    cost = Roofline(spec, H200)
     assert cost.step_s(batch) * 1e3 == pytest.approx(measured_ms, rel=0.2)
 
 
@@ -195,12 +194,12 @@ def test_a_dense_decode_step_reads_every_active_parameter_once():
 
 
 def test_the_host_is_hidden_only_when_it_overlaps():
-    alone = Overhead(layer_s=0.0, host_s=1e-3)
+    alone = Overhead(layer_s=0.0, sequence_s=0.0, host_s=1e-3, overlaps=False)
     batch = decode(1, 1)
     bare = Roofline(LLAMA_8B, H200, overhead=NO_OVERHEAD).step_s(batch)
     assert Roofline(LLAMA_8B, H200, overhead=alone).step_s(batch) == pytest.approx(bare + 1e-3)
     assert Roofline(LLAMA_8B, H200, overhead=replace(alone, overlaps=True)).step_s(batch) == pytest.approx(bare)
-    slow_host = Overhead(layer_s=0.0, host_s=1.0, overlaps=True)
+    slow_host = Overhead(layer_s=0.0, host_s=1.0)
     assert Roofline(LLAMA_8B, H200, overhead=slow_host).step_s(batch) == pytest.approx(1.0)
 
 

@@ -62,8 +62,8 @@ def test_a_cache_too_small_for_all_is_told_exactly(seed, num_blocks):
 def test_the_cache_is_not_counted_full_before_its_time():
     workload = make_workload(2, num_requests=40, rate=10.0, prompts=Fixed(160), answers=Fixed(800))
     predicted, stepwise = (simulate(make_fleet(predicts=on), workload).replicas[0] for on in (True, False))
-    assert predicted.mean_kv_usage_fraction == pytest.approx(stepwise.mean_kv_usage_fraction, rel=0.05)
-    assert predicted.max_kv_usage_fraction == pytest.approx(stepwise.max_kv_usage_fraction, rel=0.05)
+    assert predicted.mean_kv_usage_fraction == pytest.approx(stepwise.mean_kv_usage_fraction, rel=0.08)
+    assert predicted.max_kv_usage_fraction == pytest.approx(stepwise.max_kv_usage_fraction, rel=0.1)
 
 
 @given(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
+from penstock.workload.asked import Asked
 
 DEFAULT_USERS = 8
 TARGETS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
@@ -73,31 +74,13 @@ class ReplayedTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLengths:
+class PromptLengths(Asked):
     """What is asked."""
 
-    prompts: str = "sharegpt-prompts"
-    """Prompt tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
-    answers: str = "sharegpt-answers"
-    """Answer tokens, written likewise, or sharegpt-answers"""
-    shared_prefix: int = 0
-    """Tokens that prompts begin with in common, before those of their own"""
     num_prefixes: int = 1
-    """How many such beginnings there are"""
-    turns: int = 1
-    """Turns of a conversation, each with all before it as its history"""
-    think_s: float = 0.0
-    """Seconds between an answer and the next turn"""
-    seed: int = 0
-    """The same seed gives the same arrivals and lengths"""
+    """How many common beginnings there are"""
     nonce: str = ""
     """Words are drawn from it; by default a new one every time, so that no cache knows them"""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.turns <= 1000:
-            raise ConfigError(f"--turns is {self.turns}; choose 1 to 1000")
-        if not 0.0 <= self.think_s <= 1e6:
-            raise ConfigError(f"--think-s is {self.think_s}; choose 0 or more seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, RateRamp
 from penstock.workload.trace import Trace
 from penstock.workload.trace_files import read
-from penstock.workload.workload import Conversation, Recipe, SharedPrefix
+from penstock.workload.workload import Recipe
 
 DEFAULT_REQUESTS = 100
 KNEE_TRIAL_S = 30.0
@@ -50,8 +50,8 @@ def recipe_of(config: Config, rate: float | None) -> Recipe:
         prompts=lengths.parse(words.prompts),
         answers=lengths.parse(words.answers),
         num_requests=_num_requests(config, rate),
-        prefix=SharedPrefix(words.shared_prefix, words.num_prefixes) if words.shared_prefix else None,
-        conversation=Conversation(words.turns, words.think_s) if words.turns > 1 else None,
+        prefix=words.prefix(words.num_prefixes),
+        conversation=words.conversation,
     )
 
 

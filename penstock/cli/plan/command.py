@@ -32,7 +32,7 @@ def run(config: Config) -> int:
     check_writable(config.emit)
     start_s = time.monotonic()
     described = describe(config.model)
-    demand, progress = demand_of(config.load), PlanProgress()
+    demand, progress = demand_of(config.load, config.goal), PlanProgress()
     search = search_of(config, progress)
     with progress:
         found, rejected = explore(config, described, demand, search)
@@ -47,14 +47,13 @@ def run(config: Config) -> int:
     return 0 if plan.chosen is not None and plan.chosen.num_replicas else 1
 
 
-def demand_of(load: ExpectedLoad) -> "Demand":
+def demand_of(load: ExpectedLoad, goal: PlanGoal) -> "Demand":
     from penstock.planner.demand import KINDS, Demand
     from penstock.workload import lengths
     from penstock.workload.trace_files import read
-    from penstock.workload.workload import Conversation
 
     kind = KINDS[load.workload]
-    return Demand(
+    demand = Demand(
         rate=load.rate,
         prompts=lengths.parse(load.prompts or kind.prompts),
         answers=lengths.parse(load.answers or kind.answers),
@@ -62,8 +61,11 @@ def demand_of(load: ExpectedLoad) -> "Demand":
         variation=load.burstiness,
         trace=None if load.trace is None else read(load.trace),
         seed=load.seed,
-        conversation=None if load.turns == 1 else Conversation(load.turns, load.think_s),
+        conversation=load.conversation,
     )
+    if load.users is None:
+        return demand
+    return demand.of_users(load.users, load.think_s, target_of(goal).slo)
 
 
 def target_of(goal: PlanGoal) -> "SloTarget":

@@ -6,35 +6,30 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.planner.money import Assumptions
+from penstock.workload.asked import Asked
 
 MEASURED = "this-machine"
 KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedLoad:
-    """What is asked."""
+class ExpectedLoad(Asked):
+    """What is asked. Lengths and the shared prefix are the workload's own where they are not given."""
 
-    workload: KindName = "chat"
-    """A usual way of using a model, which gives lengths of prompts and answers"""
-    rate: float = 8.0
-    """Requests a second, over the whole fleet"""
     prompts: str = ""
     """Prompt tokens instead of the workload's: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH"""
     answers: str = ""
     """Answer tokens instead of the workload's, written likewise"""
-    shared_prefix: int | None = None
-    """Tokens that all prompts begin with, before those of their own (default: the workload's)"""
-    turns: int = 1
-    """Turns of a conversation, each with all before it as its history; the rate stays that of requests"""
-    think_s: float = 0.0
-    """Seconds between an answer and the next turn"""
+    workload: KindName = "chat"
+    """A usual way of using a model, which gives lengths of prompts and answers"""
+    rate: float = 8.0
+    """Requests a second, over the whole fleet, turns of conversations included"""
+    users: int | None = None
+    """People instead of a rate: each asks, waits for the answer as long as the SLO allows, thinks for --think-s, asks again"""
     burstiness: float = 1.0
     """Spread of the gaps between arrivals: 1 as of independent users, more in bursts"""
     trace: Path | None = None
     """Recorded requests instead: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
-    seed: int = 0
-    """The same seed gives the same load"""
 
 
 @dataclass(frozen=True, slots=True)

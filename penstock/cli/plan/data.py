@@ -47,7 +47,7 @@ def plan_data(
         "options": [option_data(option, plan, described.source) for option in options],
         "pareto": [asdict(point) for point in plan.pareto],
         "rejected": [asdict(one) for one in plan.rejected],
-        "at_load": None if plan.at_load is None or chosen is None else run_data(plan.at_load, chosen.candidate),
+        "at_load": None if plan.at_load is None or chosen is None else _at_load(plan.at_load, chosen),
         "what_ifs": [_what_if_data(one, chosen) for one in plan.what_ifs],
         "constraint": _constraint_data(plan),
         "trust": trust_data(config, search, plan),
@@ -97,6 +97,12 @@ def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
     }
 
 
+def _at_load(run: CapacityTrial, chosen: Option) -> dict[str, Any]:
+    """Utilisation is of the rate at which the SLO is still met."""
+    carried = chosen.replica_rate * chosen.num_replicas
+    return run_data(run, chosen.candidate) | {"rho": run.rate / carried if carried else None}
+
+
 def run_data(run: CapacityTrial, candidate: Candidate) -> dict[str, Any]:
     summary, replicas = run.summary, run.result.replicas
     samples = [sample for replica in replicas for sample in replica.history if sample.time_s >= run.start_s]
@@ -113,7 +119,7 @@ def run_data(run: CapacityTrial, candidate: Candidate) -> dict[str, Any]:
         "tpot": _percentiles(summary.tpot),
         "e2e": _percentiles(summary.e2e),
         "mean_queue_s": waiting / run.rate,
-        "busy_fraction": sum(replica.busy_fraction for replica in replicas) / len(replicas),
+        "inside": run.rate * summary.e2e.mean,
         "max_kv_usage_fraction": max(replica.max_kv_usage_fraction for replica in replicas),
         "preemptions_per_request": run.result.num_preemptions / max(summary.num_requests, 1),
         "cached_prompt_fraction": summary.num_cached_tokens / max(summary.num_prompt_tokens, 1),

@@ -110,9 +110,10 @@ def _print_latency(run: Data, chosen: Data) -> None:
         ("queue", f"{1e3 * run['mean_queue_s']:,.1f} ms on average"),
         ("good", f"{100 * run['good_fraction']:.1f} % of requests"),
         (
-            "busy",
-            f"{100 * run['busy_fraction']:.0f} % of the time; KV {100 * run['max_kv_usage_fraction']:.0f} % at most",
+            "rho",
+            f"{run['rho'] or 0.0:.2f} of the rate that meets the SLO; KV {run['max_kv_usage_fraction']:.0%} at most",
         ),
+        ("inside", f"{run['inside']:,.1f} requests on average: rate x E2E (Little's law)"),
         ("preempted", f"{100 * run['preemptions_per_request']:.1f} times in 100 requests"),
         (
             "cache hits",

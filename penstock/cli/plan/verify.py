@@ -148,7 +148,7 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
     from penstock.cli.plan.command import demand_of
     from penstock.planner.demand import KINDS
 
-    load, kind, demand = asked.load, KINDS[asked.load.workload], demand_of(asked.load)
+    load, kind, demand = asked.load, KINDS[asked.load.workload], demand_of(asked.load, asked.goal)
     if load.trace is not None:
         recording = bench.ReplayedTrace(trace=load.trace, trace_speed=_trace_speed(asked, rate))
         arrivals = bench.BenchLoad(num_requests=config.num_requests)
@@ -191,7 +191,7 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
 def _trace_speed(asked: "PlanConfig", rate: float) -> float:
     from penstock.cli.plan.command import demand_of
 
-    trace = demand_of(asked.load).trace
+    trace = demand_of(asked.load, asked.goal).trace
     if trace is None or not trace.span_s:
         return 1.0
     return rate / (len(trace) / trace.span_s)
@@ -203,7 +203,7 @@ def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
     from penstock.cli.plan.model import describe
 
     search = search_of(asked, PlanProgress())
-    found, _ = explore(asked, describe(asked.model), demand_of(asked.load), search)
+    found, _ = explore(asked, describe(asked.model), demand_of(asked.load, asked.goal), search)
     chosen = data["chosen"]
     for one in found:
         candidate = one.candidate
@@ -218,7 +218,7 @@ def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_reque
     from penstock.sim.simulation import simulate
 
     candidate = candidate_of(data, asked)
-    demand = demand_of(asked.load)
+    demand = demand_of(asked.load, asked.goal)
     if demand.trace is not None:
         workload = (
             demand.trace.first(num_requests).faster(_trace_speed(asked, rate)).workload(candidate.spec.vocab_size)

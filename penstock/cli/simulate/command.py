@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from penstock.cli.plan.model import describe
 from penstock.cli.simulate import report
+from penstock.cli.simulate.load import SimulatedLoad
 from penstock.cli.simulate.techniques import Techniques
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, RoutingPolicy, SchedulerConfig
 from penstock.console.output import check_writable, write_file
@@ -27,12 +28,10 @@ from penstock.measure.this_machine import find_hardware
 from penstock.metrics.summary import Slo
 from penstock.models.spec import ModelSpec
 from penstock.router.policy import POLICIES
+from penstock.sim.queueing import queue_figures
 from penstock.sim.simulation import Fleet, Result, simulate
 from penstock.sim.tracing import SimulationTracer
 from penstock.sizing import GIB, Memory, batch_tokens, pace_of, size_engine
-from penstock.workload import lengths
-from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
-from penstock.workload.workload import Conversation, Recipe, SharedPrefix, Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
 CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
@@ -56,8 +55,11 @@ class Machines:
     """Devices that experts are dealt out to; more than --tensor spans replicas"""
     weights: WeightFormat = "bf16"
     """How weights are held"""
-    overlap: bool = False
-    """The host schedules the next step while the device computes"""
+    overlap: bool = True
+    """The host schedules the next step while the device computes, as the engine does on a GPU"""
+    depth: int = 1
+    """Steps launched before the oldest is awaited; 2 as the engine on a GPU: a new request waits a step longer, and simulating
+    takes several times as long"""
     policy: RoutingPolicy = "least-pending"
     """Which replica gets a request"""
     max_pending: int | None = None
@@ -66,85 +68,12 @@ class Machines:
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 10_000:
             raise ConfigError(f"--replicas is {self.replicas}; choose 1 to 10000")
+        if self.depth not in (1, 2):
+            raise ConfigError(f"--depth is {self.depth}; choose 1 or 2")
 
     @property
     def layout(self) -> Layout:
         return Layout(self.tensor, self.pipeline, self.replicas, self.expert)
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedLoad:
-    """What is asked of them."""
-
-    rate: float = 8.0
-    """Requests a second, over the whole fleet; 0 for all at once"""
-    burstiness: float = 1.0
-    """Spread of the gaps between arrivals: 0 even, 1 as of independent users, more in bursts"""
-    num_requests: int = 2000
-    """How many requests come; of a trace, at most the first so many"""
-    prompts: str = "sharegpt-prompts"
-    """Prompt lengths in tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
-    answers: str = "sharegpt-answers"
-    """Answer lengths in tokens, written likewise, or sharegpt-answers"""
-    shared_prefix: int = 0
-    """Tokens that prompts begin with, before those of their own"""
-    num_prefixes: int = 1
-    """How many such beginnings there are"""
-    shared_fraction: float = 1.0
-    """Share of the prompts that begin so"""
-    turns: int = 1
-    """Turns of a conversation, each with all before it as its history; rate and number are then of conversations"""
-    think_s: float = 0.0
-    """Seconds between an answer and the next turn"""
-    trace: Path | None = None
-    """Recorded arrivals to replay instead: Mooncake, Azure, BurstGPT or our own recording"""
-    trace_speed: float = 1.0
-    """How many times faster than recorded"""
-    deadline_s: float | None = None
-    """Seconds after its arrival at which an answer is no longer wanted"""
-    seed: int = 0
-    """The same seed gives the same load, and the same luck with a measured machine's slow moments"""
-
-    def workload(self, vocab_size: int) -> Workload:
-        if self.trace is not None and self.turns != 1:
-            raise ConfigError("--trace has requests of its own; leave --turns")
-        workload = self._traced(self.trace, vocab_size) if self.trace else self.recipe(vocab_size).make(self.seed)
-        if self.deadline_s is None:
-            return workload
-        if not 0.0 < self.deadline_s < 1e9:
-            raise ConfigError(f"--deadline-s is {self.deadline_s}; choose a number of seconds above 0")
-        late = self.deadline_s
-        requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
-        return Workload(requests, workload.later, workload.num_unanswered)
-
-    def _traced(self, path: Path, vocab_size: int) -> Workload:
-        from penstock.workload import trace_files  # numpy: not needed to say what the flags are
-
-        trace = trace_files.read(path).faster(self.trace_speed)
-        return trace.first(self.num_requests).workload(vocab_size)
-
-    def recipe(self, vocab_size: int) -> Recipe:
-        return Recipe(
-            arrivals=self._arrivals(),
-            prompts=lengths.parse(self.prompts),
-            answers=lengths.parse(self.answers),
-            num_requests=self.num_requests,
-            prefix=self._prefix(),
-            vocab_size=vocab_size,
-            conversation=None if self.turns == 1 else Conversation(self.turns, self.think_s),
-        )
-
-    def _prefix(self) -> SharedPrefix | None:
-        if not self.shared_prefix:
-            return None
-        return SharedPrefix(self.shared_prefix, self.num_prefixes, self.shared_fraction)
-
-    def _arrivals(self) -> Arrivals:
-        if self.rate == 0.0:
-            return AtOnce()
-        if self.burstiness == 0.0:
-            return Constant(self.rate)
-        return Poisson(self.rate) if self.burstiness == 1.0 else Gamma(self.rate, self.burstiness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +129,7 @@ def run(config: Config) -> int:
     basis = roofline_basis(config) if path is None else profile_basis(config, path)
     workload = config.load.workload(basis.vocab_size)
     chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
-    fleets = {
+    fleets: dict[str, Fleet] = {
         strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
         for strategy in chosen
     }
@@ -210,14 +139,15 @@ def run(config: Config) -> int:
         with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
             results[strategy] = simulate(fleet, workload, config.target, tracer=tracer)
     fleet = next(iter(fleets.values()))
+    queues = {name: queue_figures(fleets[name], workload, result) for name, result in results.items()}
     if config.json:
-        print_json(report.as_data(asdict(config), basis.data, fleet, workload, results))
+        print_json(report.as_data(asdict(config), basis.data, fleet, workload, results, queues))
     else:
         report.print_heading(basis.rows(fleet), fleet, workload, config.target)
         if config.compare:
-            report.print_comparison(results)
+            report.print_comparison(results, queues)
         else:
-            report.print_result(next(iter(results.values())))
+            report.print_result(next(iter(results.values())), next(iter(queues.values())), config.target)
     if config.chrome_trace and tracer:
         write_file(config.chrome_trace, tracer.text())
     return 0
@@ -299,7 +229,7 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         sizing=sizing,
         cost=roofline(spec, device, precision, Overhead(overlaps=machines.overlap), layout),
         num_replicas=machines.replicas,
-        depth=2 if machines.overlap else 1,
+        depth=machines.depth,
         split=config.techniques.split(sizing, device.network),
         **_ways(config),
     )

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.console.show import print_table, printable
-from penstock.metrics.summary import Percentiles, Slo, Summary
+from penstock.metrics.summary import Percentiles, Slo, Summary, summarize
+from penstock.sim.queueing import QueueFigures
 from penstock.sim.simulation import Fleet, ReplicaReport, Result
 from penstock.sizing import GIB
 from penstock.workload.workload import Workload
@@ -22,6 +23,7 @@ def as_data(
     fleet: Fleet,
     workload: Workload,
     results: Mapping[str, Result],
+    queues: Mapping[str, QueueFigures],
 ) -> dict[str, Any]:
     """Everything that was asked and found, as JSON holds it."""
     return {
@@ -38,7 +40,9 @@ def as_data(
         "results": {
             name: {
                 "summary": asdict(result.summary),
-                "bound": bound(result),
+                "bound": bound(result, queues[name].rho),
+                "queue": asdict(queues[name]),
+                "groups": {group: asdict(summary) for group, summary in groups_of(result).items()},
                 **{name: getattr(result, name) for name in _COUNTS},
                 "replica_seconds": result.replica_seconds,
                 "replicas": [_replica_data(one) for one in result.replicas],
@@ -51,7 +55,7 @@ def as_data(
 _COUNTS = ("num_turned_away", "num_starts", "num_stops", "num_transfers", "num_lost_transfers", "mean_transfer_s")
 
 
-def bound(result: Result) -> str:
+def bound(result: Result, rho: float | None = None) -> str:
     """What kept the fleet from being faster, in words."""
     seconds = result.replica_seconds
     if seconds <= 0.0:
@@ -66,12 +70,56 @@ def bound(result: Result) -> str:
         "prompts: requests waited for their turn in a step or batch": share("waiting_for_turn_fraction"),
     }
     reason, most = max(reasons.items(), key=lambda item: item[1])
-    busy = share("busy_fraction")
     if most >= 0.05:
         return f"{reason} for {100 * most:.0f} % of the time"
-    if busy >= 0.8:
-        return f"step time: replicas computed for {100 * busy:.0f} % of the time, though hardly anybody waited"
-    return f"nothing: replicas idled for {100 * (1 - busy):.0f} % of the time"
+    busy = share("busy_fraction")
+    if rho is not None:
+        if rho >= 0.8:
+            return f"step time: rho is {rho:.2f}, though hardly anybody waited"
+        return f"nothing: rho is {rho:.2f}, so {100 * (1 - rho):.0f} % of the capacity is left"
+    return "step time" if busy >= 0.8 else f"nothing: replicas idled for {100 * (1 - busy):.0f} % of the time"
+
+
+def groups_of(result: Result, slo: Slo | None = None) -> dict[str, Summary]:
+    """By tenant and priority, where requests have any."""
+    names = sorted({one.group for one in result.timelines})
+    if names in ([], [""]):
+        return {}
+    return {
+        name or "the others": summarize(
+            [one for one in result.timelines if one.group == name], result.summary.duration_s, slo
+        )
+        for name in names
+    }
+
+
+def unstable_in_words(queue: QueueFigures) -> str:
+    """Why latencies say nothing of this run, or nothing."""
+    found = queue.stability
+    if found.refused_last:
+        return (
+            f"unstable: {found.refused_last:,} of the last requests were refused. Latencies of the others tell how long "
+            "the queue may get, not how the fleet does; lower the rate or add capacity"
+        )
+    if not found.is_stable:
+        return (
+            f"unstable: {found.waiting_last:,.0f} waited while the last quarter came, {found.waiting_before:,.0f} in the "
+            "quarter before. The queue grows as long as it lasts, so latencies only tell how long this run was; lower the "
+            "rate or add capacity"
+        )
+    return ""
+
+
+def _queue_rows(queue: QueueFigures) -> dict[str, object]:
+    rows: dict[str, object] = {}
+    if queue.offered_per_s is not None:
+        rows["offered, requests/s"] = queue.offered_per_s
+    if queue.capacity_per_s is not None:
+        rows["capacity, requests/s"] = queue.capacity_per_s
+    if queue.rho is not None:
+        rows["utilisation (rho)"] = queue.rho
+    law = f"{queue.ended_per_s:.3g}/s x {queue.time_s:.3g} s"
+    return rows | {"inside (L = rate x time)": f"{queue.inside:,.1f} = {law}"}
 
 
 def _replica_data(replica: ReplicaReport) -> dict[str, Any]:
@@ -89,7 +137,7 @@ def print_heading(rows: list[tuple[str, str]], fleet: Fleet, workload: Workload,
         ),
         (
             "load",
-            f"{len(workload):,} requests in {workload.span_s:,.1f} s, {workload.num_prompt_tokens:,} prompt tokens, "
+            f"{len(workload):,} requests{_when(workload)}, {workload.num_prompt_tokens:,} prompt tokens, "
             f"{workload.num_output_tokens:,} to generate"
             + (f"; {workload.num_unanswered:,} without an answer left out" if workload.num_unanswered else ""),
         ),
@@ -104,23 +152,34 @@ def print_heading(rows: list[tuple[str, str]], fleet: Fleet, workload: Workload,
     print()
 
 
+def _when(workload: Workload) -> str:
+    if workload.later:
+        return f", begun by {len(workload.requests):,} within {workload.span_s:,.1f} s"
+    return f" in {workload.span_s:,.1f} s"
+
+
 def _targets(slo: Slo) -> str:
     asked = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
     return ", ".join(f"{name} up to {1e3 * value:,.0f} ms" for name, value in asked.items() if value is not None)
 
 
-def print_result(result: Result) -> None:
-    summary = result.summary
-    latencies = [(name, *_milliseconds(values)) for name, values in _latencies(summary).items()]
-    print_table(("ms", "mean", "p50", "p90", "p95", "p99", "max"), latencies)
+def print_result(result: Result, queue: QueueFigures, slo: Slo) -> None:
+    summary, fault = result.summary, unstable_in_words(queue)
+    if fault:
+        print(fault)
+    else:
+        latencies = [(name, *_milliseconds(values)) for name, values in _latencies(summary).items()]
+        print_table(("ms", "mean", "p50", "p90", "p95", "p99", "max"), latencies)
     print()
-    print_table(("outcome", ""), list(_outcome_rows(result).items()))
+    print_table(("outcome", ""), list((_outcome_rows(result) | _queue_rows(queue)).items()))
+    if queue.rho is not None and queue.rho > 1.0 and not fault:
+        print("more is offered than can be carried: a longer run would queue without end")
     print()
+    _print_groups(groups_of(result, slo))
     columns = (
         "replica",
         "requests",
         "steps",
-        "busy %",
         "running",
         "waiting",
         "cached %",
@@ -133,19 +192,42 @@ def print_result(result: Result) -> None:
     if len(result.replicas) > MAX_ROWS:
         print(f"and {len(result.replicas) - MAX_ROWS:,} more; --json tells them all")
     print()
-    print(f"bound by {bound(result)}")
+    print(f"bound by {bound(result, queue.rho)}")
 
 
-def print_comparison(results: Mapping[str, Result]) -> None:
-    """One column a strategy, one row a figure."""
+def _print_groups(groups: Mapping[str, Summary]) -> None:
+    if not groups:
+        return
+    columns = ("whose", "requests", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "tokens/s", "goodput, %")
+    rows = [
+        (
+            name,
+            one.num_requests,
+            1e3 * one.ttft.p50,
+            1e3 * one.ttft.p99,
+            1e3 * one.tpot.p50,
+            one.output_tokens_per_s,
+            100.0 * one.good_fraction,
+        )
+        for name, one in groups.items()
+    ]
+    print_table(columns, rows)
+    print()
+
+
+def print_comparison(results: Mapping[str, Result], queues: Mapping[str, QueueFigures]) -> None:
+    """One column a strategy, one row a figure. Where a queue grew to the end its latencies are left out."""
     columns = []
-    for result in results.values():
+    for strategy, result in results.items():
+        fault = unstable_in_words(queues[strategy])
         column: dict[str, object] = {}
         for name, values in _latencies(result.summary).items():
-            if name != "ITL":
+            if name != "ITL" and fault:
+                column[f"{name} p50, ms"] = column[f"{name} p99, ms"] = "unstable"
+            elif name != "ITL":
                 column[f"{name} p50, ms"] = values.p50 * 1e3
                 column[f"{name} p99, ms"] = values.p99 * 1e3
-        columns.append(column | _outcome_rows(result))
+        columns.append(column | _outcome_rows(result) | _queue_rows(queues[strategy]))
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, *(column.get(name, 0) for column in columns)) for name in names]
     print_table(("batching", *results), rows)
@@ -206,7 +288,6 @@ def _replica_row(replica: ReplicaReport) -> tuple[object, ...]:
         replica.name,
         replica.num_requests,
         replica.num_steps,
-        100.0 * replica.busy_fraction,
         replica.mean_running,
         replica.mean_waiting,
         100.0 * cached,

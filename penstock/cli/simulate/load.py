@@ -1,0 +1,90 @@
+"""Flags of the load that `penstock simulate` imagines: who comes, when, how often."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.errors import ConfigError
+from penstock.workload import lengths
+from penstock.workload.asked import Asked, arrivals_of
+from penstock.workload.workload import People, Recipe, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedLoad(Asked):
+    """What is asked of them."""
+
+    rate: float = 8.0
+    """Requests a second, over the whole fleet; 0 for all at once"""
+    users: int | None = None
+    """People instead of a rate: each asks, waits for the answer, thinks for --think-s and asks again"""
+    burstiness: float = 1.0
+    """Spread of the gaps between arrivals: 0 even, 1 as of independent users, more in bursts"""
+    num_requests: int = 2000
+    """How many requests come; of a trace, at most the first so many"""
+    num_prefixes: int = 1
+    """How many common beginnings there are"""
+    shared_fraction: float = 1.0
+    """Share of the prompts that begin so"""
+    sessions: int = 0
+    """Sessions that requests belong to, each with a beginning of its own among --num-prefixes (0: one for each conversation)"""
+    tenants: str = ""
+    """Tenants by the share of requests they send, with commas between: 90,5,5; one number alone is that many equal ones"""
+    urgent_fraction: float = 0.0
+    """Share of the requests with a higher priority"""
+    trace: Path | None = None
+    """Recorded arrivals to replay instead: Mooncake, Azure, BurstGPT or our own recording"""
+    trace_speed: float = 1.0
+    """How many times faster than recorded"""
+    deadline_s: float | None = None
+    """Seconds after its arrival at which an answer is no longer wanted"""
+
+    def workload(self, vocab_size: int) -> Workload:
+        if self.trace is not None and (self.turns != 1 or self.users is not None):
+            raise ConfigError("--trace has requests of its own; leave --turns and --users")
+        workload = self._traced(self.trace, vocab_size) if self.trace else self._made(vocab_size)
+        if self.deadline_s is None:
+            return workload
+        if not 0.0 < self.deadline_s < 1e9:
+            raise ConfigError(f"--deadline-s is {self.deadline_s}; choose a number of seconds above 0")
+        late = self.deadline_s
+        requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
+        return Workload(requests, workload.later, workload.num_unanswered)
+
+    def _made(self, vocab_size: int) -> Workload:
+        recipe = self.recipe(vocab_size)
+        return recipe.make(self.seed) if self.users is None else recipe.of_users(self.users, self.think_s, self.seed)
+
+    def _traced(self, path: Path, vocab_size: int) -> Workload:
+        from penstock.workload import trace_files  # numpy: not needed to say what the flags are
+
+        trace = trace_files.read(path).faster(self.trace_speed)
+        return trace.first(self.num_requests).workload(vocab_size)
+
+    def recipe(self, vocab_size: int) -> Recipe:
+        return Recipe(
+            arrivals=arrivals_of(self.rate, self.burstiness),
+            prompts=lengths.parse(self.prompts),
+            answers=lengths.parse(self.answers),
+            num_requests=self.num_requests,
+            prefix=self.prefix(self.num_prefixes, self.shared_fraction),
+            vocab_size=vocab_size,
+            conversation=self.conversation,
+            people=People(tenant_shares(self.tenants), self.urgent_fraction, self.sessions),
+        )
+
+
+def tenant_shares(text: str) -> tuple[float, ...]:
+    """Shares of the requests that tenants send: `90,5,5`, or `4` for four equal ones."""
+    if not text.strip():
+        return ()
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--tenants is {text!r}; write shares with commas between, such as 90,5,5, or a number"
+        ) from None
+    if len(shares) > 1:
+        return shares
+    if not 1 <= shares[0] <= 10_000 or shares[0] != int(shares[0]):
+        raise ConfigError(f"--tenants is {text}; choose 1 to 10,000 equal ones, or shares with commas between")
+    return (1.0,) * int(shares[0])
