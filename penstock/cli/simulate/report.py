@@ -52,7 +52,7 @@ def as_data(
     }
 
 
-_COUNTS = ("num_turned_away", "num_starts", "num_stops", "num_transfers", "num_lost_transfers", "mean_transfer_s")
+_COUNTS = ("num_refused", "num_starts", "num_stops", "num_transfers", "num_lost_transfers", "mean_transfer_s")
 
 
 def bound(result: Result, rho: float | None = None) -> str:
