@@ -1,7 +1,8 @@
 """The engine as the server sees it: submit, cancel, streams of deltas; and the supervisor that keeps it alive.
 
-When the engine's process dies or hangs every request that has begun ends in an error at once, a new process is started, and
-what had not begun is given to it. Requests have ids that are never reused, and a process that was given up is never heard.
+When the engine's process dies or hangs a new one is started and given all that was under way: what had begun goes on after
+the tokens that were told, computed again like a preempted sequence. What cannot be resumed (some choices over, prompt
+logprobs) ends in an error at once. Requests have ids that are never reused, and a process that was given up is never heard.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ __all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "StepReport", "Vector
 
 IDLE = SchedulerLoad(0, 0, 0, 0.0, 0)
 MAX_SENT = 3
-"""Engines that are given a request which kills them before its first token."""
+"""Engines that are given a request which they do not survive."""
 MAX_FAILED_STARTS = 3
 """Processes in a row that end before they are of use before we give up."""
 USEFUL_S = 2.0
@@ -91,7 +92,7 @@ class EngineClient:
         self._last_words: Failed | None = None
         self._is_stopping = False
         self._suspects: deque[DeltaStream] = deque()
-        """Requests that saw two engines die before their first token: given to the next one by one."""
+        """Requests that saw two engines die: given to the next one by one."""
         self._suspect: DeltaStream | None = None
         """The one of them that the engine has now."""
 
@@ -285,8 +286,10 @@ class EngineClient:
             stream = streams.get(delta.request_id)
             if stream is None:
                 continue  # cancelled while this was on its way
-            if not stream.is_started:
+            if stream is self._suspect:
                 self._acquit(stream)
+            if delta.prefix is not None and stream.is_started and stream.request.resumed:
+                delta = delta._replace(prefix=None)  # told already, by another engine
             stream.push(delta, now, at_once=is_last)
             if not stream.unended:
                 del streams[delta.request_id]
@@ -353,20 +356,23 @@ class EngineClient:
                 return
 
     def _bury(self, status: int) -> None:
-        """The process is gone: end what had begun, keep the rest for its successor."""
+        """The process is gone: end what cannot be resumed, keep the rest for its successor."""
         self.load = IDLE
-        begun = {
+        ending = {
             request_id: stream
             for request_id, stream in self._streams.items()
-            if stream.is_started or stream.num_sent >= MAX_SENT or self._is_stopping
+            if (stream.is_started and not stream.can_resume) or stream.num_sent >= MAX_SENT or self._is_stopping
         }
         if not self._is_stopping:
             print(
-                f"penstock: the engine ended, {_named(status)}: {len(begun)} requests end with it, "
-                f"{len(self._streams) - len(begun)} wait for the next",
+                f"penstock: the engine ended, {_named(status)}: {len(ending)} requests end with it, "
+                f"{len(self._streams) - len(ending)} wait for the next",
                 file=sys.stderr,
             )
-        self._end_all(begun)
+        self._end_all(ending)
+        for stream in self._streams.values():
+            if stream.is_started:
+                stream.resume()
         for answer in self._embeddings.values():
             if not answer.done():
                 answer.set_exception(CapacityError(GONE))

@@ -5,6 +5,7 @@ A reader that falls behind finds fewer, larger deltas, so what waits stays as sm
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 
 from penstock.core.batch import Delta, Drafted
 from penstock.core.request import Request
@@ -24,6 +25,7 @@ class DeltaStream:
         "num_sent",
         "reader",
         "request",
+        "tokens",
         "unended",
         "waiting_since_s",
     )
@@ -34,6 +36,8 @@ class DeltaStream:
         """Choices whose finish has not arrived."""
         self.is_started = False
         """Something of the answer has arrived: it can no longer be begun anew unnoticed."""
+        self.tokens: list[list[int]] = [[] for _ in range(request.params.n)]
+        """Of each choice so far: from there another engine can go on."""
         self.num_computed = 0
         """Prompt tokens computed, while the prompt is being computed in parts."""
         self.num_sent = 0
@@ -46,6 +50,16 @@ class DeltaStream:
         self._waiter: asyncio.Future[None] | None = None
 
     @property
+    def can_resume(self) -> bool:
+        """Another engine can go on with it, and its reader sees no seam."""
+        params = self.request.params
+        return len(self.unended) == params.n and params.prompt_logprobs is None
+
+    def resume(self) -> None:
+        """What is asked for from here on is the rest."""
+        self.request = replace(self.request, resumed=tuple(map(tuple, self.tokens)))
+
+    @property
     def is_over(self) -> bool:
         """Everything has been read."""
         return not self.unended and not self._pending
@@ -53,6 +67,7 @@ class DeltaStream:
     def push(self, delta: Delta, now: float, *, at_once: bool = False) -> None:
         """`at_once`: nothing else is about to arrive, so it may go to the reader. Finishes are left to the task."""
         self.is_started = True
+        self.tokens[delta.choice] += delta.token_ids
         waiter = self._waiter
         is_awaited = waiter is not None and not waiter.done()
         if delta.finish is not None:

@@ -110,7 +110,7 @@ def test_many_at_once_are_all_answered_rightly() -> None:
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_killed_engines_lose_nothing(num_kills: int) -> None:
-    """What had begun ends in an error within a second; what had not is answered by the next engine."""
+    """What had begun goes on with the next engine, token by token what it would have been; what had not is begun by it."""
 
     async def law(client: EngineClient) -> None:
         ledger = Ledger()
@@ -118,17 +118,10 @@ def test_killed_engines_lose_nothing(num_kills: int) -> None:
             asks = [asyncio.create_task(ledger.ask(client, prompt)) for prompt in prompts(round_, 32)]
             while not any(stream.is_started for stream in client.streams):
                 await asyncio.sleep(0.001)
-            begun = [stream for stream in client.streams if stream.is_started]
             assert client.pid is not None
             os.kill(client.pid, signal.SIGKILL)
-            start_s = time.monotonic()
-            while not all(stream.is_over or not stream.unended for stream in begun):
-                await asyncio.sleep(0.005)
-            assert time.monotonic() - start_s < 1.0
             await asyncio.gather(*asks)
-        assert ledger.complete + ledger.failed == 32 * num_kills
-        assert ledger.failed > 0
-        assert ledger.complete > 0
+        assert (ledger.complete, ledger.failed) == (32 * num_kills, 0)
         assert not ledger.wrong
         assert not ledger.lost
         assert client.num_restarts == num_kills

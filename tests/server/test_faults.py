@@ -64,8 +64,7 @@ def test_an_engine_that_is_killed_loses_no_call(num_kills: int) -> None:
             await load
             assert ledger.complete + len(ledger.refused) + ledger.failed == 32
             assert (ledger.wrong, ledger.lost) == ([], [])
-            assert ledger.complete > 0, "what had not begun is answered by the next engine"
-            assert ledger.failed + len(ledger.refused) > 0
+            assert ledger.complete > ledger.failed + len(ledger.refused), "the next engine goes on with what had begun"
 
     with serving("--max-sequences", "16", "--max-batch-tokens", "512", model=SLOW_STEPS) as running:
         asyncio.run(law(running))
