@@ -3,19 +3,32 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: serve test check test-slow mutants clean
+WEB := penstock/server/ui/static/index.html
+WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
+
+.PHONY: serve test check test-slow mutants web web-check clean
 .DEFAULT_GOAL := serve
 
-serve: .venv/.installed  ## fetch the default model and serve it
+serve: .venv/.installed web  ## fetch the default model and serve it
 	$(BIN)/penstock serve
 
-test: .venv/.installed-dev check  ## lint, types and all tests
+test: .venv/.installed-dev web check  ## lint, types and all tests
 	$(BIN)/python -m pytest -m "not slow"
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+web: $(WEB)  ## build the web app, where npm is at hand
+
+$(WEB): $(WEB_SOURCES)
+	@if command -v npm >/dev/null; then \
+	  echo "Building the web app ..."; cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build; \
+	else echo "npm is not here: the web app at / is not built (Node 20.19 or newer brings it); everything else works"; fi
+
+web-check: web  ## lint and types of the web app
+	cd web && npm run --silent check
 
 test-slow: .venv/.installed-dev  ## the larger campaigns
 	$(BIN)/python -m pytest -m slow

@@ -1,12 +1,28 @@
 """Builds the native CPU library where a C++ compiler is at hand; without one Penstock installs and runs on torch alone."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 NATIVE = Path("penstock/ops/cpu/native")
+STATIC = Path("penstock/server/ui/static")
+
+
+class WithWeb(sdist):
+    """A source distribution carries the web app built: who installs it needs no npm."""
+
+    def run(self) -> None:
+        if not (STATIC / "index.html").exists() and shutil.which("npm"):
+            subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd="web", check=True)
+            subprocess.run(["npm", "run", "build"], cwd="web", check=True)
+        super().run()
+
 
 setup(
+    cmdclass={"sdist": WithWeb},
     ext_modules=[
         Extension(
             "penstock.ops.cpu._native",

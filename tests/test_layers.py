@@ -31,7 +31,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "draft": ("errors", "core"),
     "engine": ("errors", "core", "config", "sizing", "metrics", "draft"),
-    "server": ("errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config"),
+    "server": (
+        "errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config",
+        "calculate", "advise", "doctor", "cost.hardware", "models.catalog",
+    ),
     "router": ("errors", "core", "metrics", "config", "gateway"),
     "store": ("errors",),
     "gateway": ("errors", "metrics", "store"),

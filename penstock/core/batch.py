@@ -137,6 +137,8 @@ class PrefixHit(NamedTuple):
     """Why no more was found; empty when everything cacheable was."""
     admitted_s: float = 0.0
     """When it was admitted: before that it waited, after that it computed."""
+    differs: tuple[int, int, int] | None = None
+    """Where the latest cached prompt that begins alike goes on otherwise: position, own token, the token there."""
 
 
 class Drafted(NamedTuple):

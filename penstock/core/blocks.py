@@ -15,7 +15,7 @@ from collections.abc import Iterable, KeysView
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from penstock.core.prefix import TOKEN_BYTES, Content, Namespace, block_hash, packed
+from penstock.core.prefix import TOKEN_BYTES, Content, Namespace, block_hash, first_difference, packed
 from penstock.core.sequence import Sequence
 
 
@@ -26,6 +26,8 @@ class Match(NamedTuple):
     miss: str
     tail: Content | None = None
     """What the last of them holds."""
+    differs: tuple[int, int, int] | None = None
+    """Where the latest cached prompt that begins with them goes on otherwise: position, its token, the token there."""
 
 
 NO_MATCH = Match((), "prefix caching is off")
@@ -55,6 +57,8 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
+        self._beginnings: dict[Namespace, Content] = {}
+        """What was last published at the beginning of a prompt."""
         self._fresh = list(range(num_blocks - 1, -1, -1))
         self._free: list[int] = []
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -93,6 +97,11 @@ class BlockPool:
         return self._index.keys()
 
     @property
+    def books(self) -> "tuple[list[int], list[Content | None], KeysView[int]]":
+        """For reading: how many sequences hold each block, what each has published, which are pinned."""
+        return self._references, self._contents, self._pins.keys()
+
+    @property
     def usage_fraction(self) -> float:
         """Share of the pool that running sequences or pins keep from others."""
         num_available = len(self._free) + len(self._fresh) + len(self._cached)
@@ -122,7 +131,8 @@ class BlockPool:
             tail = content
         if len(found) == num_full:
             return Match(tuple(found), "", tail)
-        return Match(tuple(found), "differs from every cached prompt" if found else "nothing cached begins alike", tail)
+        miss = "differs from every cached prompt" if found else "nothing cached begins alike"
+        return Match(tuple(found), miss, tail, self._difference(sequence, len(found), tail))
 
     def check(self, holders: Iterable[Sequence]) -> None:
         """Raise RuntimeError if the books do not balance, given every sequence that holds blocks."""
@@ -224,7 +234,12 @@ class BlockPool:
                     continue
                 self._forget(present)
             block = blocks[number]
-            parent = sequence.tail = contents[block] = Content(hash_, own, parent)
+            content = Content(hash_, own, parent)
+            if isinstance(parent, Content):
+                parent.child = content
+            else:
+                self._beginnings[parent] = content
+            parent = sequence.tail = contents[block] = content
             index[hash_] = block
         sequence.num_published = num_full
 
@@ -297,6 +312,15 @@ class BlockPool:
         """Packed tokens of some of its blocks."""
         return packed(sequence.tokens[first * self.block_size : end * self.block_size])
 
+    def _difference(self, sequence: Sequence, number: int, tail: Content | None) -> tuple[int, int, int] | None:
+        """The first token of its block `number` that is not as in the block last published after `tail`."""
+        rival = self._beginnings.get(sequence.namespace) if tail is None else tail.child
+        if rival is None:
+            return None
+        place = first_difference(rival.tokens, self._tokens_of(sequence, number, number + 1))
+        position = number * self.block_size + (place or 0)
+        return None if place is None else (position, sequence.tokens[position], rival.token(place))
+
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         """Hashes are a memo of the tokens, kept on the sequence: computing them changes no state of the pool."""
         hashes = sequence.hashes
@@ -347,6 +371,12 @@ class BlockPool:
         content = self._contents[block]
         if content:
             del self._index[content.hash]
+            parent = content.parent
+            if isinstance(parent, Content):
+                if parent.child is content:
+                    parent.child = None
+            elif self._beginnings.get(parent) is content:
+                del self._beginnings[parent]
         self._contents[block] = None
 
     def _forget(self, block: int) -> None:

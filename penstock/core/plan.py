@@ -203,5 +203,5 @@ class StepPlan:
             return None
         num_cached = len(match.blocks) * self._limits.block_size
         if sequence.prefix is None:
-            sequence.prefix = PrefixHit(num_cached, match.miss, self._roster.now)
+            sequence.prefix = PrefixHit(num_cached, match.miss, self._roster.now, match.differs)
         return num_cached

@@ -40,6 +40,14 @@ def packed(token_ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
+def unpacked(data: bytes) -> tuple[int, ...]:
+    """The token ids that `packed` made bytes of."""
+    words = array("I", data)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return tuple(words)
+
+
 def block_hash(parent: bytes, tokens: bytes) -> bytes:
     """Hash of a full block, its tokens packed, given the hash of the block before it."""
     hasher = _BLOCK.copy()
@@ -47,16 +55,29 @@ def block_hash(parent: bytes, tokens: bytes) -> bytes:
     return hasher.digest()
 
 
+def first_difference(left: bytes, right: bytes) -> int | None:
+    """The number of the first packed token that is not the same; None if one is the beginning of the other."""
+    for place in range(0, min(len(left), len(right)), TOKEN_BYTES):
+        if left[place : place + TOKEN_BYTES] != right[place : place + TOKEN_BYTES]:
+            return place // TOKEN_BYTES
+    return None
+
+
 class Content:
     """What a published block holds. A find compares tokens and `parent` (by identity), so no hash is ever trusted alone."""
 
-    __slots__ = ("hash", "parent", "tokens")
+    __slots__ = ("child", "hash", "parent", "tokens")
 
     def __init__(self, hash: bytes, tokens: bytes, parent: "Content | Namespace") -> None:
         self.hash = hash
         self.tokens = tokens
         """Packed."""
         self.parent = parent
+        self.child: Content | None = None
+        """Of the published contents that continue it, the latest."""
+
+    def token(self, place: int) -> int:
+        return int.from_bytes(self.tokens[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES], "little")
 
     def continues(self, parent: "Content | Namespace", tokens: bytes) -> bool:
         is_child = self.parent is parent or (isinstance(parent, Namespace) and self.parent == parent)

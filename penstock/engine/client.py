@@ -20,6 +20,7 @@ from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.child import Child
 from penstock.engine.machine import Facts, Vector
+from penstock.engine.observer import EngineView, StepView
 from penstock.engine.spawn import Spawned
 from penstock.engine.stream import DeltaStream, folded
 from penstock.engine.wire import (
@@ -28,9 +29,11 @@ from penstock.engine.wire import (
     Embedded,
     EmbedPrompts,
     Failed,
+    LookCommand,
     Phase,
     Ready,
     Report,
+    Seen,
     StepReport,
     Stop,
     Submit,
@@ -39,7 +42,7 @@ from penstock.engine.wire import (
 )
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
 
-__all__ = ["GONE", "DeltaStream", "EngineClient", "Facts", "StepReport", "Vector", "folded"]
+__all__ = ["GONE", "DeltaStream", "EngineClient", "EngineView", "Facts", "StepReport", "StepView", "Vector", "folded"]
 
 IDLE = SchedulerLoad(0, 0, 0, 0.0, 0)
 MAX_SENT = 3
@@ -73,6 +76,8 @@ class EngineClient:
         self.on_step: OnStep | None = None
         """Told every step before its readers are: metrics listen here."""
         self.on_phase: OnPhase | None = None
+        self.on_view: Callable[[EngineView], None] | None = None
+        """Told what there is to see while `look` is asked for."""
         self.ready = asyncio.Event()
         self._command = command
         self._spawned = spawned
@@ -160,6 +165,11 @@ class EngineClient:
         if stream is not None and self._child is not None:
             self._child.send(Cancel(request_id))
             self._acquit(stream)
+
+    def look(self, seconds: float) -> None:
+        """Let the engine tell what there is to see for so long."""
+        if self._child is not None and self.is_ready:
+            self._child.send(LookCommand(seconds))
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
         if self._child is None or not self.is_ready:
@@ -265,6 +275,9 @@ class EngineClient:
             case Phase(name, seconds):
                 if self.on_phase is not None:
                     self.on_phase(name, seconds)
+            case Seen(view):
+                if self.on_view is not None:
+                    self.on_view(view)
             case Failed():
                 self._last_words = report
             case Ready(facts):

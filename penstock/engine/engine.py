@@ -26,6 +26,10 @@ MAX_LOST_STEPS = 3
 """Steps in a row in which nothing could be computed before the engine, not the requests, is held at fault."""
 
 
+OnCommit = Callable[[Batch, StepOutput, float, float], None]
+"""A step, what came of it, when the loop's turn began and when its tokens were there."""
+
+
 class Heartbeat(NamedTuple):
     """Proof of life: a watcher compares two of them."""
 
@@ -96,6 +100,8 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self.depth = depth
+        self.on_commit: OnCommit | None = None
+        """Told of each step before it is taken in, while somebody looks."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None
         self._inbox: SimpleQueue[Request | CancelOrder | Compiled] = SimpleQueue()
@@ -277,6 +283,8 @@ class Engine:
             later = self._withdraw()
             output = self._recover(batch, error)
         now = self._clock()
+        if self.on_commit is not None:
+            self.on_commit(batch, output, self._turn_s, now)
         deltas = self.scheduler.commit(batch, output, now)
         if self.matching:
             deltas = self.matching.follow(deltas, self.scheduler)

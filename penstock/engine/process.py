@@ -23,6 +23,7 @@ import zmq
 
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Machine
+from penstock.engine.observer import PERIOD_S, Observer
 from penstock.engine.wire import (
     MAX_FRAME_BYTES,
     Beat,
@@ -30,8 +31,10 @@ from penstock.engine.wire import (
     Embedded,
     EmbedPrompts,
     Failed,
+    LookCommand,
     Phase,
     Ready,
+    Seen,
     StepReport,
     Stop,
     Submit,
@@ -67,6 +70,7 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path, start_s: float 
         machine = make(_phase_reporter(reports, time.monotonic() if start_s is None else start_s))
         gc.freeze()  # later collections need not look at all that in the middle of a step
         gc.enable()
+        post.observer = Observer(machine.engine, time.monotonic)
         post.engine = machine.engine
         reports.send(encode(Ready(machine.facts)))
         _turn(machine, post, reports)
@@ -88,6 +92,7 @@ class Post(threading.Thread):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         super().__init__(name="post", daemon=True)
         self.engine: Engine | None = None
+        self.observer: Observer | None = None
         self.errands: SimpleQueue[EmbedPrompts] = SimpleQueue()
         """Work that is no request: done between steps."""
         self.is_stopping = False
@@ -144,6 +149,10 @@ class Post(threading.Thread):
             case EmbedPrompts():
                 self.errands.put(command)
                 engine.cancel(WAKE)
+            case LookCommand(seconds):
+                if self.observer is not None:
+                    self.observer.look(seconds)
+                engine.cancel(WAKE)
             case Stop():
                 self.is_stopping = True
                 engine.cancel(WAKE)
@@ -154,13 +163,24 @@ def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
     engine = machine.engine
     while not post.is_stopping:
         _run_errands(machine, post, reports)
+        idle_s = _show(post.observer, reports)
         if _step(engine, reports):
             continue
         if not engine.has_work:
-            engine.wait(IDLE_S)
+            engine.wait(idle_s)
         else:
             wake_s = engine.scheduler.wake_s
-            engine.wait(IDLE_S if wake_s is None else min(max(wake_s - time.monotonic(), 0.0), IDLE_S))
+            engine.wait(idle_s if wake_s is None else min(max(wake_s - time.monotonic(), 0.0), idle_s))
+
+
+def _show(observer: Observer | None, reports: "zmq.Socket[bytes]") -> float:
+    """Tell somebody who looks what there is to see; returns how long an idle loop may sleep."""
+    if observer is None:
+        return IDLE_S
+    view = observer.view()
+    if view is not None:
+        reports.send(encode(Seen(view)))
+    return PERIOD_S if observer.is_watched(time.monotonic()) else IDLE_S
 
 
 def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:

@@ -10,6 +10,7 @@ from penstock.core.batch import Delta
 from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.machine import Facts, Vector
+from penstock.engine.observer import EngineView
 from penstock.errors import EngineError, RequestError
 
 MAX_FRAME_BYTES = 64 << 20
@@ -30,11 +31,17 @@ class EmbedPrompts(msgspec.Struct, tag="embed", array_like=True, frozen=True):
     prompts: tuple[tuple[int, ...], ...]
 
 
+class LookCommand(msgspec.Struct, tag="look", array_like=True, frozen=True):
+    """Tell what there is to see, for so many seconds."""
+
+    seconds: float
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
     """End the process."""
 
 
-Command = Submit | Cancel | EmbedPrompts | Stop
+Command = Submit | Cancel | EmbedPrompts | LookCommand | Stop
 """To the engine."""
 
 
@@ -75,6 +82,10 @@ class Embedded(msgspec.Struct, tag="embedded", array_like=True, frozen=True):
     """Why there are none."""
 
 
+class Seen(msgspec.Struct, tag="seen", array_like=True, frozen=True):
+    view: EngineView
+
+
 class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     """The engine's last words. `is_config` tells a wrong setting from a fault of ours."""
 
@@ -82,7 +93,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     is_config: bool
 
 
-Report = Phase | Ready | StepReport | Beat | Embedded | Failed
+Report = Phase | Ready | StepReport | Beat | Embedded | Seen | Failed
 """From the engine."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -53,6 +53,11 @@ class Counter:
     def value(self, labels: Labels = ()) -> float:
         return self._values.get(labels, 0.0)
 
+    @property
+    def total(self) -> float:
+        """Over all labels."""
+        return sum(self._values.values())
+
     def samples(self) -> Iterable[tuple[str, Labels, float]]:
         values = self._values or {(): 0.0}
         return [(f"{self.name}_total", labels, value) for labels, value in values.items()]

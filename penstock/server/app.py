@@ -28,6 +28,7 @@ from penstock.server.openai.protocol import (
     TokenizeBody,
 )
 from penstock.server.openai.tokens import detokenize, tokenize
+from penstock.server.ui.routes import ROWS as UI_ROWS
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -61,6 +62,7 @@ ROUTES = (
     Route("GET", "/version", health.version, "Which version this is"),
     Route("GET", "/docs", docs.page, "This list, for people"),
     Route("GET", "/openapi.json", docs.document, "This list, for programs"),
+    *(Route(*row) for row in UI_ROWS),
 )
 
 

@@ -26,6 +26,7 @@ from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
 from penstock.server.http.trace import SpanTracer
 from penstock.server.served import ServedModel, ServedModels, loading
+from penstock.server.ui.tools import Tools
 
 B = TypeVar("B", bound=Struct)
 
@@ -72,6 +73,7 @@ class Front:
         self.tracer: SpanTracer | None = None
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
+        self.tools = Tools()
 
     @staticmethod
     def unix_time() -> int:
@@ -96,6 +98,7 @@ class Front:
         if only is not None:  # decided before a byte of the body is read
             self._enter(request, only, caller.tenant)
         body, ignored = await self.body(request, type_, refused)
+        request.scope["penstock.read_s"] = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
         if only is None:
             self._enter(request, model, caller.tenant)
@@ -219,10 +222,13 @@ class Counted:
         scope["penstock.call"] = call
         front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)
+        ledger = prepared.model.live.ledger
+        ledger.enter(call, scope)
         try:
             await self._answer(scope, receive, send)
         finally:
             front.calls.leave(call)
+            ledger.leave(call, time.monotonic())
             if front.tracer is not None:
                 scope["penstock.timings"] = meters.timings(call)
             meters.leave(call)

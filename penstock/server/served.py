@@ -8,12 +8,13 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-from penstock.engine.client import EngineClient, Facts
+from penstock.engine.client import EngineClient, Facts, StepReport
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import greedy_canary
 from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.server.http.meters import Meters
 from penstock.server.text import Text
+from penstock.server.ui.live import LiveView
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
 FRESH_S = 2.0
@@ -32,7 +33,12 @@ class ServedModel:
         self.created = int(time.time())
         self._text: Text | None = None
         self._canary_s = -1e9
-        client.on_step = self.meters.observe
+        self.live = LiveView(client, self.meters, self.admission)
+        client.on_step = self._on_step
+
+    def _on_step(self, step: StepReport) -> None:
+        self.meters.observe(step)
+        self.live.observe(step)
 
     @property
     def is_open(self) -> bool:

@@ -17,22 +17,24 @@ from penstock.config import ServerConfig
 from penstock.server.app import ROUTES, Route
 from penstock.server.http.admission import Admission
 from penstock.server.http.faults import ApiError
-from penstock.server.http.guard import PUBLIC_PATHS, ApiKeys
-from tests.server.bad_input import GOOD_BODIES, check_reported, path_of, raw
+from penstock.server.http.guard import ApiKeys, is_public
+from tests.server.bad_input import GOOD_BODIES, SLOW, check_reported, path_of, raw
 from tests.server.serving import KEY, Server, idle_client, serving, user
 
 # Keys
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_every_route_but_two_needs_a_key(locked: Server, route: Route) -> None:
+def test_every_route_but_the_public_ones_needs_a_key(locked: Server, route: Route) -> None:
     body = json.dumps(GOOD_BODIES.get(route.path, {}))
     with httpx.Client(base_url=locked.url) as stranger:
         for path in (path_of(route), *route.aliases):
             for headers in ({}, {"Authorization": "Bearer wrong-key"}, {"Authorization": KEY}, {"x-api-key": "no"}):
                 response = stranger.request(route.method, path, content=body, headers=headers)
-                assert response.status_code == (200 if path in PUBLIC_PATHS else 401), path
+                assert response.status_code in ((200, 404) if is_public(path) else (401,)), path
                 check_reported(response)
+    if route.path in SLOW:
+        return
     with locked.http() as friend:
         response = friend.request(route.method, path_of(route), content=body)
         assert response.status_code == (404 if "{" in route.path else 200)

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from penstock.server.app import ROUTES
 from penstock.server.http.docs import openapi
+from tests.server.bad_input import SLOW
 from tests.server.serving import Server
 
 DOCUMENT = openapi(ROUTES, "0")
@@ -15,6 +16,8 @@ for _name in ("ChatBody", "CompletionBody"):
     DOCUMENT["components"]["schemas"][_name]["properties"]["max_tokens"] = {"type": "integer", "maximum": 4}
     DOCUMENT["components"]["schemas"][_name]["required"].append("max_tokens")
     DOCUMENT["components"]["schemas"][_name]["properties"].pop("max_completion_tokens", None)
+for _path in SLOW:
+    del DOCUMENT["paths"][_path]
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 QUICK = settings(
     max_examples=10,

@@ -28,10 +28,11 @@ from penstock.measure.this_machine import find_hardware
 from penstock.metrics.summary import Slo
 from penstock.models.spec import ModelSpec
 from penstock.router.policy import POLICIES
-from penstock.sim.queueing import queue_figures
+from penstock.sim.queueing import QueueFigures, queue_figures
 from penstock.sim.simulation import Fleet, Result, simulate
 from penstock.sim.tracing import SimulationTracer
 from penstock.sizing import GIB, Memory, batch_tokens, pace_of, size_engine
+from penstock.workload.workload import Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
 CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
@@ -121,10 +122,42 @@ class Basis(NamedTuple):
     data: dict[str, Any]
 
 
+class SimulatedOutcome(NamedTuple):
+    """What was simulated and how it went, by batching strategy."""
+
+    basis: Basis
+    workload: Workload
+    fleets: dict[str, Fleet]
+    results: dict[str, Result]
+    queues: dict[str, QueueFigures]
+
+    @property
+    def fleet(self) -> Fleet:
+        return next(iter(self.fleets.values()))
+
+
 def run(config: Config) -> int:
     if config.compare and config.chrome_trace:
         raise ConfigError("a trace shows one run; leave out --compare or --chrome-trace")
     check_writable(config.chrome_trace)
+    tracer = SimulationTracer() if config.chrome_trace else None
+    outcome = outcome_of(config, lambda _: tracer)
+    if config.json:
+        print_json(data_of(config, outcome))
+    else:
+        report.print_heading(outcome.basis.rows(outcome.fleet), outcome.fleet, outcome.workload, config.target)
+        if config.compare:
+            report.print_comparison(outcome.results, outcome.queues)
+        else:
+            queues = next(iter(outcome.queues.values()))
+            report.print_result(next(iter(outcome.results.values())), queues, config.target)
+    if config.chrome_trace and tracer:
+        write_file(config.chrome_trace, tracer.text())
+    return 0
+
+
+def outcome_of(config: Config, tracer_of: Callable[[str], SimulationTracer | None]) -> SimulatedOutcome:
+    """Simulate what is asked; `tracer_of` is asked for a tracer of each strategy."""
     path = config.machines.profile
     basis = roofline_basis(config) if path is None else profile_basis(config, path)
     workload = config.load.workload(basis.vocab_size)
@@ -133,24 +166,18 @@ def run(config: Config) -> int:
         strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
         for strategy in chosen
     }
-    tracer = SimulationTracer() if config.chrome_trace else None
     results: dict[str, Result] = {}
     for strategy, fleet in fleets.items():
         with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
-            results[strategy] = simulate(fleet, workload, config.target, tracer=tracer)
-    fleet = next(iter(fleets.values()))
+            results[strategy] = simulate(fleet, workload, config.target, tracer=tracer_of(strategy))
     queues = {name: queue_figures(fleets[name], workload, result) for name, result in results.items()}
-    if config.json:
-        print_json(report.as_data(asdict(config), basis.data, fleet, workload, results, queues))
-    else:
-        report.print_heading(basis.rows(fleet), fleet, workload, config.target)
-        if config.compare:
-            report.print_comparison(results, queues)
-        else:
-            report.print_result(next(iter(results.values())), next(iter(queues.values())), config.target)
-    if config.chrome_trace and tracer:
-        write_file(config.chrome_trace, tracer.text())
-    return 0
+    return SimulatedOutcome(basis, workload, fleets, results, queues)
+
+
+def data_of(config: Config, outcome: SimulatedOutcome) -> dict[str, Any]:
+    """As JSON holds it."""
+    basis, workload, _, results, queues = outcome
+    return report.as_data(asdict(config), basis.data, outcome.fleet, workload, results, queues)
 
 
 def roofline_basis(config: Config) -> Basis:

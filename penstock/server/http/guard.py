@@ -24,8 +24,9 @@ from penstock.server.dialect import Dialect
 from penstock.server.http.answer import Json
 from penstock.server.http.faults import ApiError, ErrorKind, error_of, failed
 
-PUBLIC_PATHS = ("/livez", "/readyz")
-"""What may be asked without a key: nothing but whether we live."""
+PUBLIC_PATHS = ("/livez", "/readyz", "/", "/icon.svg")
+"""What may be asked without a key: whether we live, and the page that asks for one."""
+PUBLIC_FOLDER = "/assets/"
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -83,6 +84,7 @@ class Guard:
         headers = _Headers(scope["headers"])
         request_id = _request_id(headers)
         scope["penstock.request_id"] = request_id
+        scope["penstock.start_s"] = start_s
         scope["app"] = self
         dialect = self._dialect_of(scope["path"], bool(headers.get(b"anthropic-version")))
         scope["penstock.dialect"] = dialect
@@ -137,7 +139,7 @@ class Guard:
                 "pages of this origin may not call us; allow it with --allowed-origin",
                 code="origin_not_allowed",
             )
-        if self._keys and scope["path"] not in PUBLIC_PATHS and scope["method"] != "OPTIONS":
+        if self._keys and not is_public(scope["path"]) and scope["method"] != "OPTIONS":
             self._check_key(scope, headers)
 
     def _check_key(self, scope: Scope, headers: "_Headers") -> None:
@@ -187,6 +189,10 @@ class _Headers:
 
     def get(self, name: bytes) -> bytes:
         return self._values.get(name, b"")
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER)
 
 
 def _request_id(headers: _Headers) -> bytes:

@@ -1,0 +1,85 @@
+"""A tool's process: `python -m penstock.cli.app.worker`, its task as one line of JSON on standard input. Not for people.
+
+Runs the command line it is given, as `penstock` would, and answers with lines of JSON: {"progress": share}, then
+{"result": ...} or {"fault": message}. Imports come first, so that a process that waits for its task begins it at once.
+"""
+
+import contextlib
+import io
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.cli.app.blocks import lay_out
+from penstock.cli.app.simulation import simulated
+from penstock.cli.main import main as run_command
+from penstock.errors import PenstockError
+
+NICENESS = 15
+CPU_S = 90
+MEMORY_BYTES = 6 << 30
+
+
+def main() -> int:
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # nobody wanted anything
+    task = json.loads(line)
+    try:
+        _tell({"result": TASKS[task["task"]](task)})
+    except PenstockError as error:
+        _tell({"fault": str(error)})
+    except MemoryError:
+        _tell({"fault": "this run takes more memory than a page may have; ask for less"})
+    return 0
+
+
+def _command(task: Mapping[str, Any]) -> Any:
+    """Any command that prints JSON."""
+    printed, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+        status = run_command(_words(task["words"]))
+    text = printed.getvalue()
+    if not text.strip():
+        return _complaint(told.getvalue(), status)
+    return json.loads(text)
+
+
+def _words(words: Sequence[str]) -> list[str]:
+    return [*words, "--json"]
+
+
+def _complaint(text: str, status: int) -> Any:
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), f"the command ended with {status}")
+    raise PenstockError(last.removeprefix("penstock: error: "))
+
+
+def _machine(task: Mapping[str, Any]) -> dict[str, Any]:
+    """What this machine reaches, measured once."""
+    from penstock.measure.this_machine import find_hardware  # torch, if it has to be measured
+
+    return asdict(find_hardware("this-machine"))
+
+
+TASKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "simulate": lambda task: simulated(task["words"], lambda share: _tell({"progress": share}), task["frames"]),
+    "blocks": lambda task: lay_out(**task["inputs"]),
+    "command": _command,
+    "machine": _machine,
+}
+
+
+def _tell(news: Mapping[str, Any]) -> None:
+    sys.__stdout__.write(json.dumps(news, allow_nan=False) + "\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

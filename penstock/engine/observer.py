@@ -1,0 +1,117 @@
+"""What the engine's loop tells somebody who looks at it: recent steps, who is inside and who waits, the KV blocks.
+
+Nobody looks most of the time, and then nothing is kept. A look lasts a few seconds and is asked for again by whoever goes on
+looking; what it may cost is bounded: the longer a snapshot took, the later the next.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.core.batch import Batch, StepOutput
+from penstock.core.inspection import PoolState, SequenceState, pool_state, sequence_states
+from penstock.engine.engine import Engine
+
+PERIOD_S = 0.25
+"""Between two views."""
+COST_FRACTION = 0.003
+"""Of the loop's time that looking may take."""
+MAX_STEPS = 512
+"""Kept between two views."""
+MAX_SEQUENCES = 1024
+
+
+class StepView(NamedTuple):
+    """One step, added up."""
+
+    end_s: float
+    duration_s: float
+    num_prompt_tokens: int
+    num_decoding: int
+    num_drafts: int
+    num_accepted: int
+    num_read: int
+    """KV positions that attention read."""
+    prompts: tuple[int, ...]
+    """Requests whose prompts were computed in it."""
+
+
+class EngineView(NamedTuple):
+    time_s: float
+    steps: tuple[StepView, ...]
+    """Since the last view."""
+    sequences: tuple[SequenceState, ...]
+    pool: PoolState
+    cost_s: float
+    """What making this view took."""
+
+
+class Observer:
+    """Belongs to the thread of the engine's loop, but for `look`."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._until_s = 0.0
+        self._next_s = 0.0
+        self._last_end_s = 0.0
+        self._steps: deque[StepView] = deque(maxlen=MAX_STEPS)
+
+    def look(self, seconds: float) -> None:
+        """Somebody looks, for that long at least."""
+        self._until_s = self._clock() + seconds
+
+    def is_watched(self, now: float) -> bool:
+        return now < self._until_s
+
+    def view(self) -> EngineView | None:
+        """What there is to see, if it is time for it."""
+        now = self._clock()
+        if now >= self._until_s:
+            if self._engine.on_commit is not None:
+                self._engine.on_commit = None
+                self._steps.clear()
+            return None
+        self._engine.on_commit = self._see
+        if now < self._next_s:
+            return None
+        scheduler = self._engine.scheduler
+        steps = tuple(self._steps)
+        self._steps.clear()
+        sequences, pool = sequence_states(scheduler, MAX_SEQUENCES), pool_state(scheduler.pool)
+        cost_s = self._clock() - now
+        self._next_s = now + max(PERIOD_S, cost_s / COST_FRACTION)
+        return EngineView(now, steps, sequences, pool, cost_s)
+
+    def _see(self, batch: Batch, output: StepOutput, start_s: float, end_s: float) -> None:
+        """A step is over: its tokens are there, and not yet taken in."""
+        begin_s, self._last_end_s = max(start_s, self._last_end_s), end_s
+        num_prompt = num_decoding = num_drafts = num_accepted = num_read = 0
+        rows = []
+        for chunk, drawn in zip(batch.chunks, output.tokens):
+            num_read += chunk.end
+            if chunk.num_drafts:
+                num_drafts += chunk.num_drafts
+                num_accepted += max(len(drawn) - 1, 0)
+                num_decoding += 1
+            elif chunk.length == 1:
+                num_decoding += 1
+            else:
+                num_prompt += chunk.length
+                rows.append(chunk.row)
+        self._steps.append(
+            StepView(
+                end_s,
+                end_s - begin_s,
+                num_prompt,
+                num_decoding,
+                num_drafts,
+                num_accepted,
+                num_read,
+                self._requests_in(rows) if rows else (),
+            )
+        )
+
+    def _requests_in(self, rows: list[int]) -> tuple[int, ...]:
+        by_row = {sequence.row: sequence.request_id for sequence in self._engine.scheduler.roster.running}
+        return tuple(by_row[row] for row in rows if row in by_row)

@@ -1,0 +1,209 @@
+"""The JSON behind the pages."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.cost.hardware import HARDWARE
+from penstock.models.catalog import CONFIGS
+from penstock.server.front import Front
+from penstock.server.http.answer import Json
+from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.server.served import ServedModel
+from penstock.server.ui.flags import words_of
+from penstock.server.ui.ledger import RequestRecord
+from penstock.server.ui.live import MAX_READERS, summary
+from penstock.server.ui.stream import EventAnswer
+from penstock.server.ui.waterfall import waterfall
+
+Flags = Annotated[dict[str, str | float | bool | None], msgspec.Meta(max_length=64)]
+
+
+class ToolBody(msgspec.Struct, kw_only=True):
+    """Flags of a command, by name without their dashes."""
+
+    flags: Flags
+    frames: bool = False
+    """Tell what happened when, beside the figures."""
+    lane: Annotated[str, msgspec.Meta(max_length=40)] = "main"
+    """A later question of the same lane replaces this one."""
+
+
+class BlocksBody(msgspec.Struct, kw_only=True):
+    """Sequences to lay out in memory."""
+
+    sequences: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    reserve: Annotated[int, msgspec.Meta(ge=16, le=32_768)]
+    block: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    share: bool = True
+    finish: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+
+
+class EmptyBody(msgspec.Struct, kw_only=True):
+    """Nothing has to be said."""
+
+
+def _front(request: Request) -> Front:
+    front: Front = request.app.state.front
+    return front
+
+
+def _model(request: Request) -> ServedModel:
+    """The one that is looked at: named by `?model=`, else the first."""
+    return _front(request).models.find(request.query_params.get("model"))
+
+
+def sees_all(request: Request) -> bool:
+    """Where there are no keys everybody may look; else those with an admin key."""
+    return not _front(request).config.api_key or bool(request.scope.get("penstock.is_admin"))
+
+
+def _tenant(request: Request) -> str | None:
+    """Whose requests may be shown; None for everybody's."""
+    return None if sees_all(request) else request.scope.get("penstock.tenant", "")
+
+
+def _client(request: Request) -> str:
+    """Who asks, as far as limits care."""
+    address = request.client.host if request.client else ""
+    tab = request.headers.get("x-penstock-tab", "")[:32]
+    return f"{request.scope.get('penstock.tenant') or address} {tab}"
+
+
+async def about(request: Request) -> Json:
+    front, model = _front(request), _model(request)
+    facts = model.client.facts
+    is_open = facts is not None and model.client.is_ready and model.is_open
+    state = "draining" if front.is_draining else "ready" if is_open else "loading"
+    return Json(
+        {
+            "version": front.version,
+            "state": state,
+            "model": facts.model if facts else "",
+            "served": [one.known_name for one in front.models],
+            "device": facts.device if facts else "",
+            "max_context": facts.max_context if facts else 0,
+            "num_blocks": facts.num_blocks if facts else 0,
+            "block_size": facts.block_size if facts else 0,
+            "max_sequences": facts.max_sequences if facts else 0,
+            "max_batch_tokens": facts.max_batch_tokens if facts else 0,
+            "can_generate": facts.can_generate if facts else True,
+            "memory": facts.memory if facts else (),
+            "models": sorted(CONFIGS),
+            "devices": list(HARDWARE),
+            "is_admin": sees_all(request),
+            "has_keys": bool(front.config.api_key),
+        }
+    )
+
+
+async def events(request: Request) -> EventAnswer:
+    """The dashboard's stream, some times a second."""
+    live, tenant = _model(request).live, _tenant(request)
+    if live.num_readers >= MAX_READERS:
+        raise busy("many pages watch already; close one", 5)
+
+    async def source() -> AsyncIterator[tuple[str, Any]]:
+        live.watch()
+        place = 0
+        try:
+            while True:
+                await live.ticked.wait()
+                body, place = live.snapshot(tenant, place)
+                yield "live", body
+        finally:
+            live.leave()
+
+    return EventAnswer(source)
+
+
+def _record(request: Request) -> RequestRecord:
+    name, tenant = request.path_params["name"], _tenant(request)
+    record = _model(request).live.ledger.find(name)
+    if record is None or (tenant is not None and record.tenant != tenant):
+        raise ApiError(
+            ErrorKind.NOT_FOUND,
+            "no such request is known: they are kept while a page watches",
+            code="request_not_found",
+        )
+    return record
+
+
+async def show_request(request: Request) -> Json:
+    model = _model(request)
+    found = waterfall(_record(request), tuple(model.live.steps), time.monotonic())
+    differs = found["differs"]
+    if differs is not None and sees_all(request) and model.is_open:
+        found["differs_text"] = [model.tokenizer.decode([token_id]) for token_id in differs[1:]]
+    return Json(found)
+
+
+async def cancel_request(request: Request) -> Json:
+    await _front(request).body(request, EmptyBody, {})
+    record = _record(request)
+    call = _model(request).live.ledger.calls.get(record.request_id)
+    if call is not None:
+        call.cancel()
+        call.abort()
+    return Json({"request_id": record.request_id, "was_open": call is not None})
+
+
+async def list_requests(request: Request) -> Json:
+    ledger, tenant = _model(request).live.ledger, _tenant(request)
+    records = [*ledger.open.values(), *reversed(ledger.ended)]
+    return Json({"requests": [summary(one) for one in records if tenant is None or one.tenant == tenant]})
+
+
+async def simulate(request: Request) -> EventAnswer:
+    """Progress as it goes, then the result."""
+    front = _front(request)
+    body, _ = await front.body(request, ToolBody, {})
+    words, client = words_of("simulate", body.flags), _client(request)
+    task = {"task": "simulate", "words": words, "frames": body.frames}
+
+    async def source() -> AsyncIterator[tuple[str, Any]]:
+        async for line in front.tools.run(client, f"simulate {body.lane}", task):
+            name = "result" if "result" in line else "progress"
+            yield name, line[name]
+
+    return EventAnswer(source)
+
+
+async def plan(request: Request) -> Json:
+    front = _front(request)
+    body, _ = await front.body(request, ToolBody, {})
+    flags = dict(body.flags)
+    model = flags.pop("model", "llama-3.1-8b")
+    if model not in CONFIGS:
+        raise invalid(f"{str(model)[:60]!r} is no known model", "flags")
+    task = {"task": "command", "words": ["plan", str(model), *words_of("plan", flags)]}
+    return Json(await front.tools.result(_client(request), f"plan {body.lane}", task))
+
+
+async def bench(request: Request) -> Json:
+    """A benchmark of this very server, over its own socket."""
+    front = _front(request)
+    body, _ = await front.body(request, ToolBody, {})
+    host, port = request.scope["server"]
+    address = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    words = ["bench", address, *words_of("bench", body.flags)]
+    key = request.headers.get("authorization", "").partition(" ")[2]
+    task = {"task": "command", "words": words, "key": key}
+    return Json(await front.tools.result(_client(request), f"bench {body.lane}", task))
+
+
+async def blocks(request: Request) -> Json:
+    """The same sequences in reservations and in a real pool's blocks."""
+    front = _front(request)
+    body, _ = await front.body(request, BlocksBody, {})
+    task = {"task": "blocks", "inputs": msgspec.structs.asdict(body)}
+    return Json(await front.tools.result(_client(request), "blocks", task))
+
+
+async def machine(request: Request) -> Json:
+    """What this machine reaches; measured, some seconds long, when first asked for."""
+    await _front(request).body(request, EmptyBody, {})
+    return Json(await _front(request).tools.result(_client(request), "machine", {"task": "machine"}))

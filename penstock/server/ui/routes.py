@@ -1,0 +1,27 @@
+"""The rows that the web app adds to the route table: method, path, handler, help, body."""
+
+from penstock.server.ui import files, handlers, learning
+from penstock.server.ui.handlers import BlocksBody, EmptyBody, ToolBody
+from penstock.server.ui.learning import CalculateBody, LintBody
+
+ROWS = (
+    ("GET", "/", files.index, "The web app"),
+    ("GET", "/assets/{name:path}", files.asset, "A file of the web app"),
+    ("GET", "/icon.svg", files.asset, "The web app's icon"),
+    ("GET", "/app/v1/about", handlers.about, "What is served, and what pages may name"),
+    ("GET", "/app/v1/events", handlers.events, "What is going on, as a stream of events"),
+    ("GET", "/app/v1/requests", handlers.list_requests, "Requests in progress and lately ended"),
+    ("GET", "/app/v1/requests/{name}", handlers.show_request, "Where the time of one request went"),
+    ("POST", "/app/v1/requests/{name}/cancel", handlers.cancel_request, "End a request", EmptyBody),
+    ("POST", "/app/v1/simulate", handlers.simulate, "Run the simulator, as a stream of events", ToolBody),
+    ("POST", "/app/v1/plan", handlers.plan, "Run the planner", ToolBody),
+    ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server", ToolBody),
+    ("POST", "/app/v1/machine", handlers.machine, "Measure what this machine reaches", EmptyBody),
+    ("POST", "/app/v1/blocks", handlers.blocks, "Lay sequences out in memory", BlocksBody),
+    ("GET", "/app/v1/advice", learning.advice, "Decision trees, checklists, the cheat sheet"),
+    ("POST", "/app/v1/lint", learning.check_settings, "Common mistakes of a deployment's settings", LintBody),
+    ("GET", "/app/v1/quizzes", learning.list_quizzes, "The areas there are quizzes on"),
+    ("GET", "/app/v1/quizzes/{name}", learning.show_quiz, "Questions on an area, numbers drawn by ?seed="),
+    ("GET", "/app/v1/calculators", learning.list_calculators, "The calculators and their inputs"),
+    ("POST", "/app/v1/calculators/{name}", learning.run_calculator, "Run a calculator", CalculateBody),
+)

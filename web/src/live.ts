@@ -1,0 +1,135 @@
+/** The server's event stream: opened while a page needs it, opened again when it breaks. */
+import { signal } from "@preact/signals";
+import { events } from "./api";
+
+export interface RequestRow {
+  request_id: number;
+  call_id: string;
+  tenant: string;
+  num_prompt: number;
+  num_cached: number;
+  num_tokens: number;
+  num_choices: number;
+  ttft_s: number | null;
+  tpot_s: number | null;
+  outcome: string;
+  miss: string;
+  differs: [number, number, number] | null;
+}
+export interface OpenRow extends RequestRow {
+  phase: "queued" | "prefill" | "decode";
+  place: number;
+  eta_s: number | null;
+  age_s: number;
+  prefill_fraction: number;
+  num_blocks: number;
+}
+export interface Spread {
+  p50: number | null;
+  p90: number | null;
+  p99: number | null;
+}
+/** end_s, duration_s, prompt tokens, decoding sequences, drafts, accepted, KV positions read */
+export type StepRow = [number, number, number, number, number, number, number];
+export interface Finding {
+  id: string;
+  layer: string;
+  layer_name: string;
+  verdict: string;
+  symptom: string;
+  evidence: string;
+  remedy: string;
+}
+export interface Pool {
+  num_blocks: number;
+  states: string;
+  num_evictions: number;
+  holders: [number, number[]][];
+  prefixes: { num_blocks: number; num_references: number; first_tokens: number[]; first_block: number }[];
+  view_s: number;
+}
+export interface Live {
+  time_s: number;
+  is_ready: boolean;
+  num_restarts: number;
+  load: { num_running: number; num_waiting: number; num_waiting_tokens: number; kv_usage_fraction: number; num_preemptions: number };
+  num_open: number;
+  num_refused: number;
+  rates: { prompt_per_s: number; cached_per_s: number; output_per_s: number; requests_per_s: number };
+  latency: { window_s: number; num_requests: number; ttft: Spread; tpot: Spread; mean_queue_s: number | null; mean_e2e_s: number | null; arrivals_per_s: number };
+  steps: StepRow[];
+  requests: OpenRow[];
+  ended: RequestRow[];
+  samples: [number, number, number][];
+  findings: Finding[];
+  kv: Pool | null;
+}
+
+export const live = signal<Live | null>(null);
+export const connection = signal<"idle" | "open" | "broken">("idle");
+/** Recent steps, oldest first, and figures of the last minutes. */
+export const steps = signal<StepRow[]>([]);
+export interface Moment {
+  time_s: number;
+  running: number;
+  waiting: number;
+  kv: number;
+  output: number;
+  prompt: number;
+}
+export const history = signal<Moment[]>([]);
+export const refusals = signal<{ time: Date; count: number }[]>([]);
+
+const MAX_STEPS = 600;
+const MAX_MOMENTS = 600;
+let users = 0;
+let abort: AbortController | null = null;
+
+/** For a page's effect: reads while the page is there. */
+export function useStream(): () => void {
+  users += 1;
+  if (users === 1) void read();
+  return () => {
+    users -= 1;
+    if (users === 0) abort?.abort();
+  };
+}
+
+async function read(): Promise<void> {
+  while (users > 0) {
+    abort = new AbortController();
+    try {
+      for await (const { data } of events("/app/v1/events", undefined, abort.signal)) take(JSON.parse(data) as Live);
+    } catch {
+      // The reason does not matter: it is tried again.
+    }
+    if (users === 0) break;
+    connection.value = "broken";
+    await new Promise((done) => setTimeout(done, 1000));
+  }
+  connection.value = "idle";
+}
+
+function take(next: Live): void {
+  connection.value = "open";
+  const before = live.peek();
+  if (before && next.num_refused > before.num_refused) {
+    refusals.value = [{ time: new Date(), count: next.num_refused - before.num_refused }, ...refusals.peek()].slice(0, 30);
+  }
+  live.value = next;
+  if (next.steps.length) steps.value = [...steps.peek(), ...next.steps].slice(-MAX_STEPS);
+  const { load, rates } = next;
+  const moment = {
+    time_s: next.time_s,
+    running: load.num_running,
+    waiting: load.num_waiting,
+    kv: load.kv_usage_fraction,
+    output: rates.output_per_s,
+    prompt: rates.prompt_per_s,
+  };
+  history.value = [...history.peek(), moment].slice(-MAX_MOMENTS);
+}
+
+export function states(pool: Pool): Uint8Array {
+  return Uint8Array.from(atob(pool.states), (letter) => letter.charCodeAt(0));
+}

@@ -1,0 +1,134 @@
+/** The dashboard: what the engine is doing now, and why it is slow if it is. */
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { about } from "../../about";
+import { count, percent, seconds, significant } from "../../format";
+import { connection, history, live, refusals, steps, useStream } from "../../live";
+import { Plot } from "../../ui/draw";
+import { Badge, Card, Legend, Note, PageHead, SourceBadge, Stat, Stats } from "../../ui/kit";
+import { Heat } from "./heat";
+import { KvMap } from "./kv";
+import { Machine } from "./machine";
+import { Requests } from "./requests";
+import { Strip } from "./strip";
+import { Waterfall } from "./waterfall";
+
+export function Dashboard(): JSX.Element {
+  useEffect(useStream, []);
+  const [picked, setPicked] = useState<number | null>(null);
+  const now = live.value;
+  return (
+    <div class="page">
+      <PageHead title="Dashboard" about="What the engine does, as it does it. Nothing is recorded while nobody looks.">
+        <Connection />
+        <SourceBadge source="live" />
+      </PageHead>
+      {!now ? (
+        <Note>Waiting for the first view of the engine.</Note>
+      ) : (
+        <>
+          <Numbers />
+          <Why />
+          <Card title="Steps" about="A bar a step: its height is its time, its colours what was computed." aside={<Legend items={[["prompt", "prompt tokens"], ["decode", "decoding"], ["draft", "drafts"]]} />}>
+            <Strip steps={steps.value} budget={about.value?.max_batch_tokens ?? 0} />
+          </Card>
+          <div class="grid">
+            <Card class="c7" title="KV blocks" aside={<Legend items={[["decode", "held"], ["cached", "cached, shared"], ["draft", "pinned"], ["idle", "free"]]} />}>
+              {now.kv ? <KvMap pool={now.kv} requests={now.requests} /> : <p class="muted">The engine has not shown its cache yet.</p>}
+            </Card>
+            <Card class="c5" title="Load" about="Sequences running and waiting, and tokens a second.">
+              <History />
+            </Card>
+          </div>
+          <Requests rows={now.requests} ended={now.ended} picked={picked} onPick={setPicked} />
+          {picked !== null && <Waterfall id={picked} key={picked} onClose={() => setPicked(null)} />}
+          <div class="grid">
+            <Card class="c6" title="TTFT" about="Requests that ended, by when and by how long their first token took.">
+              <Heat samples={now.samples.map(([ago, ttft]) => [ago, ttft])} label="Time to first token" />
+            </Card>
+            <Card class="c6" title="TPOT" about="Likewise by seconds a token after the first.">
+              <Heat samples={now.samples.filter(([, , tpot]) => tpot > 0).map(([ago, , tpot]) => [ago, tpot])} label="Time per output token" />
+            </Card>
+          </div>
+          <div class="grid">
+            <Machine />
+            <Card class="c6" title="Refusals" about="Requests turned away since this page was opened.">
+              {refusals.value.length === 0 ? (
+                <p class="muted small">None. {now.num_refused > 0 && `${count(now.num_refused)} before that.`}</p>
+              ) : (
+                <ul class="plain">
+                  {refusals.value.map((one, number) => (
+                    <li key={number}>
+                      <span class="mono">{one.time.toLocaleTimeString()}</span> {one.count} refused for lack of room
+                    </li>
+                  ))}
+                </ul>
+              )}
+            </Card>
+          </div>
+        </>
+      )}
+    </div>
+  );
+}
+
+function Connection(): JSX.Element {
+  const state = connection.value;
+  if (state === "broken") return <Badge kind="bad">connection lost, trying again</Badge>;
+  return state === "open" ? <Badge kind="good">streaming</Badge> : <Badge>connecting</Badge>;
+}
+
+function Numbers(): JSX.Element {
+  const now = live.value!;
+  const { load, rates, latency } = now;
+  const most = about.value?.max_sequences ?? 0;
+  const tight = (latency.ttft.p99 ?? 0) > 0.5 || (latency.tpot.p99 ?? 0) > 0.05;
+  const hit = rates.prompt_per_s > 0 ? rates.cached_per_s / rates.prompt_per_s : NaN;
+  return (
+    <Stats>
+      <Stat label="running" value={count(load.num_running)} note={`of ${count(most)}`} />
+      <Stat label="waiting" value={count(load.num_waiting)} kind={load.num_waiting > 0 ? "warn" : ""} note={`${count(load.num_waiting_tokens)} tokens`} />
+      <Stat label="tokens/s out" value={significant(rates.output_per_s)} />
+      <Stat label="tokens/s in" value={significant(rates.prompt_per_s)} note={Number.isFinite(hit) ? `${percent(hit)} cached` : "no prompts"} />
+      <Stat label="requests/s" value={significant(rates.requests_per_s)} />
+      <Stat label="TTFT p50 / p99" value={seconds(latency.ttft.p50)} note={`p99 ${seconds(latency.ttft.p99)}`} />
+      <Stat label="TPOT p50 / p99" value={seconds(latency.tpot.p50)} note={`p99 ${seconds(latency.tpot.p99)}`} />
+      <Stat label="KV used" name="kv-used" value={percent(load.kv_usage_fraction)} kind={load.kv_usage_fraction > 0.95 ? "bad" : load.kv_usage_fraction > 0.8 ? "warn" : ""} note={`${count(load.num_preemptions)} preemptions`} />
+      <Stat label="chat SLO" value={latency.num_requests === 0 ? "–" : tight ? "missed" : "met"} kind={latency.num_requests === 0 ? "" : tight ? "bad" : "good"} note="TTFT 500, TPOT 50 ms at p99" />
+    </Stats>
+  );
+}
+
+function Why(): JSX.Element {
+  const { findings, load } = live.value!;
+  const first = findings.find((one) => one.verdict !== "ok");
+  if (!first) {
+    return <Note title="Why is it slow?">{load.num_running + load.num_waiting ? "No rule of the doctor fires: nothing stands in the way but the work itself." : "It is idle."}</Note>;
+  }
+  return (
+    <Note kind={first.verdict === "fault" ? "bad" : "warn"} title={`Why is it slow? ${first.layer} ${first.layer_name}`}>
+      <b>{first.symptom}.</b> {first.evidence}. <span class="muted">Remedy: {first.remedy}</span>
+      {findings.length > 1 && <span class="muted small"> And {findings.length - 1} more: {findings.slice(1).map((one) => one.symptom).join("; ")}.</span>}
+    </Note>
+  );
+}
+
+function History(): JSX.Element {
+  const rows = history.value;
+  const last = rows.at(-1)?.time_s ?? 0;
+  const x = rows.map((row) => row.time_s - last);
+  return (
+    <Plot
+      label="Load over the last minutes"
+      height={250}
+      x={x}
+      xLabel="seconds ago"
+      y2Label="tokens/s"
+      lines={[
+        { label: "running", values: rows.map((row) => row.running), colour: "decode" },
+        { label: "waiting", values: rows.map((row) => row.waiting), colour: "bad", dash: [4, 3] },
+        { label: "tokens/s out", values: rows.map((row) => row.output), colour: "cached", right: true },
+      ]}
+    />
+  );
+}

@@ -1,0 +1,124 @@
+/** 13: what is split, and who must talk. */
+import type { JSX } from "preact";
+import { about } from "../../about";
+import { card } from "../../data/cards";
+import { bytes, count, seconds, significant } from "../../format";
+import { calculate, commandOf, type Flags, only, simulate } from "../../tools";
+import { box, Canvas, hatch, type Pen, words } from "../../ui/draw";
+import { useAsked, useKept } from "../../ui/hooks";
+import { Card, Legend, Note, Select, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
+import { Frame } from "./frame";
+
+const DEFAULTS = { model: "llama-3.1-70b", hardware: "h100-sxm", devices: 8, way: "TP" };
+const WAYS: Record<string, (devices: number) => Flags> = {
+  TP: (devices) => ({ tensor: devices }),
+  PP: (devices) => ({ pipeline: devices }),
+  DP: (devices) => ({ replicas: devices }),
+  "TP + PP": (devices) => ({ tensor: Math.max(devices / 2, 1), pipeline: Math.min(2, devices) }),
+  "TP + DP": (devices) => ({ tensor: Math.max(devices / 2, 1), replicas: Math.min(2, devices) }),
+};
+
+function flagsOf(model: string, hardware: string, devices: number, way: string): Flags {
+  return { model, hardware, rate: 0, "num-requests": 256, prompts: "500", answers: "100", "max-context": 8192, "max-waiting": 100_000, policy: "round-robin", ...WAYS[way]!(devices) };
+}
+
+export function Parallelism(): JSX.Element {
+  const [state, set] = useKept(DEFAULTS);
+  const shape = useAsked((signal) => calculate("memory", { model: state.model, hardware: state.hardware }, signal), [state.model, state.hardware]);
+  const runs = useAsked(
+    async (signal) => {
+      const found: [string, Awaited<ReturnType<typeof simulate>> | string][] = [];
+      for (const way of Object.keys(WAYS)) {
+        try {
+          found.push([way, await simulate(flagsOf(state.model, state.hardware, state.devices, way), { lane: "parallel", signal })]);
+        } catch (problem) {
+          if (signal.aborted) throw problem;
+          found.push([way, (problem as Error).message]);
+        }
+      }
+      return found;
+    },
+    [state.model, state.hardware, state.devices],
+    400,
+  );
+  const quantity = (key: string) => Number(shape.value?.quantities.find((one) => one.key === key)?.value ?? 0);
+  const [layers, hidden] = [quantity("layers") || 80, quantity("hidden") || 8192];
+  const flags = flagsOf(state.model, state.hardware, state.devices, state.way);
+  const [tp, pp, dp] = [Number(flags["tensor"] ?? 1), Number(flags["pipeline"] ?? 1), Number(flags["replicas"] ?? 1)];
+  const sums = tp > 1 ? (2 * layers * hidden * 2 * 2 * (tp - 1)) / tp : 0;
+  const hops = (pp - 1) * hidden * 2;
+  const found = runs.value?.find(([way]) => way === state.way)?.[1];
+  const draw = (pen: Pen) => {
+    const { c, width, ctx } = pen;
+    const columns = Math.min(state.devices, 8);
+    const size = Math.min((width - 20) / columns - 10, 120);
+    for (let device = 0; device < state.devices; device++) {
+      const [column, row] = [device % 8, Math.floor(device / 8)];
+      const [x, y] = [10 + column * (size + 10), 16 + row * 118];
+      box(pen, x, y, size, 86, c.sunken, 8);
+      const [rank, stage, copy] = [device % tp, Math.floor(device / tp) % pp, Math.floor(device / (tp * pp))];
+      const colours = [c.decode, c.cached, c.draft, c.prompt];
+      const [w, h] = [size - 16, 54];
+      box(pen, x + 8, y + 10, w, h, c.panel, 4);
+      ctx.globalAlpha = 0.9;
+      box(pen, x + 8 + (w * rank) / tp, y + 10 + (h * stage) / pp, w / tp, h / pp, colours[copy % 4]!, 3);
+      ctx.globalAlpha = 1;
+      if (pp > 1 && stage > 0) hatch(pen, x + 8, y + 10, w, (h * stage) / pp, c.idle);
+      words(pen, `${device}`, x + size / 2, y + 75, c.muted, "center", 11);
+      const isLastRank = rank === tp - 1;
+      if (tp > 1 && !isLastRank) line(pen, x + size, y + 30, x + size + 10, y + 30, c.bad, Math.min(1 + sums / 2e6, 6));
+      if (pp > 1 && isLastRank && stage < pp - 1 && column < 7) line(pen, x + size, y + 50, x + size + 10, y + 50, c.prompt, 1.5);
+    }
+    words(pen, tp > 1 ? `2 sums a layer: ${bytes(sums)} a token` : pp > 1 ? `one hop a stage: ${bytes(hops)} a token` : "nobody talks", 10, 8, c.muted, "left", 12);
+  };
+  return (
+    <Frame
+      card={card("parallelism")}
+      state={state}
+      command={commandOf("simulate", flags)}
+      note={<Note kind="warn" title="A doubt">The model&apos;s link costs make TP16 over two nodes beat TP8 × PP2 in TPOT for 405B (29 against 40 ms); take that with doubt: it assumes an ideal network.</Note>}
+      controls={
+        <>
+          <Select label="Split" value={state.way} options={Object.keys(WAYS)} onChange={(way) => set({ way })} />
+          <Slider label="Devices" value={state.devices} min={1} max={16} onChange={(devices) => set({ devices: devices > 1 ? 2 ** Math.round(Math.log2(devices)) : 1 })} />
+          <Select label="Model" value={state.model} options={about.value?.models ?? [state.model]} onChange={(model) => set({ model })} />
+          <Select label="Device" value={state.hardware} options={about.value?.devices ?? [state.hardware]} onChange={(hardware) => set({ hardware })} />
+        </>
+      }
+    >
+      <Card title={`${count(state.devices)} devices, ${state.way}`} aside={<Legend items={[["decode", "its share of every matrix"], ["bad", "sums"], ["prompt", "hand-over"], ["hatched", "others' layers"]]} />}>
+        <Canvas height={state.devices > 8 ? 250 : 130} label={`${state.devices} devices under ${state.way}`} draw={draw} />
+        {found && typeof found !== "string" && (
+          <Stats>
+            <Stat label="weights a device" value={bytes(found.report.sizing.weight_bytes)} />
+            <Stat label="KV blocks a replica" value={count(found.report.sizing.num_blocks)} />
+            <Stat label="traffic a token" value={bytes(sums + hops)} />
+            <Stat label="replicas" value={count(dp)} note="devices / (TP × PP)" />
+            <Stat label="TPOT" value={seconds(only(found).summary.tpot.p50)} />
+            <Stat label="tokens/s a device" value={significant(only(found).summary.output_tokens_per_s / state.devices)} />
+          </Stats>
+        )}
+        {typeof found === "string" && <Note kind="bad">{found}</Note>}
+      </Card>
+      <Card title="All ways beside each other" about="256 requests at once, prompts of 500, answers of 100." aside={runs.busy ? <Spinner text="simulating" /> : undefined}>
+        {runs.value && (
+          <Table
+            label="Layouts"
+            columns={[["layout", ""], ["TPOT p50", "n"], ["TTFT p50", "n"], ["tokens/s", "n"], ["a device", "n"], ["weights a device", "n"]]}
+            rows={runs.value.map(([way, run]) => (typeof run === "string" ? [way, <span key={way} class="small muted">{run.slice(0, 90)}</span>, "", "", "", ""] : [way, seconds(only(run).summary.tpot.p50), seconds(only(run).summary.ttft.p50), count(only(run).summary.output_tokens_per_s), count(only(run).summary.output_tokens_per_s / state.devices), bytes(run.report.sizing.weight_bytes)]))}
+          />
+        )}
+        {runs.fault && <Note kind="bad">{runs.fault}</Note>}
+      </Card>
+    </Frame>
+  );
+}
+
+function line(pen: Pen, x1: number, y1: number, x2: number, y2: number, colour: string, width: number): void {
+  pen.ctx.strokeStyle = colour;
+  pen.ctx.lineWidth = width;
+  pen.ctx.beginPath();
+  pen.ctx.moveTo(x1, y1);
+  pen.ctx.lineTo(x2, y2);
+  pen.ctx.stroke();
+}

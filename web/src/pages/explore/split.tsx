@@ -1,0 +1,90 @@
+/** 15: prompts and answers together, chunked, or on machines of their own. */
+import type { JSX } from "preact";
+import { card } from "../../data/cards";
+import { percent, seconds } from "../../format";
+import { commandOf, film, type Flags, isUnstable, only, simulate } from "../../tools";
+import { box, Canvas, Plot, type Pen, words } from "../../ui/draw";
+import { useAsked, useKept } from "../../ui/hooks";
+import { Badge, Card, Legend, Note, Slider, Spinner, Stat, Stats } from "../../ui/kit";
+import { Frame } from "./frame";
+
+const DEFAULTS = { rate: 4, prompt: 6000, answer: 200, budget: 8192, requests: 600 };
+
+export function Split(): JSX.Element {
+  const [state, set] = useKept(DEFAULTS);
+  const base: Flags = { model: "llama-3.1-8b", hardware: "h100", rate: state.rate, "num-requests": state.requests, prompts: String(state.prompt), answers: String(state.answer), "max-context": 16_384, "max-waiting": 100_000, "max-waiting-tokens": 1_000_000_000, "ttft-s": 0.5, "tpot-s": 0.05 };
+  const modes: [string, Flags][] = [
+    ["together", { ...base, replicas: 2, "max-batch-tokens": state.budget }],
+    ["together, chunks of 512", { ...base, replicas: 2, "max-batch-tokens": 512 }],
+    ["split, 1 prefill : 1 decode", { ...base, replicas: 1, "prefill-replicas": 1, "max-batch-tokens": state.budget }],
+  ];
+  const asked = useAsked(
+    async (signal) => {
+      const found = [];
+      for (const [name, flags] of modes) found.push([name, await simulate(flags, { lane: "split", frames: true, signal })] as const);
+      return found;
+    },
+    state,
+    400,
+  );
+  return (
+    <Frame
+      card={card("split")}
+      state={state}
+      command={modes.map(([, flags]) => commandOf("simulate", flags)).join("\n")}
+      controls={
+        <>
+          <Slider label="Requests a second" value={state.rate} min={1} max={20} step={0.5} onChange={(rate) => set({ rate })} />
+          <Slider label="Prompt, tokens" value={state.prompt} min={100} max={12_000} step={100} onChange={(prompt) => set({ prompt })} />
+          <Slider label="Answer, tokens" value={state.answer} min={10} max={1000} step={10} onChange={(answer) => set({ answer })} />
+          <Slider label="Step budget, tokens" value={state.budget} min={512} max={16_384} step={512} onChange={(budget) => set({ budget })} />
+          <Slider label="Requests in the run" value={state.requests} min={100} max={1500} step={100} onChange={(requests) => set({ requests })} />
+          {asked.busy && <Spinner text="simulating three ways" />}
+        </>
+      }
+    >
+      {asked.fault && <Note kind="bad">{asked.fault}</Note>}
+      {asked.value?.map(([name, run]) => {
+        const { summary, num_transfers: transfers, mean_transfer_s: transfer } = only(run);
+        const frames = film(run)!;
+        const unstable = isUnstable(run);
+        return (
+          <Card key={name} title={name} aside={unstable ? <Badge kind="bad">unstable</Badge> : undefined}>
+            <div class="stack">
+              <Canvas height={frames.replicas.length * 34 + 18} label={`Lanes, ${name}`} draw={(pen) => lanes(pen, frames.replicas, 8)} />
+              <Stats>
+                <Stat label="ITL p50" value={seconds(summary.itl.p50)} />
+                <Stat label="ITL p99" name={`${name} itl`} value={seconds(summary.itl.p99)} kind={summary.itl.p99 > 5 * summary.itl.p50 ? "bad" : "good"} />
+                <Stat label="TTFT p99" name={`${name} ttft`} value={unstable ? "unstable" : seconds(summary.ttft.p99)} />
+                <Stat label="goodput" value={percent(summary.good_fraction)} kind={summary.good_fraction > 0.9 ? "good" : "bad"} />
+                {transfers > 0 && <Stat label="KV handed over in" value={seconds(transfer)} note="keys and values / link" />}
+              </Stats>
+            </div>
+          </Card>
+        );
+      })}
+      {asked.value && (
+        <Card title="Gaps between tokens">
+          <Plot label="ITL percentiles" height={180} x={[50, 90, 95, 99]} xLabel="percentile" logY format={seconds} lines={asked.value.map(([name, run], index) => ({ label: name, values: (["p50", "p90", "p95", "p99"] as const).map((key) => only(run).summary.itl[key]), colour: (["prompt", "decode", "cached"] as const)[index]!, points: true }))} />
+        </Card>
+      )}
+      <Legend items={[["prompt", "steps with prompt tokens"], ["decode", "decoding only"]]} />
+    </Frame>
+  );
+}
+
+function lanes(pen: Pen, replicas: { name: string; steps: [number, number, number, number, number][] }[], span: number): void {
+  const { c, width } = pen;
+  const from = 4;
+  replicas.forEach((replica, row) => {
+    const y = row * 34;
+    words(pen, replica.name, 0, y + 8, c.muted, "left", 11);
+    box(pen, 0, y + 16, width, 14, c.sunken, 3);
+    for (const [start, end, , , prompt] of replica.steps) {
+      if (end < from || start > from + span) continue;
+      const x = (time: number) => (width * Math.min(Math.max(time - from, 0), span)) / span;
+      box(pen, x(start), y + (prompt ? 14 : 18), Math.max(x(end) - x(start) - 0.4, 0.8), prompt ? 18 : 10, prompt ? c.prompt : c.decode, 1);
+    }
+  });
+  words(pen, `${from} s to ${from + span} s of the run`, width, replicas.length * 34 + 8, c.muted, "right", 11);
+}

@@ -1,0 +1,89 @@
+/** 7: which batch. */
+import type { JSX } from "preact";
+import { about } from "../../about";
+import { card } from "../../data/cards";
+import { count, percent, seconds } from "../../format";
+import { calculate, only, simulate } from "../../tools";
+import { Plot } from "../../ui/draw";
+import { useAsked, useKept } from "../../ui/hooks";
+import { Card, Note, Select, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
+import { Frame } from "./frame";
+
+const DEFAULTS = { model: "llama-3.1-8b", hardware: "h100-sxm", tpot: 100, ttft: 500, context: 1000 };
+const BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+
+export function Throughput(): JSX.Element {
+  const [state, set] = useKept(DEFAULTS);
+  const asked = useAsked(
+    (signal) => Promise.all(BATCHES.map((batch) => calculate("throughput", { model: state.model, hardware: state.hardware, batch, context: state.context }, signal))),
+    [state.model, state.hardware, state.context],
+  );
+  const rates = useAsked(
+    async (signal) => {
+      const found = [];
+      for (const rate of [5, 10, 20, 30, 40]) {
+        const run = await simulate({ model: state.model, hardware: state.hardware, rate, "num-requests": 400, "max-context": 8192, "ttft-s": state.ttft / 1000, "tpot-s": state.tpot / 1000 }, { lane: "throughput", signal });
+        found.push({ rate, outcome: only(run) });
+      }
+      return found;
+    },
+    [state.model, state.hardware, state.tpot, state.ttft],
+    600,
+  );
+  const rows = asked.value?.map((sheet, index) => ({ batch: BATCHES[index]!, step: sheet.values["step_s"]!, tokens: sheet.values["tokens_per_s"]!, bound: String(sheet.values["bound"]) })) ?? [];
+  const within = rows.filter((row) => row.step * 1000 <= state.tpot);
+  const best = within.at(-1);
+  const knee = rows.find((row, index) => index > 0 && row.tokens / rows[index - 1]!.tokens < 1.4);
+  return (
+    <Frame
+      card={card("throughput")}
+      state={state}
+      command={`penstock calc throughput --model ${state.model} --hardware ${state.hardware} --batch ${best?.batch ?? 1} --context ${state.context}`}
+      controls={
+        <>
+          <Select label="Model" value={state.model} options={about.value?.models ?? [state.model]} onChange={(model) => set({ model })} />
+          <Select label="Device" value={state.hardware} options={about.value?.devices ?? [state.hardware]} onChange={(hardware) => set({ hardware })} />
+          <Slider label="Most TPOT, ms" value={state.tpot} min={5} max={500} log onChange={(tpot) => set({ tpot })} />
+          <Slider label="Most TTFT, ms" value={state.ttft} min={20} max={5000} log onChange={(ttft) => set({ ttft })} />
+          <Slider label="Context of a sequence" value={state.context} min={0} max={16_000} step={100} onChange={(context) => set({ context })} />
+        </>
+      }
+    >
+      {asked.fault && <Note kind="bad">{asked.fault}</Note>}
+      <Card title="Tokens a second and TPOT by batch" about="Shaded: batches within the SLO.">
+        {rows.length > 0 && (
+          <Plot
+            label="Throughput and latency by batch"
+            height={280}
+            x={BATCHES}
+            logX
+            xLabel="sequences in a step"
+            yLabel="tokens/s"
+            y2Label="TPOT"
+            format2={seconds}
+            band={[0.5, best?.batch ?? 0.6]}
+            mark={knee ? { x: knee.batch, text: "knee" } : undefined}
+            lines={[
+              { label: "tokens/s", values: rows.map((row) => row.tokens), colour: "decode", points: true },
+              { label: "goodput", values: rows.map((row) => (row.step * 1000 <= state.tpot ? row.tokens : 0)), colour: "cached", dash: [5, 4] },
+              { label: "TPOT", values: rows.map((row) => row.step), colour: "prompt", right: true, points: true },
+            ]}
+          />
+        )}
+        <Stats>
+          <Stat label="largest batch in the SLO" value={best ? count(best.batch) : "none"} kind={best ? "good" : "bad"} />
+          <Stat label="its tokens/s" value={count(best?.tokens ?? 0)} />
+          <Stat label="its TPOT" value={seconds(best?.step)} />
+          <Stat label="tokens/s at 512" value={count(rows.at(-1)?.tokens ?? 0)} note={seconds(rows.at(-1)?.step)} />
+        </Stats>
+      </Card>
+      <Card title="Gain of each doubling">
+        <Table label="Gain of each doubling" columns={[["batch", "n"], ["TPOT", "n"], ["tokens/s", "n"], ["gain", "n"], ["bound by", ""]]} rows={rows.map((row, index) => [count(row.batch), seconds(row.step), count(row.tokens), index ? `+${percent(row.tokens / rows[index - 1]!.tokens - 1)}` : "–", row.bound])} />
+      </Card>
+      <Card title="The same with arrivals" about="400 chat requests at each rate, by the simulator." aside={rates.busy ? <Spinner text="simulating" /> : undefined}>
+        {rates.value && <Table label="Simulated rates" columns={[["requests/s", "n"], ["tokens/s", "n"], ["TTFT p99", "n"], ["TPOT p99", "n"], ["goodput", "n"]]} rows={rates.value.map(({ rate, outcome }) => [count(rate), count(outcome.summary.output_tokens_per_s), seconds(outcome.summary.ttft.p99), seconds(outcome.summary.tpot.p99), percent(outcome.summary.good_fraction)])} />}
+        {rates.fault && <Note kind="bad">{rates.fault}</Note>}
+      </Card>
+    </Frame>
+  );
+}

@@ -1,0 +1,120 @@
+/** The planner: what to buy and how to launch it, as a form. */
+import type { JSX } from "preact";
+import { about } from "../about";
+import { post } from "../api";
+import { count, money, percent, seconds, significant } from "../format";
+import { commandOf, type Flags, LANE } from "../tools";
+import { useAsked, useKept } from "../ui/hooks";
+import { Badge, Card, Command, Note, PageHead, Select, Slider, SourceBadge, Spinner, Stat, Stats, Table, TextField } from "../ui/kit";
+
+const DEFAULTS = { model: "llama-3.1-8b", hardware: "h100", price: "", rate: 8, workload: "chat", slo: "ttft<500ms,tpot<50ms", weights: "bf16,fp8", max_devices: 2 };
+
+type Plain = string | number | boolean | null | Plain[] | { [key: string]: Plain };
+type Data = Record<string, Plain>;
+
+const object = (value: Plain | undefined): Data => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
+const list = (value: Plain | undefined): Data[] => (Array.isArray(value) ? value.map(object) : []);
+
+export function Planner(): JSX.Element {
+  const [state, set] = useKept(DEFAULTS);
+  const flags: Flags = { hardware: state.hardware, rate: state.rate, workload: state.workload, slo: state.slo, weights: state.weights, "max-devices": state.max_devices, ...(state.price ? { price: state.price } : {}) };
+  const asked = useAsked((signal) => post<Data>("/app/v1/plan", { flags: { model: state.model, ...flags }, lane: LANE }, signal), state, 500);
+  return (
+    <div class="page">
+      <PageHead title="Planner" about="Layouts, precisions and limits are searched on the simulator, which runs the engine's own scheduler. Nothing is downloaded.">
+        <SourceBadge source="simulated" />
+        {asked.busy && <Spinner text="searching" />}
+      </PageHead>
+      <div class="split">
+        <Card title="What is asked">
+          <div class="fields">
+            <Select label="Model" value={state.model} options={about.value?.models ?? [state.model]} onChange={(model) => set({ model })} />
+            <TextField label="Devices to choose from" value={state.hardware} hint="h100,l40s" onChange={(hardware) => set({ hardware })} />
+            <TextField label="Prices, $ an hour" value={state.price} hint="h100=2.5 (otherwise list prices)" onChange={(price) => set({ price })} />
+            <Slider label="Requests a second" value={state.rate} min={0.5} max={500} step={0.5} log onChange={(rate) => set({ rate })} />
+            <Slider label="… or users, one request a minute each" value={Math.round(state.rate * 60)} min={30} max={30_000} log onChange={(users) => set({ rate: Number((users / 60).toFixed(2)) })} />
+            <Select label="Kind of load" value={state.workload} options={["chat", "rag", "agent", "code", "summary", "reasoning"]} onChange={(workload) => set({ workload })} />
+            <TextField label="SLO" value={state.slo} onChange={(slo) => set({ slo })} />
+            <TextField label="Weights to consider" value={state.weights} onChange={(weights) => set({ weights })} />
+            <Slider label="Most devices a replica" value={state.max_devices} min={1} max={8} onChange={(max_devices) => set({ max_devices })} />
+          </div>
+        </Card>
+        <div class="stack">
+          {asked.fault && <Note kind="bad">{asked.fault}</Note>}
+          {!asked.value && asked.busy && <p class="empty">The first plan is being searched; it takes some seconds.</p>}
+          {asked.value && <Plan data={asked.value} />}
+          <Command text={commandOf("plan", flags, state.model)} />
+        </div>
+      </div>
+    </div>
+  );
+}
+
+function Plan({ data }: { data: Data }): JSX.Element {
+  const chosen = object(data["chosen"] ?? list(data["ranked"])[0]);
+  const ranked = list(data["ranked"] ?? data["candidates"]);
+  return (
+    <>
+      {Object.keys(chosen).length === 0 ? (
+        <Note kind="warn" title="Nothing meets it">
+          No layout within these bounds meets the SLO at that rate. Allow more devices, other precisions or a looser SLO.
+        </Note>
+      ) : (
+        <Card title="Best of all" about={String(chosen["name"] ?? chosen["label"] ?? "")} aside={<Badge kind="good">meets the SLO</Badge>}>
+          <Leaves data={chosen} />
+        </Card>
+      )}
+      {ranked.length > 0 && (
+        <Card title="Ranked">
+          <Ranked rows={ranked} />
+        </Card>
+      )}
+      {(["constraint", "binding", "what_ifs", "trust", "money", "api"] as const).filter((key) => data[key]).map((key) => (
+        <Card key={key} title={key.replaceAll("_", " ")}>
+          {typeof data[key] === "string" ? <p>{data[key]}</p> : Array.isArray(data[key]) ? <Ranked rows={list(data[key])} /> : <Leaves data={object(data[key])} />}
+        </Card>
+      ))}
+    </>
+  );
+}
+
+function format(name: string, value: Plain): string {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "number") return value === null ? "–" : typeof value === "object" ? "" : String(value);
+  if (/_s$/.test(name) && !/per_s$/.test(name)) return seconds(value);
+  if (/fraction|share|attainment|utilis/.test(name)) return percent(value);
+  if (/dollar|price|cost|hour|month|million/.test(name)) return money(value);
+  return Number.isInteger(value) ? count(value) : significant(value);
+}
+
+function Leaves({ data }: { data: Data }): JSX.Element {
+  const plain = Object.entries(data).filter(([, value]) => typeof value !== "object" || value === null);
+  const nested = Object.entries(data).filter(([, value]) => value !== null && typeof value === "object" && !Array.isArray(value));
+  const commands = plain.filter(([name, value]) => typeof value === "string" && (name.includes("command") || String(value).startsWith("penstock ")));
+  return (
+    <div class="stack">
+      <Stats>
+        {plain
+          .filter(([name]) => !commands.some(([other]) => other === name))
+          .slice(0, 16)
+          .map(([name, value]) => (
+            <Stat key={name} label={name.replaceAll("_", " ")} value={<span class="small-value">{format(name, value)}</span>} />
+          ))}
+      </Stats>
+      {commands.map(([name, value]) => (
+        <Command key={name} text={String(value)} />
+      ))}
+      {nested.slice(0, 6).map(([name, value]) => (
+        <details key={name} class="more">
+          <summary>{name.replaceAll("_", " ")}</summary>
+          <Leaves data={object(value)} />
+        </details>
+      ))}
+    </div>
+  );
+}
+
+function Ranked({ rows }: { rows: Data[] }): JSX.Element {
+  const names = [...new Set(rows.flatMap((row) => Object.entries(row).filter(([, value]) => typeof value !== "object").map(([name]) => name)))].filter((name) => !/command/.test(name)).slice(0, 9);
+  return <Table label="Candidates" columns={names.map((name) => [name.replaceAll("_", " "), typeof rows[0]?.[name] === "number" ? "n" : ""] as const)} rows={rows.slice(0, 12).map((row) => names.map((name) => format(name, row[name] ?? null)))} />;
+}

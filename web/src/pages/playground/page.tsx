@@ -1,0 +1,237 @@
+/** The playground: talk to the model that is served, and see what it does. */
+import type { JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { about } from "../../about";
+import { post } from "../../api";
+import { count } from "../../format";
+import { keep, kept } from "../../router";
+import { Bar, Button, Card, Command, Note, PageHead, Segments } from "../../ui/kit";
+import { Compare } from "./compare";
+import { Copies } from "./copies";
+import { Panel } from "./panel";
+import { asCurl, asJavaScript, asPython, body, DEFAULTS, type Message, type Settings, SettingFault, streamed } from "./settings";
+import { answer } from "./stream";
+import { Tree, type Turn } from "./tree";
+import { type Deeds, TurnView } from "./turn";
+
+const tree = new Tree();
+const IDEAS = ["What is a penstock?", "Explain why decoding is memory-bound in two sentences.", "Write a haiku about water under pressure."];
+
+type Mode = "chat" | "compare" | "copies";
+
+export function Playground(): JSX.Element {
+  const [mode, setMode] = useState<Mode>(kept({ mode: "chat" }).mode as Mode);
+  const [settings, setSettings] = useState<Settings>(DEFAULTS);
+  const change = (next: Mode) => {
+    setMode(next);
+    keep({ mode: next }, { mode: "chat" });
+  };
+  return (
+    <div class="page">
+      <PageHead title="Playground" about={about.value ? `${about.value.model} on ${about.value.device}, up to ${count(about.value.max_context)} tokens of context. Nothing you write is kept.` : "Talk to the model that is being served."}>
+        <Segments label="Mode" value={mode} options={[["chat", "Chat"], ["compare", "A / B"], ["copies", "k copies"]]} onChange={change} />
+      </PageHead>
+      {about.value && !about.value.can_generate && <Note kind="warn">This model makes vectors and generates no text; serve another one to talk to it.</Note>}
+      {mode === "chat" && <Chat settings={settings} onSettings={setSettings} />}
+      {mode === "compare" && <Compare settings={settings} />}
+      {mode === "copies" && <Copies settings={settings} />}
+    </div>
+  );
+}
+
+function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next: Settings) => void }): JSX.Element {
+  const [draft, setDraft] = useState("");
+  const [busy, setBusy] = useState<AbortController | null>(null);
+  const [fault, setFault] = useState("");
+  const [exporting, setExporting] = useState<"" | "curl" | "python" | "js">("");
+  const frame = useRef(0);
+  const list = useRef<HTMLDivElement>(null);
+  const input = useRef<HTMLTextAreaElement>(null);
+  tree.changed.value; // eslint-disable-line @typescript-eslint/no-unused-expressions
+  const path = tree.path();
+
+  const touched = () => {
+    cancelAnimationFrame(frame.current);
+    frame.current = requestAnimationFrame(() => tree.touch());
+  };
+  useEffect(() => {
+    const element = list.current;
+    if (element && element.scrollHeight - element.scrollTop - element.clientHeight < 160) element.scrollTop = element.scrollHeight;
+  });
+  useEffect(() => () => busy?.abort(), [busy]);
+
+  const messages = (turns: Turn[]): Message[] => turns.filter((turn) => turn.text).map((turn) => ({ role: turn.role, content: turn.text }));
+  const run = async (turn: Turn, what: Record<string, unknown>) => {
+    const abort = new AbortController();
+    setBusy(abort);
+    await answer(turn, what, abort.signal, touched);
+    tree.touch();
+    setBusy(null);
+    input.current?.focus();
+  };
+  const reply = (parent: number, history: Turn[]) => {
+    try {
+      setFault("");
+      const what = streamed(settings, messages(history));
+      void run(tree.add("assistant", "", parent), what);
+    } catch (problem) {
+      if (!(problem instanceof SettingFault)) throw problem;
+      setFault(problem.message);
+    }
+  };
+  const send = (text: string) => {
+    if (!text.trim() || busy) return;
+    const turn = tree.add("user", text.trim(), path.at(-1)?.id ?? 0);
+    setDraft("");
+    reply(turn.id, tree.path());
+  };
+  const deeds: Deeds = {
+    edit: (turn, text) => {
+      const made = tree.add("user", text, turn.parent);
+      reply(made.id, [...tree.before(made.id), made]);
+    },
+    again: (turn) => reply(turn.parent, tree.before(turn.id)),
+    branch: (turn, index, rival) => {
+      const begun = turn.text.slice(0, turn.given) + turn.tokens.slice(0, index).map((one) => one.token).join("") + rival;
+      const made = tree.add("assistant", begun, turn.parent);
+      made.given = begun.length;
+      const history = messages(tree.before(turn.id));
+      void run(made, { ...streamed(settings, [...history, { role: "assistant", content: begun }]), continue_final_message: true, add_generation_prompt: false });
+    },
+    choose: (turn, place) => tree.choose(turn, place),
+  };
+  return (
+    <div class="chat-grid">
+      <section class="chat card" aria-label="Conversation">
+        <div class="turns" ref={list} tabIndex={0} role="log" aria-label="Turns">
+          {path.length === 0 && (
+            <div class="ideas">
+              <h2>Ask something</h2>
+              <div class="row">
+                {IDEAS.map((idea) => (
+                  <Button key={idea} kind="s" onClick={() => send(idea)}>
+                    {idea}
+                  </Button>
+                ))}
+              </div>
+            </div>
+          )}
+          {path.map((turn) => {
+            const { place, of } = tree.siblings(turn);
+            return <TurnView key={turn.id} turn={turn} place={place} of={of} deeds={deeds} busy={busy !== null} />;
+          })}
+        </div>
+        {fault && <Note kind="bad">{fault}</Note>}
+        <Gauge path={path} />
+        <form
+          class="composer"
+          onSubmit={(event) => {
+            event.preventDefault();
+            send(draft);
+          }}
+        >
+          <textarea
+            ref={input}
+            class="input"
+            rows={2}
+            aria-label="Message"
+            placeholder="Message, Enter to send, Shift+Enter for a new line"
+            value={draft}
+            onInput={(event) => setDraft(event.currentTarget.value)}
+            onKeyDown={(event) => {
+              if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+                event.preventDefault();
+                send(draft);
+              } else if (event.key === "Escape") busy?.abort();
+            }}
+          />
+          {busy ? (
+            <Button kind="danger" onClick={() => busy.abort()}>
+              Stop
+            </Button>
+          ) : (
+            <Button kind="primary" submit disabled={!draft.trim()}>
+              Send
+            </Button>
+          )}
+        </form>
+      </section>
+      <aside class="stack">
+        <Card title="Settings">
+          <Panel value={settings} onChange={onSettings} />
+        </Card>
+        <Card title="Take it with you">
+          <div class="stack">
+            <Segments label="Export as" value={exporting} options={[["curl", "curl"], ["python", "Python"], ["js", "JavaScript"]]} onChange={(next) => setExporting(next === exporting ? "" : next)} />
+            {exporting && <Export kind={exporting} settings={settings} history={messages(path)} />}
+            <Button kind="quiet s" onClick={() => tree.clear()} disabled={busy !== null || path.length === 0}>
+              Clear the conversation
+            </Button>
+          </div>
+        </Card>
+      </aside>
+    </div>
+  );
+}
+
+function Export({ kind, settings, history }: { kind: "curl" | "python" | "js"; settings: Settings; history: Message[] }): JSX.Element {
+  const last = history.findLastIndex((one) => one.role === "user");
+  const asked = last >= 0 ? history.slice(0, last + 1) : [{ role: "user", content: IDEAS[0]! }];
+  try {
+    const what = body(settings, asked);
+    const text = kind === "curl" ? asCurl(location.origin, what) : kind === "python" ? asPython(location.origin, about.value?.model ?? "default", what) : asJavaScript(location.origin, what);
+    return <Command text={text} />;
+  } catch (problem) {
+    return <Note kind="bad">{(problem as Error).message}</Note>;
+  }
+}
+
+interface Tokenized {
+  count: number;
+  token_strs?: (string | null)[];
+}
+
+/** How full the context is, by the server's own count. */
+function Gauge({ path }: { path: Turn[] }): JSX.Element | null {
+  const [shown, setShown] = useState(false);
+  const [tokens, setTokens] = useState<(string | null)[]>([]);
+  const last = path.findLast((turn) => turn.usage);
+  const usage = last?.usage;
+  const most = about.value?.max_context ?? 0;
+  if (!usage || !most) return null;
+  const used = usage.prompt_tokens + usage.completion_tokens;
+  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const show = async () => {
+    setShown(!shown);
+    if (shown) return;
+    const history = tree.before(last.id).filter((turn) => turn.text);
+    const found = await post<Tokenized>("/tokenize", {
+      messages: history.map((turn) => ({ role: turn.role, content: turn.text })),
+      add_generation_prompt: true,
+      return_token_strs: true,
+    });
+    setTokens(found.token_strs ?? []);
+  };
+  return (
+    <div class="gauge">
+      <div class="row between tiny muted">
+        <span>
+          context {count(used)} of {count(most)} tokens
+        </span>
+        <Button kind="quiet s" pressed={shown} onClick={() => void show()}>
+          Prompt tokens
+        </Button>
+      </div>
+      <Bar share={used / most} label="Context used" />
+      {shown && (
+        <div class="tokens prompt-tokens" aria-label="Tokens of the last prompt">
+          {tokens.map((token, number) => (
+            <span key={number} class={`token ${number < cached ? "cached" : ""}`} title={number < cached ? "from the prefix cache" : "computed"}>
+              {(token ?? "?").replaceAll("Ġ", " ").replaceAll("Ċ", "⏎")}
+            </span>
+          ))}
+        </div>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,97 @@
+/** One answer from the server, written into a turn as it comes. */
+import { ApiFault, events, told } from "../../api";
+import type { Token, Turn, Usage } from "./tree";
+
+interface Entry {
+  token: string;
+  logprob: number;
+  top_logprobs: { token: string; logprob: number }[];
+  draft?: boolean;
+}
+interface Chunk {
+  error?: { message: string };
+  choices?: {
+    delta: {
+      content?: string | null;
+      reasoning_content?: string | null;
+      tool_calls?: { index: number; function?: { name?: string; arguments?: string } }[];
+    };
+    logprobs?: { content: Entry[] } | null;
+    finish_reason: string | null;
+  }[];
+  usage?: Usage | null;
+}
+
+const MAX_TOKENS_KEPT = 4000;
+
+export async function answer(turn: Turn, body: Record<string, unknown>, signal: AbortSignal, changed: () => void): Promise<void> {
+  const start = performance.now();
+  try {
+    for await (const { event, data } of events("/v1/chat/completions", body, signal)) {
+      if (data === "[DONE]") break;
+      const now = performance.now() - start;
+      if (event === "progress") {
+        turn.note = progress(JSON.parse(data) as Progress);
+      } else {
+        take(turn, JSON.parse(data) as Chunk, now);
+      }
+      turn.total_ms = now;
+      changed();
+    }
+    if (turn.state !== "failed") turn.state = "done";
+  } catch (fault) {
+    turn.state = signal.aborted ? "stopped" : "failed";
+    turn.note = signal.aborted ? "stopped" : told(fault);
+    if (fault instanceof ApiFault && fault.code) turn.note += ` (${fault.code})`;
+  }
+  turn.total_ms = performance.now() - start;
+  changed();
+}
+
+interface Progress {
+  stage: string;
+  percent?: number;
+  position?: number;
+  eta_s?: number | null;
+}
+
+function progress(news: Progress): string {
+  if (news.stage === "prefill") return `reading the prompt, ${news.percent ?? 0} %`;
+  const eta = news.eta_s ? `, about ${Math.round(news.eta_s)} s` : "";
+  return `waiting, place ${(news.position ?? 0) + 1} in the queue${eta}`;
+}
+
+function take(turn: Turn, chunk: Chunk, now: number): void {
+  if (chunk.error) {
+    turn.state = "failed";
+    turn.note = chunk.error.message;
+    return;
+  }
+  if (chunk.usage) turn.usage = chunk.usage;
+  const choice = chunk.choices?.[0];
+  if (!choice) return;
+  const { content, reasoning_content: reasoning, tool_calls: tools } = choice.delta;
+  if (content || reasoning || tools?.length) {
+    if (!turn.ticks.length) {
+      turn.ttft_ms = now;
+      turn.state = "streaming";
+      turn.note = "";
+    }
+    if (turn.ticks.length < MAX_TOKENS_KEPT) turn.ticks.push(now);
+  }
+  if (content) turn.text += content;
+  if (reasoning) turn.reasoning += reasoning;
+  for (const call of tools ?? []) {
+    const found = (turn.tools[call.index] ??= { name: "", arguments: "" });
+    if (call.function?.name) found.name = call.function.name;
+    found.arguments += call.function?.arguments ?? "";
+  }
+  for (const entry of choice.logprobs?.content ?? []) {
+    if (turn.tokens.length < MAX_TOKENS_KEPT) turn.tokens.push(token(entry));
+  }
+  if (choice.finish_reason) turn.finish = choice.finish_reason;
+}
+
+function token(entry: Entry): Token {
+  return { token: entry.token, logprob: entry.logprob, top: entry.top_logprobs, ...(entry.draft ? { draft: true } : {}) };
+}

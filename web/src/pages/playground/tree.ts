@@ -1,0 +1,124 @@
+/** A conversation as a tree: every edit or regenerated answer is a branch, and one path through it is shown. */
+import { signal } from "@preact/signals";
+
+export interface Rival {
+  token: string;
+  logprob: number;
+}
+export interface Token extends Rival {
+  top: Rival[];
+  draft?: boolean;
+}
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  prompt_tokens_details?: { cached_tokens?: number };
+  completion_tokens_details?: { accepted_prediction_tokens?: number; rejected_prediction_tokens?: number; reasoning_tokens?: number };
+  timings?: Record<string, number>;
+}
+export interface ToolCall {
+  name: string;
+  arguments: string;
+}
+export interface Turn {
+  id: number;
+  role: "user" | "assistant";
+  text: string;
+  reasoning: string;
+  parent: number;
+  children: number[];
+  chosen: number;
+  state: "waiting" | "streaming" | "done" | "stopped" | "failed";
+  note: string;
+  tokens: Token[];
+  tools: ToolCall[];
+  usage: Usage | null;
+  finish: string;
+  ttft_ms: number;
+  total_ms: number;
+  ticks: number[];
+  /** Characters that were given to the model rather than made by it: an alternative that was forced. */
+  given: number;
+}
+
+export class Tree {
+  readonly changed = signal(0);
+  private turns = new Map<number, Turn>();
+  private next = 1;
+  private root: Pick<Turn, "children" | "chosen"> = { children: [], chosen: 0 };
+
+  get(id: number): Turn {
+    return this.turns.get(id)!;
+  }
+
+  add(role: Turn["role"], text: string, parent: number): Turn {
+    const turn: Turn = {
+      id: this.next++,
+      role,
+      text,
+      reasoning: "",
+      parent,
+      children: [],
+      chosen: 0,
+      state: role === "user" ? "done" : "waiting",
+      note: "",
+      tokens: [],
+      tools: [],
+      usage: null,
+      finish: "",
+      ttft_ms: 0,
+      total_ms: 0,
+      ticks: [],
+      given: 0,
+    };
+    this.turns.set(turn.id, turn);
+    const above = parent ? this.get(parent) : this.root;
+    above.children.push(turn.id);
+    above.chosen = above.children.length - 1;
+    this.touch();
+    return turn;
+  }
+
+  path(): Turn[] {
+    const found: Turn[] = [];
+    let at: Pick<Turn, "children" | "chosen"> = this.root;
+    while (at.children.length) {
+      const turn = this.get(at.children[at.chosen]!);
+      found.push(turn);
+      at = turn;
+    }
+    return found;
+  }
+
+  /** The turns up to one, itself left out. */
+  before(id: number): Turn[] {
+    const found: Turn[] = [];
+    let at = this.get(id).parent;
+    while (at) {
+      found.unshift(this.get(at));
+      at = this.get(at).parent;
+    }
+    return found;
+  }
+
+  siblings(turn: Turn): { place: number; of: number } {
+    const above = turn.parent ? this.get(turn.parent) : this.root;
+    return { place: above.children.indexOf(turn.id), of: above.children.length };
+  }
+
+  choose(turn: Turn, place: number): void {
+    const above = turn.parent ? this.get(turn.parent) : this.root;
+    above.chosen = Math.min(Math.max(place, 0), above.children.length - 1);
+    this.touch();
+  }
+
+  clear(): void {
+    this.turns.clear();
+    this.root = { children: [], chosen: 0 };
+    this.touch();
+  }
+
+  touch(): void {
+    this.changed.value += 1;
+  }
+}
