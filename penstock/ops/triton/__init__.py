@@ -12,6 +12,7 @@ from penstock.ops.triton import (
     norm,
     packed,
     rows,
+    sample,
     tiles,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "norm",
     "packed",
     "rows",
+    "sample",
     "tiles",
 ]

@@ -39,7 +39,7 @@ def _mixed(state):
 
 
 @triton.jit
-def _uniform(seed, choice, position):
+def uniform_at(seed, choice, position):
     """The number `ops.sampling.uniform` gives for this key, rounded to float32."""
     golden = 0x9E3779B97F4A7C15
     state = _mixed(seed.to(tl.uint64) + golden)
@@ -70,7 +70,7 @@ def _pick(
     if heat == 0.0:
         token = tl.load(places + row * NUM_TILES + tl.argmax(peak, axis=0)).to(tl.int64)
     else:
-        number = _uniform(tl.load(seeds + row), tl.load(choices + row), tl.load(positions + row))
+        number = uniform_at(tl.load(seeds + row), tl.load(choices + row), tl.load(positions + row))
         target = (number * total).to(tl.float32)
         until = tl.cumsum(shares, axis=0)
         tile = tl.min(tl.where((until > target) & there & (shares > 0.0), tiles, PAD), axis=0)

@@ -4,9 +4,14 @@
 // the rows beside it. From `bf16_from` rows on the caller may hand over bf16 rows, which are faster still and rounded
 // differently.
 #if defined(__x86_64__)
+#if defined(PENSTOCK_EMULATED_TILES)
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,prefer-vector-width=512")
+#include "emulated_tiles.h"
+#else
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16,prefer-vector-width=512")
-#define PENSTOCK_AVX512
 #define PENSTOCK_AVX512_BF16
+#endif
+#define PENSTOCK_AVX512
 #include "softmax.inl"
 #include "vnni.inl"
 #include "tiles.inl"
@@ -172,7 +177,12 @@ void finish() { _tile_release(); }
 }  // namespace
 
 namespace penstock {
+#if defined(PENSTOCK_EMULATED_TILES)
+const Kernels kEmulatedAmx = {"amx-emulated", 9, embed, norm, add, encode, encode_group, gate, softcap, peak, multiply, place, attend,
+                              finish};
+#else
 const Kernels kAmx = {"amx", 9,      embed,    norm,  add,    encode, encode_group,
                       gate,  softcap, peak, multiply, place, attend, finish};
+#endif
 }
 #endif

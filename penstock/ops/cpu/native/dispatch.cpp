@@ -37,16 +37,39 @@ bool has_amx() {
 }
 #endif
 
+struct Family {
+  const Kernels* kernels;
+  int needs;
+  bool is_chosen;  // where no name is given
+};
+
+// The fastest first.
+const Family kFamilies[] = {
+#if defined(__x86_64__)
+    {&kAmx, kHasAvx2 | kHasAvx512 | kHasAmx, true},
+    {&kAvx512, kHasAvx2 | kHasAvx512, true},
+    {&kAvx2, kHasAvx2, true},
+    {&kEmulatedAmx, kHasAvx2 | kHasAvx512, false},
+#endif
+    {&kPortable, 0, true},
+};
+
 }  // namespace
 
-const Kernels* find_kernels(const char* name) {
-  const bool any = !name || !*name;
+int find_features() {
 #if defined(__x86_64__)
-  if ((any || !std::strcmp(name, "amx")) && has_amx()) return &kAmx;
-  if ((any || !std::strcmp(name, "avx512")) && has_avx512()) return &kAvx512;
-  if ((any || !std::strcmp(name, "avx2")) && has_avx2()) return &kAvx2;
+  return (has_avx2() ? kHasAvx2 : 0) | (has_avx512() ? kHasAvx512 : 0) | (has_amx() ? kHasAmx : 0);
+#else
+  return 0;
 #endif
-  return any || !std::strcmp(name, "portable") ? &kPortable : nullptr;
+}
+
+const Kernels* choose_kernels(const char* name, int features) {
+  const bool any = !name || !*name;
+  for (const Family& family : kFamilies)
+    if ((features & family.needs) == family.needs && (any ? family.is_chosen : !std::strcmp(name, family.kernels->name)))
+      return family.kernels;
+  return nullptr;
 }
 
 }  // namespace penstock

@@ -199,6 +199,6 @@ constexpr int kAttendScratchBytes = kTile * kKeysAtOnce * 14 + (kMostRows * 6 + 
 PENSTOCK_INLINE int block_bytes(const Matrix& m) { return m.bits == 4 ? 320 : m.has_minimum ? 576 : 544; }
 PENSTOCK_INLINE int num_tiles(const Matrix& m) { return (m.num_rows + kTile - 1) / kTile; }
 
-extern const Kernels kPortable, kAvx2, kAvx512, kAmx;
+extern const Kernels kPortable, kAvx2, kAvx512, kAmx, kEmulatedAmx;
 
 }  // namespace penstock

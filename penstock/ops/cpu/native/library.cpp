@@ -1,6 +1,7 @@
 // The C interface. Functions return 0, or 1 when memory ran out; arguments were checked by the caller. A step told by rows
 // returns 2 if it reaches beyond a row's blocks.
 #include "dispatch.h"
+#include "layout.h"
 #include "rows.h"
 
 using namespace penstock;
@@ -25,8 +26,22 @@ extern "C" {
 // Bumped whenever a struct of abi.h changes.
 int penstock_abi() { return 5; }
 
+// Sizes and places in the structs; how many numbers that are.
+int penstock_layout(const int32_t** numbers) {
+  *numbers = kLayout;
+  return sizeof kLayout / sizeof *kLayout;
+}
+
+int penstock_features() { return find_features(); }
+
+// The name of the kernels that a machine with these features would run; null for none.
+const char* penstock_choose(const char* kernels, int features) {
+  const Kernels* found = choose_kernels(kernels, features);
+  return found ? found->name : nullptr;
+}
+
 void* penstock_open(int num_threads, const char* kernels) {
-  const Kernels* found = find_kernels(kernels);
+  const Kernels* found = choose_kernels(kernels, find_features());
   if (!found || num_threads < 1) return nullptr;
   try {
     return new Context(num_threads, found);
