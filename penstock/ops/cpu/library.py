@@ -1,12 +1,15 @@
 """The native library: finding it, its structs, its threads.
 
 It is compiled when Penstock is installed with a C++ compiler at hand and chooses its kernels by the machine it runs on.
-Without it the torch definitions compute everything. The structs here repeat `native/abi.h`.
+Without it the torch definitions compute everything. The structs here repeat `native/abi.h`, and are compared with it when the
+library is loaded.
 """
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -18,7 +21,10 @@ from penstock.ops.packed import Packed
 ABI = 5
 BEYOND = 2
 """Status of a step that reaches beyond a row."""
-KERNELS = ("portable", "avx2", "avx512", "amx")
+KERNELS = ("portable", "avx2", "avx512", "amx", "amx-emulated")
+"""Families of kernels; the last is chosen by name alone."""
+AVX2, AVX512, AMX = 1, 2, 4
+"""What a machine may have."""
 
 
 class Matrix(Structure):
@@ -110,6 +116,10 @@ class Product(Structure):
     )
 
 
+STRUCTS = (Matrix, Layer, Model, Step, RowsStep, Product)
+"""In the order in which the library tells of them."""
+
+
 class Library:
     """The library with threads of its own. Calls run one at a time."""
 
@@ -192,6 +202,32 @@ def matrix_of(packed: Packed, bias: Tensor | None = None) -> Matrix:
     )
 
 
+def choose(kernels: str, features: int) -> str | None:
+    """The kernels that a machine with these features would run when asked for those, or for the fastest with none named."""
+    handle = _load()
+    name = None if handle is None else handle.penstock_choose(kernels.encode(), features)
+    return None if name is None else str(name.decode())
+
+
+def check_layout(told: Sequence[int], structs: Sequence[type[Structure]] = STRUCTS) -> None:
+    """Raises unless the structs here lie in memory as the library says that its own do."""
+    at = 0
+    for struct in structs:
+        fields = [name for name, *_ in struct._fields_]
+        mine = [ctypes.sizeof(struct), *(getattr(struct, name).offset for name in fields)]
+        theirs = list(told[at : at + len(mine)])
+        if mine != theirs:
+            names = ["its size", *fields]
+            differing = [name for name, here, there in zip_longest(names, mine, theirs) if here != there]
+            raise EngineError(
+                f"the native library lays out {struct.__name__} otherwise ({', '.join(map(str, differing))}); build it anew: "
+                "python setup.py build_ext --inplace"
+            )
+        at += len(mine)
+    if at != len(told):
+        raise EngineError("the native library has structs that are not known here; install Penstock again")
+
+
 @cache
 def _load() -> ctypes.CDLL | None:
     for path in sorted(Path(__file__).parent.glob("_native*.so")):
@@ -199,13 +235,18 @@ def _load() -> ctypes.CDLL | None:
             handle = ctypes.CDLL(str(path))
             if handle.penstock_abi() != ABI:
                 continue
+            numbers = POINTER(c_int32)()
+            told = handle.penstock_layout(ctypes.byref(numbers))
         except (OSError, AttributeError):  # built for another machine
             continue
+        check_layout(numbers[:told])
         handle.penstock_open.restype = c_void_p
         handle.penstock_open.argtypes = (ctypes.c_int, ctypes.c_char_p)
         handle.penstock_kernels.restype = ctypes.c_char_p
         handle.penstock_kernels.argtypes = (c_void_p,)
         handle.penstock_close.argtypes = (c_void_p,)
+        handle.penstock_choose.restype = ctypes.c_char_p
+        handle.penstock_choose.argtypes = (ctypes.c_char_p, ctypes.c_int)
         for name in ("penstock_step", "penstock_rows", "penstock_product"):
             getattr(handle, name).argtypes = (c_void_p, c_void_p, c_void_p)
         handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)

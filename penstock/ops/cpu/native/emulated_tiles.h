@@ -42,36 +42,34 @@ void emulated_store(int tile, void* to, int64_t stride) {
 template <typename Left>
 void emulated_dot_bytes(int sums, int left, int right) {
   EmulatedTile &c = emulated_tiles[sums], &a = emulated_tiles[left], &b = emulated_tiles[right];
-  for (int r = 0; r < c.num_rows; ++r)
-    for (int k = 0; k < a.num_bytes / 4; ++k)
-      for (int n = 0; n < c.num_bytes / 4; ++n) {
-        int32_t sum;
-        std::memcpy(&sum, c.bytes[r] + 4 * n, sizeof sum);
-        for (int i = 0; i < 4; ++i) sum += (int32_t)(Left)a.bytes[r][4 * k + i] * (int8_t)b.bytes[k][4 * n + i];
-        std::memcpy(c.bytes[r] + 4 * n, &sum, sizeof sum);
-      }
-}
-
-float emulated_bf16(const uint8_t* at) {
-  uint16_t half;
-  std::memcpy(&half, at, sizeof half);
-  const uint32_t bits = (uint32_t)half << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  for (int r = 0; r < c.num_rows; ++r) {
+    __m512i sum = _mm512_load_si512(c.bytes[r]);
+    for (int k = 0; k < a.num_bytes / 4; ++k) {
+      const __m512i quads = _mm512_load_si512(b.bytes[k]);
+      const __m512i columns[4] = {_mm512_srai_epi32(_mm512_slli_epi32(quads, 24), 24),
+                                  _mm512_srai_epi32(_mm512_slli_epi32(quads, 16), 24),
+                                  _mm512_srai_epi32(_mm512_slli_epi32(quads, 8), 24), _mm512_srai_epi32(quads, 24)};
+      for (int i = 0; i < 4; ++i)
+        sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(columns[i], _mm512_set1_epi32((Left)a.bytes[r][4 * k + i])));
+    }
+    _mm512_store_si512(c.bytes[r], sum);
+  }
 }
 
 void emulated_dot_bf16(int sums, int left, int right) {
   EmulatedTile &c = emulated_tiles[sums], &a = emulated_tiles[left], &b = emulated_tiles[right];
-  for (int r = 0; r < c.num_rows; ++r)
-    for (int k = 0; k < a.num_bytes / 4; ++k)
-      for (int n = 0; n < c.num_bytes / 4; ++n) {
-        float sum;
-        std::memcpy(&sum, c.bytes[r] + 4 * n, sizeof sum);
-        for (int i = 0; i < 2; ++i)
-          sum += emulated_bf16(a.bytes[r] + 4 * k + 2 * i) * emulated_bf16(b.bytes[k] + 4 * n + 2 * i);
-        std::memcpy(c.bytes[r] + 4 * n, &sum, sizeof sum);
-      }
+  for (int r = 0; r < c.num_rows; ++r) {
+    __m512 sum = _mm512_load_ps(c.bytes[r]);
+    for (int k = 0; k < a.num_bytes / 4; ++k) {
+      const __m512i pairs = _mm512_load_si512(b.bytes[k]);
+      int32_t both;
+      std::memcpy(&both, a.bytes[r] + 4 * k, sizeof both);
+      const __m512i ours = _mm512_set1_epi32(both), upper = _mm512_set1_epi32((int)0xffff0000);
+      sum = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(ours, 16), (__m512)_mm512_slli_epi32(pairs, 16), sum);
+      sum = _mm512_fmadd_ps((__m512)_mm512_and_si512(ours, upper), (__m512)_mm512_and_si512(pairs, upper), sum);
+    }
+    _mm512_store_ps(c.bytes[r], sum);
+  }
 }
 
 // Thirty-two floats as bf16, rounded to nearest even: `low` first.
