@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.ops.draw import NOT_DRAWN
 from penstock.ops.op import operation
-from penstock.ops.sampling import Penalties, Wishes, draw, penalize, uniform
+from penstock.ops.sampling import Penalties, SamplingTensors, draw, likeliest, penalize, uniform
 
 NOTHING_LEFT = -2
 """Stands for the token of a row of scores of which no token may be drawn."""
@@ -48,8 +48,8 @@ class SamplingTable(NamedTuple):
     spans: Tensor
     """int32 [6, rows]: where in `lists` a row's biases, stops and banned runs begin and end."""
     lists: Tensor
-    """int32. Biases are token ids, then as many float32; stops are token ids; runs are (place of its tokens, length), one after
-    another."""
+    """int32. Biases are token ids, then as many float32; stops are token ids; banned runs are a (place, length) each, then
+    their tokens, places counted from the first of these pairs."""
 
 
 class Draws(NamedTuple):
@@ -91,7 +91,7 @@ def unpacked(words: Tensor, vocab_size: int) -> Tensor:
 def packed(allowed: Tensor) -> Tensor:
     """Booleans [..., vocabulary] as bitmasks."""
     padding = -allowed.shape[-1] % WORD
-    bits = torch.nn.functional.pad(allowed.long(), (0, padding)).unflatten(-1, (-1, WORD))
+    bits = torch.nn.functional.pad(allowed.long(), (0, padding)).view(*allowed.shape[:-1], -1, WORD)
     words = (bits << torch.arange(WORD, device=allowed.device)).sum(-1)
     return torch.where(words >= 1 << (WORD - 1), words - (1 << WORD), words).int()
 
@@ -122,15 +122,27 @@ def _example_table(vocab_size: int, device: torch.device, generator: torch.Gener
     def column(*values: float) -> Tensor:
         return torch.tensor(values, device=device)
 
-    asked = [0, PENALTIES, BIAS, ALLOWED, STOPS, RUNS, FILTERS, FILTERS, FILTERS, FILTERS | ADJUSTS & ~MASKED, PENALTIES]
+    asked = [
+        0,
+        PENALTIES,
+        BIAS,
+        ALLOWED,
+        STOPS,
+        RUNS,
+        FILTERS,
+        FILTERS,
+        FILTERS,
+        FILTERS | ADJUSTS & ~MASKED,
+        PENALTIES,
+    ]
     num_rows = len(asked)
     tokens = torch.randint(0, 9, (num_rows, 20), generator=generator, device=device).int()
     tokens[:, 8:10] = torch.tensor([4, 5])
     allowed = torch.rand((num_rows, vocab_size), generator=generator, device=device) < 0.3
     biases = torch.tensor([5, 9, 11], dtype=torch.int32), torch.tensor([4.0, -3.0, 2.5]).view(torch.int32)
-    stops, runs = torch.tensor([1, 2, 3, 60]), torch.tensor([16, 2, 18, 3, 21, 4, 4, 7, 4, 5, 8, 9, 9, 4, 9])
+    stops, runs = torch.tensor([1, 2, 3, 60]), torch.tensor([6, 2, 8, 3, 11, 4, 4, 7, 4, 5, 8, 9, 9, 4, 9])
     lists = torch.cat((*biases, stops, runs)).int().to(device)
-    spans = torch.tensor([0, 6, 6, 10, 10, 16], device=device).int()[:, None].repeat(1, num_rows)
+    spans = torch.tensor([0, 6, 6, 10, 10, 25], device=device).int()[:, None].repeat(1, num_rows)
     ones, zeros = torch.ones(num_rows, device=device), torch.zeros(num_rows, device=device)
     whole = torch.arange(num_rows, device=device)
     table = SamplingTable(
@@ -165,9 +177,14 @@ def sample(scores: Tensor, draws: Draws, bits: Tensor, tokens: Tensor, table: Sa
     if needs.adjusts:
         logits = adjust(logits, draws, bits, tokens, table)
     rows = draws.rows
-    keys = uniform(table.seed[rows], table.choice[rows], draws.positions)
-    filters = table.top_k[rows], table.top_p[rows], table.min_p[rows]
-    drawn = draw(logits, Wishes(table.temperature[rows], *filters, keys))
+    temperature = table.temperature[rows]
+    if bool(temperature.any()):
+        keys = uniform(table.seed[rows], table.choice[rows], draws.positions)
+        drawn = draw(
+            logits, SamplingTensors(temperature, table.top_k[rows], table.top_p[rows], table.min_p[rows], keys)
+        )
+    else:
+        drawn = likeliest(logits)
     if needs.adjusts:
         drawn = torch.where(logits.amax(-1) > -torch.inf, drawn, NOTHING_LEFT)
     return torch.where(is_finite, drawn, NOT_DRAWN)
@@ -205,15 +222,16 @@ def _forbid(
     if flags & STOPS:
         scores.index_fill_(0, stops.long(), -torch.inf)
     if flags & RUNS:
-        scores.index_fill_(0, _completing(runs.view(-1, 2), tokens[row, : position + 1], table.lists), -torch.inf)
+        scores.index_fill_(0, _completing(runs, tokens[row, : position + 1]), -torch.inf)
 
 
-def _completing(runs: Tensor, text: Tensor, lists: Tensor) -> Tensor:
+def _completing(runs: Tensor, text: Tensor) -> Tensor:
     """The tokens that would complete a banned run behind a text."""
     found = []
-    for length in runs[:, 1].unique().tolist():
-        places = runs[runs[:, 1] == length, 0]
-        banned = lists[places[:, None] + torch.arange(length, device=lists.device)]
+    heads = runs[: runs[0] if len(runs) else 0].view(-1, 2)
+    for length in sorted(set(heads[:, 1].tolist())):
+        places = heads[heads[:, 1] == length, 0]
+        banned = runs[places[:, None] + torch.arange(length, device=runs.device)]
         if length <= len(text) + 1:
             is_behind = (banned[:, :-1] == text[len(text) + 1 - length :]).all(1)
             found.append(banned[is_behind, -1].long())

@@ -11,7 +11,8 @@ from penstock.core.request import Request, SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.engine import Engine
 from penstock.errors import EngineError
-from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.eager.forward import States
+from penstock.runtime.eager.runner import ModelRunner, StepRunner
 from penstock.runtime.eager.sampler import NOT_FINITE
 from penstock.runtime.native.decoder import NativeDecoder
 from penstock.runtime.native.runner import NativeRunner
@@ -94,14 +95,14 @@ def test_most_steps_take_it(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPa
     for request in requests(MAX_SEQUENCES, [GREEDY]):
         engine.submit(request)
     engine.step()
-    monkeypatch.setattr(ModelRunner, "launch", None)
+    monkeypatch.setattr(StepRunner, "launch", None)
     while engine.has_work:
         engine.step()
 
 
 def test_torch_has_no_part_in_prompts(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the likeliest token is all that is asked for: its code, megabytes of it, is not even touched."""
-    monkeypatch.setattr(NativeRunner, "_forward", None)
+    monkeypatch.setattr(States, "draw", None)
     answers = serve(make_engine(NativeRunner, decoder, 100, 64), requests(12, [GREEDY]))
     assert all(reported[-1].finish.reason is not FinishReason.ERROR for reported in answers.values())
 

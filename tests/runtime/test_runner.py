@@ -135,15 +135,15 @@ class _failing:  # noqa: N801 - reads as a verb
     """The model raises, before its first layer, after its last, or when scores are asked for."""
 
     def __init__(self, runner: object, at: int) -> None:
-        self._model, self._at = runner._model, at  # type: ignore[attr-defined]
+        self._model, self._at = runner._forward._model, at  # type: ignore[attr-defined]
 
     def __enter__(self) -> None:
         def fail(*_: object) -> None:
             raise RuntimeError("planted")
 
         if self._at == 2:
-            self._model.logits = fail
-            self._undo = lambda: delattr(self._model, "logits")
+            self._model.scores = fail
+            self._undo = lambda: delattr(self._model, "scores")
         else:
             part = self._model.embedding if self._at == 0 else self._model.layers[-1].mlp
             self._undo = part.register_forward_hook(fail).remove
@@ -247,13 +247,13 @@ def test_the_laws_hold_for_every_part(shape: str, dtype: torch.dtype) -> None:
 def test_scores_are_made_for_few_positions_at_a_time(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never for a whole prompt: only where a token is drawn, and in slices where a prompt's own tokens are scored."""
     asked: list[int] = []
-    plain = model.logits
+    plain = model.scores
 
     def spy(hidden: torch.Tensor) -> torch.Tensor:
         asked.append(len(hidden))
         return plain(hidden)
 
-    monkeypatch.setattr(model, "logits", spy)
+    monkeypatch.setattr(model, "scores", spy)
     Driver(model).step([Text(prompt) for prompt in prompts(150, 20, 30)])
     assert asked == [3]
     asked.clear()

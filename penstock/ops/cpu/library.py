@@ -116,7 +116,7 @@ class Product(Structure):
     )
 
 
-STRUCTS = (Matrix, Layer, Model, Step, RowsStep, Product)
+STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)
 """In the order in which the library tells of them."""
 
 

@@ -12,15 +12,19 @@ TILE = 4096
 
 
 @entry
-@triton.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["temperature", "peaks", "places", "sums"])
-def _sum_tiles(logits, temperature, peaks, places, sums, width, num_tiles, TILE: tl.constexpr):
+@triton.jit(
+    do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["rows", "temperature", "peaks", "places", "sums"]
+)
+def _sum_tiles(
+    logits, rows, temperature, peaks, places, sums, width, num_tiles, INDEXED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """For each tile: its highest score, where that is, and the sum of weights relative to it."""
     row = tl.program_id(0)
     tile = tl.program_id(1)
     columns = tile * TILE + tl.arange(0, TILE)
     scores = tl.load(logits + row.to(tl.int64) * width + columns, mask=columns < width, other=float("-inf"))
     scores = scores.to(tl.float32)
-    heat = tl.load(temperature + row)
+    heat = tl.load(temperature + (tl.load(rows + row) if INDEXED else row))
     heat = tl.where(heat == 0.0, 1.0, heat)
     peak = tl.max(scores, axis=0)
     weights = tl.exp((scores - peak) / heat)
@@ -50,14 +54,17 @@ def uniform_at(seed, choice, position):
 
 @entry
 @triton.jit(
-    do_not_specialize_on_alignment=["temperature", "seeds", "choices", "positions", "peaks", "places", "sums", "out"]
-)
+    do_not_specialize_on_alignment=[
+        "rows", "temperature", "seeds", "choices", "positions", "peaks", "places", "sums", "out",
+    ]
+)  # fmt: skip
 def _pick(
-    logits, temperature, seeds, choices, positions, peaks, places, sums, out, width,
-    NUM_TILES: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,
+    logits, rows, temperature, seeds, choices, positions, peaks, places, sums, out, width,
+    NUM_TILES: tl.constexpr, INDEXED: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    heat = tl.load(temperature + row)
+    whose = tl.load(rows + row) if INDEXED else row
+    heat = tl.load(temperature + whose)
     tiles = tl.arange(0, PAD)
     there = tiles < NUM_TILES
     peak = tl.load(peaks + row * NUM_TILES + tiles, mask=there, other=float("-inf"))
@@ -70,7 +77,7 @@ def _pick(
     if heat == 0.0:
         token = tl.load(places + row * NUM_TILES + tl.argmax(peak, axis=0)).to(tl.int64)
     else:
-        number = uniform_at(tl.load(seeds + row), tl.load(choices + row), tl.load(positions + row))
+        number = uniform_at(tl.load(seeds + whose), tl.load(choices + whose), tl.load(positions + row))
         target = (number * total).to(tl.float32)
         until = tl.cumsum(shares, axis=0)
         tile = tl.min(tl.where((until > target) & there & (shares > 0.0), tiles, PAD), axis=0)
@@ -91,16 +98,21 @@ def _pick(
 
 @draw_whole.kernel("cuda", fits=lambda logits, *rest: logits.is_contiguous())
 def draw_by_tiles(logits: Tensor, temperature: Tensor, keys: DrawKeys) -> Tensor:
+    return draw_for_rows(logits, None, temperature, keys)
+
+
+def draw_for_rows(logits: Tensor, rows: Tensor | None, temperature: Tensor, keys: DrawKeys) -> Tensor:
+    """The same, where temperatures, seeds and choices stand by row, and `rows` says whose a row of scores is."""
     num_rows, width = logits.shape
     num_tiles = triton.cdiv(width, TILE)
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     peaks, sums = torch.empty((2, num_rows, num_tiles), device=logits.device)
     places = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=logits.device)
-    _sum_tiles[(num_rows, num_tiles)](
-        logits, temperature, peaks, places, sums, width, num_tiles, TILE=TILE, num_warps=8
-    )
+    whose = keys.position if rows is None else rows
+    how = {"INDEXED": rows is not None, "TILE": TILE, "num_warps": 8}
+    _sum_tiles[(num_rows, num_tiles)](logits, whose, temperature, peaks, places, sums, width, num_tiles, **how)
     _pick[(num_rows,)](
-        logits, temperature, *keys, peaks, places, sums, out, width,
-        NUM_TILES=num_tiles, PAD=triton.next_power_of_2(num_tiles), TILE=TILE, num_warps=8,
+        logits, whose, temperature, *keys, peaks, places, sums, out, width,
+        NUM_TILES=num_tiles, PAD=triton.next_power_of_2(num_tiles), **how,
     )  # fmt: skip
     return out

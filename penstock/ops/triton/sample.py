@@ -1,4 +1,4 @@
-"""The sampler's kernels: rows that ask for nothing but a temperature are drawn by `draw_by_tiles`, the others once more by what
+"""The sampler's kernels: rows that ask for nothing but a temperature are drawn by `draw_for_rows`, the others once more by what
 stands here, whose programs end at once for rows they have nothing to do for. So what is drawn for a row never depends on what
 the rows beside it ask for.
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from penstock.ops import draw
 from penstock.ops import sample as asked
-from penstock.ops.draw import Keys
+from penstock.ops.draw import DrawKeys
 from penstock.ops.sample import Draws, Needs, SamplingTable, sample
-from penstock.ops.triton.draw import draw_by_tiles, uniform_at
-from penstock.ops.triton.launch import entry
+from penstock.ops.triton.draw import draw_for_rows, uniform_at
+from penstock.ops.triton.host.launch import entry
 
 TILE = 4096
 LIST_RUN = 1024
@@ -160,16 +160,18 @@ def _edit(
             tl.store(ours + tl.load(lists + index, mask=index < end, other=0), never, mask=index < end)
     if (flags & RUNS) != 0:
         begin = tl.load(spans + 4 * num_rows + row)
-        end = tl.load(spans + 5 * num_rows + row)
+        end = begin
+        if tl.load(spans + 5 * num_rows + row) > begin:
+            end += tl.load(lists + begin)
         position = tl.load(positions + number)
         text = tokens + row * token_width
         for place in range(begin, end, 2 * RUN):
             index = place + 2 * tl.arange(0, RUN)
             inside = index < end
-            run = tl.load(lists + index, mask=inside, other=0)
+            run = begin + tl.load(lists + index, mask=inside, other=0)
             before = tl.load(lists + index + 1, mask=inside, other=1) - 1
             is_behind = inside & (before <= position + 1)
-            for back in range(0, tl.max(before, axis=0)):
+            for back in range(tl.max(before, axis=0)):
                 is_compared = is_behind & (back < before)
                 theirs = tl.load(lists + run + before - 1 - back, mask=is_compared, other=0)
                 mine = tl.load(text + position - back, mask=back <= position, other=-1)
@@ -247,7 +249,7 @@ def _is_limited(flags, row, top_ks, top_ps, BY_MASS: tl.constexpr):
 
 @entry
 @triton.jit(
-    do_not_specialize=["num_tiles"],
+    do_not_specialize=["num_tiles", "shift"],
     do_not_specialize_on_alignment=[
         "rows", "active", "temperatures", "top_ks", "top_ps", "peaks", "floors", "prefixes", "new_prefixes", "lefts",
         "new_lefts", "partials", "new_partials",
@@ -255,9 +257,9 @@ def _is_limited(flags, row, top_ks, top_ps, BY_MASS: tl.constexpr):
 )  # fmt: skip
 def _count_digits(
     scores, adjusted, rows, active, temperatures, top_ks, top_ps, peaks, floors,
-    prefixes, new_prefixes, lefts, new_lefts, partials, new_partials, width, num_tiles,
-    SHIFT: tl.constexpr, BY_MASS: tl.constexpr, IS_FIRST: tl.constexpr,
-    DIGITS: tl.constexpr, DIGIT_BITS: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,
+    prefixes, new_prefixes, lefts, new_lefts, partials, new_partials, width, num_tiles, shift,
+    BY_MASS: tl.constexpr, FIRST_SHIFT: tl.constexpr, DIGITS: tl.constexpr, DIGIT_BITS: tl.constexpr,
+    PAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """What each tile has of each next digit, among weights whose digits so far are those of the last weight kept."""
     number = tl.program_id(0)
@@ -265,15 +267,15 @@ def _count_digits(
     flags = tl.load(active + number)
     row = tl.load(rows + number)
     if _is_limited(flags, row, top_ks, top_ps, BY_MASS):
-        if IS_FIRST:
-            prefix = 0
+        prefix = 0
+        if shift == FIRST_SHIFT:
             if BY_MASS:
                 left = -tl.load(top_ps + row)
             else:
                 left = tl.minimum(tl.load(top_ks + row), width).to(tl.float32)
         else:
             digit, left = _next_digit(partials, number, num_tiles, tl.load(lefts + number), PAD, DIGITS)
-            prefix = tl.load(prefixes + number) | (digit << (SHIFT + DIGIT_BITS))
+            prefix = tl.load(prefixes + number) | (digit << (shift + DIGIT_BITS))
         if tile == 0:
             tl.store(new_prefixes + number, prefix)
             tl.store(new_lefts + number, left)
@@ -282,12 +284,12 @@ def _count_digits(
         values = _values(scores, adjusted, flags, number, columns, width)
         weights = _weights(values, _highest(peaks, number, num_tiles, PAD), tl.load(temperatures + row))
         keys = weights.to(tl.int32, bitcast=True)
-        is_ours = inside & ((keys >> (SHIFT + DIGIT_BITS)) == (prefix >> (SHIFT + DIGIT_BITS)))
+        is_ours = inside & ((keys >> (shift + DIGIT_BITS)) == (prefix >> (shift + DIGIT_BITS)))
         if BY_MASS:
             amounts = tl.where(is_ours & (keys >= tl.load(floors + number)), weights, 0.0)
         else:
             amounts = tl.where(is_ours, 1.0, 0.0)
-        slots = DIGITS - 1 - ((keys >> SHIFT) & (DIGITS - 1))
+        slots = DIGITS - 1 - ((keys >> shift) & (DIGITS - 1))
         out = new_partials + (number * num_tiles + tile) * DIGITS
         for slot in tl.static_range(DIGITS):
             tl.store(out + slot, tl.sum(tl.where(slots == slot, amounts, 0.0), axis=0))
@@ -312,7 +314,7 @@ def _settle(
     if BY_MASS:
         floor = tl.load(floors + number)
     if _is_limited(flags, row, top_ks, top_ps, BY_MASS):
-        digit, left = _next_digit(partials, number, num_tiles, tl.load(lefts + number), PAD, DIGITS)
+        digit, _ = _next_digit(partials, number, num_tiles, tl.load(lefts + number), PAD, DIGITS)
         floor = tl.maximum(floor, tl.load(prefixes + number) | digit)
     tl.store(new_floors + number, floor)
 
@@ -437,7 +439,7 @@ class Work:
                 _count_digits[self.grid](
                     self.scores, self.adjusted, rows, self.active, table.temperature, table.top_k, table.top_p,
                     self.peaks, floors[0], prefixes[old], prefixes[new], lefts[old], lefts[new], partials[old],
-                    partials[new], self.width, self.num_tiles, SHIFT=shift, BY_MASS=by_mass, IS_FIRST=number == 0,
+                    partials[new], self.width, self.num_tiles, shift, BY_MASS=by_mass, FIRST_SHIFT=SHIFTS[0],
                     DIGITS=DIGITS, DIGIT_BITS=DIGIT_BITS, **self.tiles, num_warps=8,
                 )  # fmt: skip
             last = len(SHIFTS) % 2
@@ -469,8 +471,7 @@ def sample_by_tiles(
     scores: Tensor, draws: Draws, bits: Tensor, tokens: Tensor, table: SamplingTable, needs: Needs
 ) -> Tensor:
     rows, positions, masks = draws
-    keys = Keys(table.seed[rows], table.choice[rows], positions)
-    drawn = draw_by_tiles(scores, table.temperature[rows], keys)
+    drawn = draw_for_rows(scores, rows, table.temperature, DrawKeys(table.seed, table.choice, positions))
     if not (needs.adjusts or needs.filters):
         return drawn
     work = Work(scores, draws, table)

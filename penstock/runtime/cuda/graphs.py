@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import BatchLayout
 from penstock.ops.rows import Decodes, gather_decodes
+from penstock.ops.sample import Draws, Needs
 from penstock.runtime.cuda.rows import DeviceRows
+from penstock.runtime.eager.sampler import NOTHING, Sampler
 from penstock.runtime.kv_cache import KVCache
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -79,19 +81,18 @@ class GraphParts:
     cache: KVCache
     rotations: Rotations
     rows: DeviceRows
+    sampler: Sampler
     idle_row: int
     """Padding reads and writes there."""
     recorder: GraphRecorder
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRecording:
-    """A graph, and the tensors it reads and writes at every replay."""
+class Computed(NamedTuple):
+    """A forward pass and its plain draws, as a graph leaves them."""
 
-    graph: torch.cuda.CUDAGraph
-    places: Tensor
-    """[2, size]: rows and positions."""
     scores: Tensor
+    places: Tensor
+    """[3, rows of scores]: rows, positions, masks."""
     drawn: Tensor
 
 
@@ -100,40 +101,39 @@ class DecodeGraphs:
 
     def __init__(self, parts: GraphParts) -> None:
         self._parts = parts
-        self._recordings: dict[int, DecodeRecording] = {}
+        self._recordings: dict[int, tuple[torch.cuda.CUDAGraph, Computed]] = {}
 
-    def replay(self, places: Tensor) -> DecodeRecording:
+    def replay(self, places: Tensor) -> Computed:
         """Compute a step. `places` come in pinned memory, padded with an idle row to a size of `padded_size`."""
         size = places.shape[1]
-        recording = self._recordings.get(size)
-        if recording is None:
-            recording = self._recordings[size] = self._record(places)
-        recording.places.copy_(places, non_blocking=True)
-        recording.graph.replay()
-        return recording
+        recorded = self._recordings.get(size)
+        if recorded is None:
+            fixed = places.to(self._parts.rows.tokens.device)
+            recorded = self._recordings[size] = self._parts.recorder.record(lambda: self._forward(fixed), size)
+        graph, computed = recorded
+        computed.places.copy_(places, non_blocking=True)
+        graph.replay()
+        return computed
 
-    def warm_up(self, model: Decoder, size: int) -> None:
+    def warm_up(self, model: Decoder, size: int, needs: Needs = NOTHING) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
-        places = torch.tensor([[self._parts.idle_row] * size, [0] * size], device=self._parts.rows.tokens.device)
-        rows, positions = places
-        where = self._parts.rows.tokens, self._parts.rows.tables, rows, positions, self._parts.cache.block_size
+        rows = self._parts.rows
+        places = torch.tensor([[self._parts.idle_row] * size, [0] * size, [-1] * size], device=rows.tokens.device)
+        where = rows.tokens, rows.device_tables, places[0], places[1], self._parts.cache.block_size
         gather_decodes(*where)
-        self._compute(model, places, gather_decodes.definition(*where))  # what is looked up has to be there
+        # What is looked up has to be there.
+        computed = self._compute(model, places, gather_decodes.definition(*where))
+        if needs != NOTHING:
+            self._parts.sampler.draw(computed.scores, Draws(*places), needs)
 
-    def _record(self, places: Tensor) -> DecodeRecording:
-        fixed = places.to(self._parts.rows.tokens.device)
-        graph, (scores, drawn) = self._parts.recorder.record(lambda: self._forward(fixed), places.shape[1])
-        return DecodeRecording(graph, fixed, scores, drawn)
-
-    def _forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        rows, positions = places
-        decodes = gather_decodes(
-            self._parts.rows.tokens, self._parts.rows.tables, rows, positions, self._parts.cache.block_size
-        )
+    def _forward(self, places: Tensor) -> Computed:
+        rows, positions, _ = places
+        held = self._parts.rows
+        decodes = gather_decodes(held.tokens, held.device_tables, rows, positions, self._parts.cache.block_size)
         return self._compute(self._parts.model, places, decodes)
 
-    def _compute(self, model: Decoder, places: Tensor, decodes: Decodes) -> tuple[Tensor, Tensor]:
-        rows, positions = places
+    def _compute(self, model: Decoder, places: Tensor, decodes: Decodes) -> Computed:
+        rows, positions, _ = places
         num_rows = rows.shape[0]
         layout = BatchLayout(
             positions=positions,
@@ -146,7 +146,32 @@ class DecodeGraphs:
         )
         step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers)
         scores = model.scores(model(decodes.token_ids, step))
-        return scores, self._parts.rows.draw(scores, rows, positions)
+        return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places), NOTHING))
+
+
+class SampleGraphs:
+    """Draws that need more than a temperature, recorded for the scores that a recorded forward pass leaves."""
+
+    def __init__(self, parts: GraphParts) -> None:
+        self._parts = parts
+        self._epoch = 0
+        self._recordings: dict[tuple[int, int, Needs], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def draw(self, computed: Computed, needs: Needs) -> Tensor:
+        """Tokens in place of those that were drawn plainly."""
+        sampler = self._parts.sampler
+        if sampler.epoch != self._epoch:
+            self._epoch = sampler.epoch
+            self._recordings.clear()
+        key = computed.scores.data_ptr(), len(computed.scores), needs
+        recorded = self._recordings.get(key)
+        if recorded is None:
+            scores, draws = computed.scores, Draws(*computed.places)
+            recorded = self._parts.recorder.record(lambda: sampler.draw(scores, draws, needs), len(scores))
+            self._recordings[key] = recorded
+        graph, drawn = recorded
+        graph.replay()
+        return drawn
 
 
 def padded_size(num_rows: int) -> int:

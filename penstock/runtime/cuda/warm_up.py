@@ -13,6 +13,7 @@ from torch import nn
 
 from penstock.core.batch import Batch
 from penstock.layers.decoder import Decoder
+from penstock.ops.sample import Needs
 from penstock.runtime.cuda.graphs import SIZES, DecodeGraphs, padded_size
 from penstock.runtime.cuda.mixed_graphs import LEAST_CHUNKS, MixedGraphs, padded_chunks
 
@@ -25,6 +26,8 @@ MAX_PLAIN_PAIRS = 1 << 18
 
 MAX_PLAIN_STEPS = 256
 """Enough of them to compile anything: after that something is wrong, and steps wait too."""
+SPECIAL = (Needs(adjusts=False, filters=True), Needs(adjusts=True, filters=False), Needs(adjusts=True, filters=True))
+"""Draws that need more than a temperature; the likeliest first."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -68,12 +71,15 @@ class KernelWarmUp:
         if self._urgent.found_new:  # else an earlier process has left the others too
             sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
             most_chunks = padded_chunks(self._max_sequences)
-            self._others = self._compile(sizes, [size for size in sizes if padded_chunks(size) == size <= most_chunks])
+            chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
+            self._others = self._compile(sizes, chunk_sizes, SPECIAL)
         self._urgent = None
         return True
 
     @torch.inference_mode()
-    def _compile(self, decode_sizes: Iterable[int], mixed_sizes: Iterable[int]) -> "Compilers | None":
+    def _compile(
+        self, decode_sizes: Iterable[int], mixed_sizes: Iterable[int], special: Iterable[Needs] = ()
+    ) -> "Compilers | None":
         from penstock.ops.triton.host.compile_ahead import Compilers, prepare
         from penstock.ops.triton.host.launch import asking
 
@@ -83,6 +89,8 @@ class KernelWarmUp:
                 self._mixed.warm_up(self._model, num_chunks)
             for size in decode_sizes:
                 self._decodes.warm_up(self._model, size)
+            for needs in special:
+                self._decodes.warm_up(self._model, SIZES[0], needs)
         return Compilers(variants) if variants else None
 
 

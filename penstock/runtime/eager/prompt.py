@@ -11,32 +11,32 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Chunk, Logprob
-from penstock.runtime.eager.sampler import describe_logprobs
-from penstock.runtime.eager.sampling_state import RowSampling
+from penstock.core.batch import Chunk
+from penstock.runtime.eager.rows import Rows
+from penstock.runtime.eager.sampler import LogprobTensors, find_logprobs
 
 SLICE = 64
 """Positions whose scores over the vocabulary are held at a time."""
 
 
+def wants_prompt_logprobs(chunk: Chunk, rows: Rows) -> bool:
+    sampling = rows.sampling.of(chunk.row)
+    return sampling.wants_prompt_logprobs and chunk.start < sampling.prompt_length
+
+
 def score_prompt(
-    chunk: Chunk,
-    sampling: RowSampling,
-    before: Tensor | None,
-    hidden: Tensor,
-    tokens: Tensor,
-    score: Callable[[Tensor], Tensor],
-) -> tuple[Logprob, ...]:
-    """`hidden` are the chunk's states, `before` the one before them, `tokens` the sequence's; `score` makes few into logits."""
+    chunk: Chunk, rows: Rows, hidden: Tensor, score: Callable[[Tensor], Tensor]
+) -> tuple[LogprobTensors, ...]:
+    """`hidden` are the chunk's states, of which the last is kept for the next; `score` makes some of them into scores."""
+    sampling = rows.sampling.of(chunk.row)
+    before = rows.carried(chunk.row, chunk.start - 1)
+    rows.carry(chunk.row, chunk.end - 1, hidden[-1].clone())
     states = hidden if before is None else torch.cat((before[None], hidden))
     first = chunk.start + 1 - (before is not None)
     last = min(chunk.end, sampling.prompt_length)
-    count = sampling.params.prompt_logprobs or 0
     if first >= last:
         return ()
-    logprobs: list[Logprob] = []
-    targets = tokens[first:last].long()
-    for small_batch, their_targets in zip(torch.split(states[: last - first], SLICE), torch.split(targets, SLICE)):
-        raw = torch.log_softmax(score(small_batch), dim=-1)
-        logprobs += describe_logprobs(raw, their_targets, [count] * len(their_targets))
-    return tuple(logprobs)
+    count = sampling.params.prompt_logprobs or 0
+    targets = rows.tokens[chunk.row, first:last].long()
+    slices = zip(torch.split(states[: last - first], SLICE), torch.split(targets, SLICE))
+    return tuple(find_logprobs(score(some), theirs, [count] * len(theirs)).sent() for some, theirs in slices)

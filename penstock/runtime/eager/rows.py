@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.core.batch import Chunk
 from penstock.errors import EngineError
-from penstock.runtime.eager.sampling_state import RowSampling, make_row_sampling
+from penstock.runtime.eager.sampling_state import SamplingStates
 
 Numbers = npt.NDArray[np.int64]
 Run = tuple[int, int, tuple[int, ...]]
@@ -37,21 +37,18 @@ class Rows:
         """How many ids of each row of `all_tables` count."""
         self._grown: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         """(step, blocks before it) of the last steps that brought a row blocks."""
-        self._sampling: list[RowSampling | None] = [None] * num_rows
-        self._demanding = set(range(num_rows))
-        """Rows that ask for more than the likeliest token, or that nobody has taken."""
+        self.sampling = SamplingStates(num_rows, vocab_size, device)
         self._carried: list[dict[int, Tensor]] = [{} for _ in range(num_rows)]
         self._max_context = max_context
-        self._vocab_size = vocab_size
         self._device = device
 
-    def place(self, step: int, chunks: list[Chunk]) -> None:
+    def place(self, step: int, chunks: Sequence[Chunk]) -> None:
         """Take in what is new: arrivals, blocks, tokens."""
+        arrivals = [(chunk.row, chunk.arrival) for chunk in chunks if chunk.arrival is not None]
+        if arrivals:
+            self.sampling.take(arrivals)
         for chunk in chunks:
             if chunk.arrival is not None:
-                sampling = make_row_sampling(chunk.arrival, self._vocab_size, self._device)
-                self._sampling[chunk.row] = sampling
-                (self._demanding.discard if sampling.is_pure_argmax else self._demanding.add)(chunk.row)
                 self.num_blocks[chunk.row] = 0
                 self._grown[chunk.row].clear()
                 self._carried[chunk.row].clear()
@@ -72,7 +69,7 @@ class Rows:
                 f"with {held} blocks of {self.block_size} and a context of {self._max_context}"
             )
 
-    def _write(self, chunks: list[Chunk]) -> None:
+    def _write(self, chunks: Sequence[Chunk]) -> None:
         runs = [(chunk.row, chunk.end - len(chunk.token_ids), chunk.token_ids) for chunk in chunks if chunk.token_ids]
         runs += [(chunk.row, 0, chunk.arrival.history) for chunk in chunks if chunk.arrival and chunk.arrival.history]
         if self._tokens_here is not None:
@@ -98,13 +95,7 @@ class Rows:
 
     def are_pure_argmax(self, rows: Sequence[int]) -> bool:
         """All of them ask for the likeliest token and nothing else."""
-        return self._demanding.isdisjoint(rows)
-
-    def sampling(self, row: int) -> RowSampling:
-        sampling = self._sampling[row]
-        if sampling is None:
-            raise EngineError(f"row {row} is computed before a sequence has taken it")
-        return sampling
+        return self.sampling.demanding.isdisjoint(rows)
 
     def carried(self, row: int, position: int) -> Tensor | None:
         """The hidden state at a position, where the next chunk of a prompt needs it."""
@@ -119,13 +110,9 @@ class Rows:
                 del grown[:-REMEMBERED_STEPS]
                 self.num_blocks[chunk.row] += len(chunk.new_blocks)
 
-    def commit(self, step: int, chunks: list[Chunk], drawn: list[tuple[int, int, int]]) -> None:
-        """The step has succeeded. `drawn` holds (row, position, token)."""
-        self.grow(step, chunks)
-        if self._tokens_here is not None:
-            for row, place, token in drawn:
-                self._tokens_here[row, place] = token
-        elif drawn:
+    def put(self, drawn: list[tuple[int, int, int]]) -> None:
+        """Tokens that were drawn elsewhere: (row, position, token)."""
+        if drawn:
             rows, places, tokens = torch.tensor(drawn, device=self._device).unbind(1)
             self.tokens[rows, places] = tokens.int()
 

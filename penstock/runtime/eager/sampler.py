@@ -1,139 +1,127 @@
-"""From scores to tokens: each row of scores by the sampling parameters of its sequence, all rows of a step together.
+"""From rows of scores to tokens: what of a step is drawn, and the draws themselves, on the rows' device.
 
-Where a row cannot be drawn from, that row alone says why.
+The one sampler of all runners. A forward pass hands it rows of scores; a sequence has one of them, or one for each position
+where drafts are verified. Nothing here waits for a device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Logprob
-from penstock.ops.sampling import Penalties, SamplingTensors, draw, likeliest, penalize, uniform
-from penstock.runtime.eager.sampling_state import RowSampling
+from penstock.core.batch import Chunk, Logprob
+from penstock.ops.draw import NOT_DRAWN
+from penstock.ops.rows import keep_drawn
+from penstock.ops.sample import ADJUSTS, FILTERS, MASKED, NOTHING_LEFT, Draws, Needs, sample
+from penstock.runtime.eager.sampling_state import SamplingStates
 
-NOT_FINITE = "the model gave numbers that are not finite for this sequence"
-NOTHING_LEFT = "no token may be drawn: allowed tokens, banned tokens and minimum length leave none; loosen one of them"
-
-
-class Draw(NamedTuple):
-    """One token to draw: after `position` of the sequence in `row`."""
-
-    row: int
-    position: int
-    sampling: RowSampling
-    mask: Tensor | None = None
-    """Which tokens may be drawn, [vocabulary]."""
+FAILURES = {
+    NOT_DRAWN: "the model gave numbers that are not finite for this sequence",
+    NOTHING_LEFT: "no token may be drawn: allowed tokens, banned tokens and minimum length leave none; loosen one of them",
+}
+"""Why no token stands for a row of scores."""
+NOT_FINITE = FAILURES[NOT_DRAWN]
+NOTHING = Needs(adjusts=False, filters=False)
 
 
-class Drawn(NamedTuple):
-    token: int
-    logprob: Logprob | None = None
-    failure: str | None = None
+class DrawPlan(NamedTuple):
+    """What is drawn in a step: rows of scores, one after another."""
+
+    rows: list[int]
+    positions: list[int]
+    """Of the token before the one that is drawn."""
+    masks: list[int]
+    """Which of the step's bitmasks holds; -1 for none."""
+    owners: list[int]
+    """The chunk each is of."""
+    needs: Needs
+    logprobs: list[tuple[int, int]]
+    """(row of scores, how many of the likeliest) where log probabilities are asked for."""
+    is_pure_argmax: bool
+    """Nothing is asked for but likeliest tokens."""
 
 
-def draw_tokens(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> list[Drawn]:
-    """One result for each row of scores; the scores are written. `tokens` are those of all rows by position."""
-    is_finite = are_finite(logits)
-    asked = [index for index, entry in enumerate(draws) if entry.sampling.params.logprobs is not None]
-    raw = torch.log_softmax(logits[asked], dim=-1) if asked else None
-    can_draw = is_finite
-    if any(not entry.sampling.is_plain or entry.mask is not None for entry in draws):
-        _adjust(logits, draws, tokens)
-        can_draw = is_finite & (logits.amax(-1) > -torch.inf)
-    if all(entry.sampling.is_greedy for entry in draws):
-        drawn = likeliest(logits)
-    else:
-        drawn = draw(logits, _sampling(draws, logits.device))
-    results = [Drawn(token) for token in drawn.tolist()]
-    if raw is not None:
-        counts = [draws[index].sampling.params.logprobs or 0 for index in asked]
-        chosen = torch.where(can_draw, drawn, 0)[asked]
-        for index, logprob in zip(asked, describe_logprobs(raw, chosen, counts)):
-            results[index] = results[index]._replace(logprob=logprob)
-    if not bool(can_draw.all()):
-        for index in (~can_draw).nonzero()[:, 0].tolist():
-            results[index] = Drawn(0, failure=NOTHING_LEFT if bool(is_finite[index]) else NOT_FINITE)
-    return results
+class LogprobTensors(NamedTuple):
+    """Log probabilities on their way to the host, [count] and [count, most]."""
+
+    tokens: Tensor
+    values: Tensor
+    top_tokens: Tensor
+    top_values: Tensor
+    counts: list[int]
+
+    def sent(self) -> "LogprobTensors":
+        """Copies in this machine's memory, there once the device has come so far."""
+        tokens, values, *top = (part.to("cpu", non_blocking=True) for part in self[:4])
+        return LogprobTensors(tokens, values, top[0], top[1], self.counts)
+
+    def described(self) -> list[Logprob]:
+        parts = zip(*(part.tolist() for part in self[:4]), self.counts)
+        return [
+            Logprob(token, value, tuple(zip(top_tokens[:count], top_values[:count])))
+            for token, value, top_tokens, top_values, count in parts
+        ]
+
+
+class Sampler:
+    def __init__(self, tokens: Tensor, states: SamplingStates) -> None:
+        """`tokens` are those of all rows by position; what is drawn is left there."""
+        self._tokens = tokens
+        self._states = states
+
+    @property
+    def epoch(self) -> int:
+        """Changes when what draws read lies elsewhere: what was recorded before is of no use then."""
+        return self._states.epoch
+
+    @property
+    def vocab_size(self) -> int:
+        return self._states.vocab_size
+
+    def plan(self, chunks: Sequence[Chunk], masked: Mapping[int, int]) -> DrawPlan:
+        """`masked` has the first bitmask of each chunk whose draws have one each."""
+        rows: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        for index, chunk in enumerate(chunks):
+            if chunk.samples:
+                for position in range(chunk.end - 1 - chunk.num_drafts, chunk.end):
+                    rows.append(chunk.row)
+                    positions.append(position)
+                    owners.append(index)
+        is_plain = not masked and self._states.special.isdisjoint(rows)
+        if is_plain:
+            is_pure_argmax = self._states.demanding.isdisjoint(chunk.row for chunk in chunks)
+            return DrawPlan(rows, positions, [-1] * len(rows), owners, NOTHING, [], is_pure_argmax)
+        masks = [
+            masked[owner] + position - (chunks[owner].end - 1 - chunks[owner].num_drafts) if owner in masked else -1
+            for owner, position in zip(owners, positions)
+        ]
+        flags, logprobs = 0, []
+        for number, (row, position, mask) in enumerate(zip(rows, positions, masks)):
+            sampling = self._states.of(row)
+            flags |= sampling.flags_at(position) | MASKED * (mask >= 0)
+            if sampling.params.logprobs is not None:
+                logprobs.append((number, sampling.params.logprobs))
+        needs = Needs(adjusts=bool(flags & ADJUSTS), filters=bool(flags & FILTERS))
+        return DrawPlan(rows, positions, masks, owners, needs, logprobs, is_pure_argmax=False)
+
+    def draw(self, scores: Tensor, draws: Draws, needs: Needs) -> Tensor:
+        """A token for each row of scores, or a key of `FAILURES`. It stays behind its position."""
+        drawn = sample(scores, draws, self._states.bits, self._tokens, self._states.table, needs)
+        keep_drawn(self._tokens, draws.rows, draws.positions, drawn)
+        return drawn
+
+
+def find_logprobs(scores: Tensor, chosen: Tensor, counts: list[int]) -> LogprobTensors:
+    """Log probabilities of the chosen tokens and of the likeliest, by the model alone."""
+    raw = torch.log_softmax(scores.float(), dim=-1)
+    chosen = chosen.clamp(min=0)
+    top_values, top_tokens = raw.topk(min(max(counts), raw.shape[1]), dim=-1)
+    return LogprobTensors(chosen, raw.gather(1, chosen[:, None])[:, 0], top_tokens, top_values, counts)
 
 
 def are_finite(numbers: Tensor) -> Tensor:
     """For each row, whether all its numbers are finite: only then is their sum."""
     return torch.isfinite(numbers.sum(-1, dtype=torch.float32))
-
-
-def describe_logprobs(raw: Tensor, chosen: Tensor, counts: list[int]) -> list[Logprob]:
-    """Log probabilities [rows, vocabulary] in words: of the chosen token, and of the `count` likeliest of each row."""
-    values = raw.gather(1, chosen[:, None])[:, 0].tolist()
-    top_values, top_ids = raw.topk(min(max(counts), raw.shape[1]), dim=-1)
-    tops = zip(top_ids.tolist(), top_values.tolist())
-    return [
-        Logprob(token, value, tuple(zip(ids[:count], likeliest[:count])))
-        for token, value, count, (ids, likeliest) in zip(chosen.tolist(), values, counts, tops)
-    ]
-
-
-def _sampling(draws: Sequence[Draw], device: torch.device) -> SamplingTensors:
-    params = [entry.sampling.params for entry in draws]
-    keys = [(entry.sampling.params.seed, entry.sampling.choice, entry.position) for entry in draws]
-    numbers = torch.tensor([(each.temperature, each.top_p, each.min_p) for each in params], device=device)
-    temperature, top_p, min_p = numbers.unbind(1)
-    top_k = torch.tensor([each.top_k for each in params], device=device)
-    return SamplingTensors(temperature, top_k, top_p, min_p, uniform(*torch.tensor(keys, device=device).unbind(1)))
-
-
-def _adjust(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
-    """Penalties, then biases, then what may not be drawn at all."""
-    _penalize(logits, draws, tokens)
-    _add_bias(logits, draws)
-    for index, entry in enumerate(draws):
-        if entry.sampling.allowed is not None:
-            kept = logits[index, entry.sampling.allowed]
-            logits[index] = -torch.inf
-            logits[index, entry.sampling.allowed] = kept
-        for ids in _forbidden(entry, tokens):
-            logits[index, ids] = -torch.inf
-        if entry.mask is not None:
-            logits[index].masked_fill_(~entry.mask, -torch.inf)
-
-
-def _penalize(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> None:
-    indices = [index for index, entry in enumerate(draws) if entry.sampling.params.has_penalties]
-    if not indices:
-        return
-    entries = [draws[index] for index in indices]
-    params = [entry.sampling.params for entry in entries]
-    rows, prompt_lengths, lengths = torch.tensor(
-        [(entry.row, entry.sampling.prompt_length, entry.position + 1) for entry in entries], device=logits.device
-    ).unbind(1)
-    numbers = torch.tensor(
-        [(each.repetition_penalty, each.presence_penalty, each.frequency_penalty) for each in params],
-        device=logits.device,
-    )
-    history = tokens[:, : max(entry.position for entry in entries) + 1].index_select(0, rows)
-    scores = logits[indices]
-    penalize(scores, history, prompt_lengths, lengths, Penalties(*numbers.unbind(1)))
-    logits[indices] = scores
-
-
-def _add_bias(logits: Tensor, draws: Sequence[Draw]) -> None:
-    biased = [(index, *entry.sampling.bias) for index, entry in enumerate(draws) if entry.sampling.bias is not None]
-    if biased:
-        counts = torch.tensor([len(ids) for _, ids, _ in biased], device=logits.device)
-        rows = torch.tensor([index for index, _, _ in biased], device=logits.device).repeat_interleave(counts)
-        ids, bias = (torch.cat(parts) for parts in list(zip(*biased))[1:])
-        logits.index_put_((rows, ids), bias, accumulate=True)
-
-
-def _forbidden(entry: Draw, tokens: Tensor) -> list[Tensor]:
-    sampling = entry.sampling
-    forbidden = [] if sampling.banned is None else [sampling.banned]
-    if sampling.stops is not None and entry.position + 1 - sampling.prompt_length < sampling.params.min_tokens:
-        forbidden.append(sampling.stops)
-    for runs in sampling.banned_runs:
-        length = runs.prefixes.shape[1]
-        if length <= entry.position + 1:
-            tail = tokens[entry.row, entry.position + 1 - length : entry.position + 1]
-            forbidden.append(runs.last[(runs.prefixes == tail).all(1)])
-    return forbidden

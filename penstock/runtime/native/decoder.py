@@ -118,13 +118,17 @@ class NativeDecoder:
             self._bind(caches)
         return self._library.step_rows(self._model, step)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states; the next call may write over them."""
         scores = self._scores[: len(hidden)] if len(hidden) <= len(self._scores) else None
         softcap = self.spec.logit_softcap or 0.0
         return self._library.multiply(
             hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap, out=scores
         )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The same: native scores are float32."""
+        return self.scores(hidden)
 
     def likeliest(self, hidden: Tensor) -> list[int]:
         """The likeliest token after each hidden state, -1 where scores are not finite. No scores are laid down.

@@ -17,7 +17,13 @@ MACHINES = {
     AVX2 | AMX: "avx2",
 }
 """What a machine may have, and the fastest kernels it runs."""
-NEEDS = {"portable": 0, "avx2": AVX2, "avx512": AVX2 | AVX512, "amx": AVX2 | AVX512 | AMX, "amx-emulated": AVX2 | AVX512}
+NEEDS = {
+    "portable": 0,
+    "avx2": AVX2,
+    "avx512": AVX2 | AVX512,
+    "amx": AVX2 | AVX512 | AMX,
+    "amx-emulated": AVX2 | AVX512,
+}
 
 pytestmark = pytest.mark.skipif(open_library(1) is None, reason="the native library was not built here")
 
