@@ -10,7 +10,6 @@ from penstock.core.request import SamplingParams
 from penstock.runtime.cuda.mixed_graphs import padded_chunks, padded_tokens, spread
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.eager.inputs import make_inputs
-from penstock.runtime.eager.rows import Rows
 
 BLOCK_SIZE, NUM_ROWS, MAX_CONTEXT, IDLE_BLOCK = 4, 6, 64, 99
 CPU = torch.device("cpu")
@@ -37,12 +36,10 @@ def arriving(row: int, length: int, numbers: random.Random) -> Chunk:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None:
     numbers = random.Random(seed)
-    rows = Rows(NUM_ROWS + 1, MAX_CONTEXT, BLOCK_SIZE, 1000, CPU)
-    held = DeviceRows(rows, NUM_ROWS + 1, MAX_CONTEXT // BLOCK_SIZE, IDLE_BLOCK, CPU)
+    rows = DeviceRows(NUM_ROWS + 1, MAX_CONTEXT, BLOCK_SIZE, 1000, CPU, IDLE_BLOCK)
     chunks = [arriving(row, numbers.randint(1, 30), numbers) for row in numbers.sample(range(NUM_ROWS), 4)]
     rows.place(0, chunks)
-    held.take_blocks(chunks)
-    rows.commit(0, chunks, [])
+    rows.grow(0, chunks)
     # Any later part of each, as a chunk behind a cached prefix is, or a single last token.
     later = []
     for chunk in chunks:
@@ -53,7 +50,7 @@ def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None
     reported = make_inputs(later, rows)
     total = sum(chunk.length for chunk in later)
     described = [(chunk.row, chunk.start, chunk.length, 1) for chunk in later] + [(NUM_ROWS, 0, 0, 0)] * 3
-    token_ids, layout = spread(torch.tensor(described).t(), total + 7, held, BLOCK_SIZE, NUM_ROWS)
+    token_ids, layout = spread(torch.tensor(described).t(), total + 7, rows, BLOCK_SIZE, NUM_ROWS)
     assert torch.equal(token_ids[:total], reported.token_ids)
     assert torch.equal(layout.positions[:total], reported.layout.positions)
     assert torch.equal(layout.slots[:total], reported.layout.slots)

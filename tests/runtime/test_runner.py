@@ -260,7 +260,7 @@ def test_scores_are_made_for_few_positions_at_a_time(model: Decoder, monkeypatch
     Driver(model).step([Text(prompts(150)[0], SamplingParams(prompt_logprobs=0))])
     assert max(asked) <= 64
     asked.clear()
-    monkeypatch.setattr("penstock.runtime.eager.runner.LOGITS_AT_ONCE", 2 * 96)
+    monkeypatch.setattr("penstock.runtime.eager.forward.LOGITS_AT_ONCE", 2 * 96)
     texts = [Text(prompt) for prompt in prompts(*LENGTHS)]
     Driver(model).step(texts)
     assert asked == [2, 2, 2, 1]

@@ -9,9 +9,11 @@ import torch
 from penstock.core.batch import Arrival, Batch, Chunk
 from penstock.core.request import SamplingParams
 from penstock.layers.decoder import Decoder
-from penstock.runtime.eager import runner as runner_module
-from penstock.runtime.eager.runner import ModelRunner, StepOutcome
-from penstock.runtime.eager.sampler import Drawn
+from penstock.ops.sample import Draws, Needs
+from penstock.runtime.eager import launched
+from penstock.runtime.eager.launched import ChunkOutcome
+from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.eager.sampler import Sampler
 from tests.ops.statistics import distribution, is_plausible
 from tests.runtime.driving import BLOCK_SIZE, all_logits, tiny_model
 
@@ -91,38 +93,38 @@ def test_guesses_change_no_distribution(model: Decoder, params: SamplingParams, 
     assert is_plausible(draw_pairs(model, params, guess, 200_000), joint(model, params))
 
 
-def _accepted_unseen(chunk: Chunk, drawn: list[Drawn], reported: tuple[()]) -> StepOutcome:
+def _accepted_unseen(chunk: Chunk, drawn: list[int], *reported: object) -> ChunkOutcome:
     """The guess is taken for the token."""
     drafts = chunk.token_ids[-2:] if chunk.num_drafts else ()
-    return StepOutcome(tuple(Drawn(token) for token in drafts) + tuple(drawn[-1:]), reported)
+    return ChunkOutcome(tuple(drafts) + tuple(drawn[-1:]))
 
 
-def _kept_after_a_mismatch(chunk: Chunk, drawn: list[Drawn], reported: tuple[()]) -> StepOutcome:
+def _kept_after_a_mismatch(chunk: Chunk, drawn: list[int], *reported: object) -> ChunkOutcome:
     """What was drawn behind a guess that was refused is kept."""
-    return StepOutcome(tuple(drawn), reported)
+    return ChunkOutcome(tuple(drawn))
 
 
-def _refused_then_drawn_from_all(chunk: Chunk, drawn: list[Drawn], reported: tuple[()]) -> StepOutcome:
+def _refused_then_drawn_from_all(chunk: Chunk, drawn: list[int], *reported: object) -> ChunkOutcome:
     """After a refusal the guess may be drawn again: a token of another key stands in for the second draw."""
-    outcome = _plain_outcome(chunk, drawn, reported)
-    if chunk.num_drafts and len(outcome.drawn) == 1:
-        return StepOutcome((Drawn(_refused_then_drawn_from_all.spare.pop()),), reported)
+    outcome = _plainly_accepted(chunk, drawn, *reported)
+    if chunk.num_drafts and len(outcome.tokens) == 1:
+        return ChunkOutcome((_refused_then_drawn_from_all.spare.pop(),))
     return outcome
 
 
-_plain_outcome = runner_module._outcome
+_plainly_accepted = launched.accepted
 MUTANTS = [_accepted_unseen, _kept_after_a_mismatch, _refused_then_drawn_from_all]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_planted_bugs_are_caught(
-    model: Decoder, mutant: Callable[..., StepOutcome], monkeypatch: pytest.MonkeyPatch
+    model: Decoder, mutant: Callable[..., ChunkOutcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(temperature=1.5)
     first = distribution(all_logits(model, PROMPT)[-1].numpy(), params)
     spare = np.random.default_rng(1).choice(VOCABULARY, 20_000, p=first).tolist()
     monkeypatch.setattr(_refused_then_drawn_from_all, "spare", spare, raising=False)
-    monkeypatch.setattr(runner_module, "_outcome", mutant)
+    monkeypatch.setattr(launched, "accepted", mutant)
     assert not is_plausible(draw_pairs(model, params, likeliest_guess, 4_000), joint(model, params))
 
 
@@ -130,14 +132,14 @@ def test_a_temperature_left_out_where_guesses_are_judged_is_caught(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(temperature=1.5)
-    plain = runner_module.draw_tokens
+    plain = Sampler.draw
 
-    def judged_greedily(logits: torch.Tensor, draws: list, tokens: torch.Tensor) -> list[Drawn]:
-        drawn = plain(logits.clone(), draws, tokens)
-        if len(draws) == 3 * ROWS:
-            likeliest = logits.argmax(-1).tolist()
-            return [entry if index % 3 == 2 else Drawn(likeliest[index]) for index, entry in enumerate(drawn)]
+    def judged_greedily(sampler: Sampler, scores: torch.Tensor, draws: Draws, needs: Needs) -> torch.Tensor:
+        drawn = plain(sampler, scores, draws, needs)
+        if len(scores) == 3 * ROWS:
+            is_judged = torch.arange(len(scores)) % 3 != 2
+            return torch.where(is_judged, scores.argmax(-1), drawn)
         return drawn
 
-    monkeypatch.setattr(runner_module, "draw_tokens", judged_greedily)
+    monkeypatch.setattr(Sampler, "draw", judged_greedily)
     assert not is_plausible(draw_pairs(model, params, random_guess, 6_000), joint(model, params))

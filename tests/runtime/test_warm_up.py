@@ -17,12 +17,12 @@ from penstock.ops.triton.host.launch import asking
 from penstock.runtime.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder
 from penstock.runtime.cuda.mixed_graphs import MixedGraphs
 from penstock.runtime.cuda.rows import DeviceRows
-from penstock.runtime.cuda.warm_up import KernelWarmUp, excerpt
-from penstock.runtime.eager.rows import Rows
+from penstock.runtime.cuda.warm_up import SPECIAL, KernelWarmUp, excerpt
+from penstock.runtime.eager.sampler import Sampler
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.parameters import dummy_model
 from tests.ops.parity import cases
-from tests.ops.triton.test_ahead import hopper
+from tests.ops.triton.test_compile_ahead import hopper
 
 __all__ = ["hopper"]
 
@@ -42,19 +42,20 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, hopper: None) -> None:
         monkeypatch.setitem(op.kernels, "cpu", op.kernels.get("cuda", []))
 
 
-def parts_of(model: Decoder, rows: Rows, cache: KVCache) -> GraphParts:
-    held = DeviceRows(rows, NUM_ROWS, MAX_CONTEXT // BLOCK_SIZE, 20, CPU)
-    return GraphParts(model, cache, Rotations(model.spec, MAX_CONTEXT, CPU), held, NUM_ROWS - 1, GraphRecorder())
+def parts_of(model: Decoder) -> GraphParts:
+    cache = KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU)
+    rows = DeviceRows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU, idle_block=20)
+    rotations = Rotations(model.spec, MAX_CONTEXT, CPU)
+    sampler = Sampler(rows.tokens, rows.sampling)
+    return GraphParts(model, cache, rotations, rows, sampler, NUM_ROWS - 1, GraphRecorder())
 
 
 def asked_by(model: Decoder, warm_up: Callable[[MixedGraphs, DecodeGraphs], None]) -> list[str]:
-    rows = Rows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU)
-    cache = KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU)
-    parts = parts_of(model, rows, cache)
+    parts = parts_of(model)
     with asking() as variants, torch.inference_mode():
-        warm_up(MixedGraphs(parts), DecodeGraphs(parts))
-    assert not any(part.any() for layer in cache.layers for part in layer)
-    assert not rows.tokens.any()
+        warm_up(MixedGraphs(parts, NUM_ROWS - 1), DecodeGraphs(parts))
+    assert not any(part.any() for layer in parts.cache.layers for part in layer)
+    assert not parts.rows.tokens.any()
     return [str((variant.function.__name__, variant.signature, variant.constants)) for variant in variants]
 
 
@@ -85,21 +86,30 @@ def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) 
         "_keep",
         "_gather",
         "_one",
-        "_few",
+        "_small_batch",
     }
     assert len(model.layers) == 3
     assert len(excerpt(model).layers) == 1
+
+
+def test_draws_that_need_more_are_asked_for_as_well() -> None:
+    model = dummy_model(SPECS["smollm2-135m"], CPU, torch.bfloat16)
+    assert isinstance(model, Decoder)
+    asked = asked_by(
+        excerpt(model), lambda mixed, decodes: [decodes.warm_up(excerpt(model), 1, each) for each in SPECIAL]
+    )
+    names = {text.split("'")[1] for text in asked}
+    assert names >= {"_note", "_count", "_adjust", "_edit", "_find_peaks", "_count_digits", "_settle", "_pick_kept"}
 
 
 @pytest.mark.slow
 def test_small_steps_go_on_until_kernels_are_there_and_large_ones_wait() -> None:
     model = dummy_model(SPECS["smollm2-135m"], CPU, torch.bfloat16)
     assert isinstance(model, Decoder)
-    rows = Rows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU)
-    parts = parts_of(model, rows, KVCache(model.spec, 21, BLOCK_SIZE, torch.bfloat16, CPU))
+    parts = parts_of(model)
 
     def warm_up() -> KernelWarmUp:
-        return KernelWarmUp(model, DecodeGraphs(parts), MixedGraphs(parts), NUM_ROWS - 1)
+        return KernelWarmUp(model, DecodeGraphs(parts), MixedGraphs(parts, NUM_ROWS - 1), NUM_ROWS - 1)
 
     small = Batch(0, (Chunk(0, 0, 8, (1,) * 8, (0,), True, None),))
     large = Batch(0, (Chunk(0, 0, 1 << 10, (1,) * (1 << 10), (0,), True, None),))

@@ -20,7 +20,7 @@ from penstock.runtime.cuda.mixed_graphs import MixedGraphs, padded_chunks
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.cuda.warm_up import KernelWarmUp
 from penstock.runtime.eager.forward import EagerForward
-from penstock.runtime.eager.runner import Bitmasks, StepRunner, StepTicket
+from penstock.runtime.eager.runner import EagerTicket, StepRunner, TokenMasks
 from penstock.runtime.eager.sampler import Sampler
 from penstock.runtime.kv_cache import KVCache
 
@@ -83,6 +83,6 @@ class CudaRunner(StepRunner):
         """Begin to compile kernels now, for steps that come later."""
         self._warm_up.begin()
 
-    def launch(self, batch: Batch, masks: Bitmasks | None = None) -> StepTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         with nullcontext() if self._warm_up.has_kernels(batch) else plainly():
             return super().launch(batch, masks)

@@ -23,7 +23,7 @@ from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.native.decoder import NativeDecoder
 
 
-class Bitmasks(Protocol):
+class TokenMasks(Protocol):
     """Which tokens may be drawn in a launch, as the engine hands it over."""
 
     @property
@@ -32,13 +32,13 @@ class Bitmasks(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Bitmasks: one for each of those chunks, and one more for each of its drafts."""
+        """TokenMasks: one for each of those chunks, and one more for each of its drafts."""
 
     def fill(self, bits: memoryview) -> None:
         """Write all of them, one after another. It is called once, as late as can be."""
 
 
-class StepTicket(Protocol):
+class EagerTicket(Protocol):
     """A launched step, as the engine takes it."""
 
     def draw(self) -> None: ...
@@ -60,7 +60,7 @@ class StepRunner:
         self._send = send
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: Bitmasks | None = None) -> StepTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         self._cache.copy(batch.copies)
         refusals = self._refusals(batch.chunks)
         chunks = [chunk for index, chunk in enumerate(batch.chunks) if index not in refusals]
@@ -86,7 +86,7 @@ class StepRunner:
                     refusals[index] = f"token id {token} is outside the vocabulary of {self._vocab_size}"
         return refusals
 
-    def _filling(self, masks: Bitmasks | None) -> Callable[[], None] | None:
+    def _filling(self, masks: TokenMasks | None) -> Callable[[], None] | None:
         if masks is None:
             return None
 

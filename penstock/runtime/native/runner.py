@@ -13,7 +13,7 @@ from penstock.core.batch import Batch, StepOutput, make
 from penstock.layers.step import Rotations
 from penstock.ops.draw import NOT_DRAWN
 from penstock.runtime.eager.rows import Rows
-from penstock.runtime.eager.runner import Bitmasks, StepRunner, StepTicket
+from penstock.runtime.eager.runner import EagerTicket, StepRunner, TokenMasks
 from penstock.runtime.eager.sampler import NOT_FINITE, Sampler
 from penstock.runtime.native.cache import NativeCache
 from penstock.runtime.native.decoder import NativeDecoder
@@ -43,7 +43,7 @@ class NativeRunner(StepRunner):
         self._members: Members | None = None
         """Who was in the last step, if it went the short way: most often the same are in the next, one position further."""
 
-    def launch(self, batch: Batch, masks: Bitmasks | None = None) -> StepTicket:
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
         step, chunks, copies, _ = batch
         if step > self._last_step:
             self._last_step = step

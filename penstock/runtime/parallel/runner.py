@@ -126,13 +126,14 @@ class StageRunner(ModelRunner):
 
     def _passed(self, part: Batch) -> "MicroStep":
         self._cache.copy(part.copies)
-        chunks = [chunk for chunk in part.chunks if self._refusal(chunk) is None]
+        refusals = self._refusals(part.chunks)
+        chunks = [chunk for index, chunk in enumerate(part.chunks) if index not in refusals]
         is_first = self._world.place.is_first_stage
         if chunks:
             if is_first:
                 self._catch_up({chunk.row for chunk in chunks})
             self._rows.place(part.step, chunks)
-            self._forward(chunks)
+            self._forward(chunks, self._sampler.plan(chunks, {}), keeps_states=False)
             self._rows.grow(part.step, chunks)
         step = MicroStep(part)
         if is_first:
@@ -153,7 +154,7 @@ class StageRunner(ModelRunner):
             for chunk, tokens in zip(step.part.chunks, output.tokens, strict=True)
             if tokens
         ]
-        self._rows.commit(step.part.step, [], drawn)
+        self._rows.put(drawn)
 
 
 @dataclass(slots=True)

@@ -43,5 +43,5 @@ class StagedDecoder:
             self._world.pass_on(hidden)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+    def scores(self, hidden: Tensor) -> Tensor:
+        return self._model.scores(hidden)
