@@ -44,6 +44,7 @@ class NativeForward:
         self, model: NativeDecoder, rows: Rows, cache: NativeCache, rotations: Rotations, sampler: Sampler
     ) -> None:
         self._decoder = model
+        self._rows = rows
         self._cache = cache
         self._sampler = sampler
         num_rows = len(rows.num_blocks)
@@ -54,7 +55,7 @@ class NativeForward:
         # Made once: asking for them in every step would take longer than using them.
         self._told, self._found = self._columns.data, self._drawn.data
         self._expect(num_rows)
-        angles = rotations.tables(model.ropes)
+        self._angles = angles = rotations.tables(model.ropes)  # the library reads them for as long as this lives
         self._step = native.RowsStep(
             tokens=rows.tokens.data_ptr(),
             tables=rows.all_tables.ctypes.data,

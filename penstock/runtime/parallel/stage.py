@@ -45,3 +45,6 @@ class StagedDecoder:
 
     def scores(self, hidden: Tensor) -> Tensor:
         return self._model.scores(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
