@@ -9,7 +9,7 @@ import torch
 from penstock.core.batch import Arrival, Batch, Chunk
 from penstock.core.request import SamplingParams
 from penstock.layers.decoder import Decoder
-from penstock.ops.sample import Draws, Needs
+from penstock.ops.sampling.sample import Draws, Needs
 from penstock.runtime.eager import launched
 from penstock.runtime.eager.launched import ChunkOutcome
 from penstock.runtime.eager.runner import ModelRunner

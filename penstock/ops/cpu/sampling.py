@@ -7,7 +7,7 @@ the buckets tell in which one top_k or top_p ends, and only that one is sorted.
 import torch
 from torch import Tensor
 
-from penstock.ops.sampling import SamplingTensors, draw, likeliest, scale
+from penstock.ops.sampling.draw import SamplingTensors, draw, likeliest, scale
 
 LAST_BUCKET = 0x3F80
 """First half of the bits of 1.0."""

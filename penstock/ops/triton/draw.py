@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.draw import DrawKeys, draw_whole
+from penstock.ops.sampling.whole import DrawKeys, draw_whole
 from penstock.ops.triton.host.launch import entry
 
 TILE = 4096

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops import draw
-from penstock.ops import sample as asked
-from penstock.ops.draw import DrawKeys
-from penstock.ops.sample import Draws, Needs, SamplingTable, sample
+from penstock.ops.sampling import sample as asked
+from penstock.ops.sampling import whole
+from penstock.ops.sampling.sample import Draws, Needs, SamplingTable, sample
+from penstock.ops.sampling.whole import DrawKeys
 from penstock.ops.triton.draw import draw_for_rows, uniform_at
 from penstock.ops.triton.host.launch import entry
 
@@ -36,7 +36,7 @@ FILTERS = tl.constexpr(asked.FILTERS)
 MASKED = tl.constexpr(asked.MASKED)
 ADJUSTS = tl.constexpr(asked.ADJUSTS)
 NOTHING_LEFT = tl.constexpr(asked.NOTHING_LEFT)
-NOT_DRAWN = tl.constexpr(draw.NOT_DRAWN)
+NOT_DRAWN = tl.constexpr(whole.NOT_DRAWN)
 
 
 @entry

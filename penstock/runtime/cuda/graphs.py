@@ -16,7 +16,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import BatchLayout
 from penstock.ops.rows import Decodes, gather_decodes
-from penstock.ops.sample import Draws, Needs
+from penstock.ops.sampling.sample import Draws, Needs
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.eager.sampler import NOTHING, Sampler
 from penstock.runtime.kv_cache import KVCache

@@ -15,7 +15,7 @@ from penstock.core.batch import Chunk
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Step
 from penstock.ops.layout import BatchLayout
-from penstock.ops.sample import Draws
+from penstock.ops.sampling.sample import Draws
 from penstock.runtime.cuda.graphs import Computed, GraphParts
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.eager.sampler import NOTHING

@@ -13,7 +13,7 @@ from torch import nn
 
 from penstock.core.batch import Batch
 from penstock.layers.decoder import Decoder
-from penstock.ops.sample import Needs
+from penstock.ops.sampling.sample import Needs
 from penstock.runtime.cuda.graphs import SIZES, DecodeGraphs, padded_size
 from penstock.runtime.cuda.mixed_graphs import LEAST_CHUNKS, MixedGraphs, padded_chunks
 

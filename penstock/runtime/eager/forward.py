@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.core.batch import Chunk
 from penstock.layers.step import Rotations, Step
-from penstock.ops.sample import Draws
+from penstock.ops.sampling.sample import Draws
 from penstock.runtime.eager.inputs import make_inputs
 from penstock.runtime.eager.rows import Rows
 from penstock.runtime.eager.sampler import DrawPlan, LogprobTensors, Sampler, are_finite, find_logprobs

@@ -69,44 +69,45 @@ class LaunchedStep:
         self._prompts = prompts
         self._send = send
         self._fill_masks = fill_masks
-        self._drawn: Drawn | None = None
-        self._arrived: Arrived | None = None
+        self._sent: tuple[Drawn, Arrived] | None = None
         self._context = copy_context()  # kernels or definitions: as the step was launched
         if fill_masks is None:
             self.draw()
 
     def draw(self) -> None:
         """Start the draws, once; the step after this one reads what they leave in the rows."""
-        if self._arrived is None:
-            self._context.run(self._draw)
+        self._drawn_once()
+
+    def _drawn_once(self) -> tuple[Drawn, Arrived]:
+        if self._sent is None:
+            self._sent = self._context.run(self._draw)
+        return self._sent
 
     @torch.inference_mode()
-    def _draw(self) -> None:
+    def _draw(self) -> tuple[Drawn, Arrived]:
         if self._fill_masks is not None:
             self._fill_masks()
-        self._drawn = Drawn(None, []) if self._forwarded is None else self._forwarded.draw(self._plan)
-        self._arrived = self._send(self._drawn.tokens, len(self._drawn.order))
+        drawn = Drawn(None, []) if self._forwarded is None else self._forwarded.draw(self._plan)
+        return drawn, self._send(drawn.tokens, len(drawn.order))
 
     def result(self) -> StepOutput:
-        self.draw()
-        assert self._arrived is not None
-        assert self._drawn is not None
-        drawn = self._arrived.tokens()
-        if self._is_simple and (not drawn or min(drawn) >= 0):
+        drawn, arrived = self._drawn_once()
+        found = arrived.tokens()
+        if self._is_simple(drawn) and (not found or min(found) >= 0):
             single: list[tuple[int, ...]] = [()] * self._num_chunks
-            for number, token in zip(self._drawn.order, drawn):
+            for number, token in zip(drawn.order, found):
                 if number is not None:
                     single[self._plan.owners[number]] = (token,)
             return StepOutput(tuple(single))
-        tokens: list[list[int]] = [[] for _ in self._chunks]
         by_number = [0] * len(self._plan.rows)
-        for number, token in zip(self._drawn.order, drawn):
+        for number, token in zip(drawn.order, found):
             if number is not None:
                 by_number[number] = token
+        tokens: list[list[int]] = [[] for _ in self._chunks]
         for owner, token in zip(self._plan.owners, by_number):
             tokens[owner].append(token)
         ruined = frozenset[int]() if self._forwarded is None else self._forwarded.ruined
-        logprobs = self._logprobs()
+        logprobs = self._logprobs(drawn)
         outcomes = [
             ChunkOutcome(failure=NOT_FINITE) if index in ruined
             else accepted(chunk, tokens[index], logprobs.get(index, []), self._prompt_logprobs(index))
@@ -114,19 +115,16 @@ class LaunchedStep:
         ]  # fmt: skip
         return self._output(outcomes)
 
-    @property
-    def _is_simple(self) -> bool:
+    def _is_simple(self, drawn: Drawn) -> bool:
         """At most a token each, and nothing else to report."""
-        assert self._drawn is not None
-        is_whole = not (self._refusals or self._prompts or self._drawn.logprobs)
+        is_whole = not (self._refusals or self._prompts or drawn.logprobs)
         is_sound = self._forwarded is None or not self._forwarded.ruined
         return is_whole and is_sound and not any(chunk.num_drafts for chunk in self._chunks)
 
-    def _logprobs(self) -> dict[int, list[Logprob]]:
+    def _logprobs(self, drawn: Drawn) -> dict[int, list[Logprob]]:
         """By chunk, one for each of its rows of scores."""
-        assert self._drawn is not None
         found: dict[int, list[Logprob]] = {}
-        described = (logprob for part in self._drawn.logprobs for logprob in part.described())
+        described = (logprob for part in drawn.logprobs for logprob in part.described())
         for (number, _), logprob in zip(self._plan.logprobs, described):
             found.setdefault(self._plan.owners[number], []).append(logprob)
         return found

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import Chunk, Logprob
-from penstock.ops.draw import NOT_DRAWN
 from penstock.ops.rows import keep_drawn
-from penstock.ops.sample import ADJUSTS, FILTERS, MASKED, NOTHING_LEFT, Draws, Needs, sample
+from penstock.ops.sampling.sample import ADJUSTS, FILTERS, MASKED, NOTHING_LEFT, Draws, Needs, sample
+from penstock.ops.sampling.whole import NOT_DRAWN
 from penstock.runtime.eager.sampling_state import SamplingStates
 
 FAILURES = {

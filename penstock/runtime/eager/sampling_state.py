@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.core.batch import Arrival
 from penstock.core.request import SamplingParams
 from penstock.errors import EngineError
-from penstock.ops.sample import ALLOWED, BIAS, FILTERS, PENALTIES, RUNS, STOPS, WORD, SamplingTable, num_words
+from penstock.ops.sampling.sample import ALLOWED, BIAS, FILTERS, PENALTIES, RUNS, STOPS, WORD, SamplingTable, num_words
 
 Words = npt.NDArray[np.int32]
 

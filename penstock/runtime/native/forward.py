@@ -14,7 +14,7 @@ from penstock.core.batch import Chunk
 from penstock.errors import EngineError
 from penstock.layers.step import Rotations
 from penstock.ops.cpu import library as native
-from penstock.ops.draw import NOT_DRAWN
+from penstock.ops.sampling.whole import NOT_DRAWN
 from penstock.runtime.eager.forward import Drawn, Forwarded, States
 from penstock.runtime.eager.rows import Rows
 from penstock.runtime.eager.sampler import DrawPlan, Sampler

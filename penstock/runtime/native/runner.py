@@ -11,7 +11,7 @@ import torch
 
 from penstock.core.batch import Batch, StepOutput, make
 from penstock.layers.step import Rotations
-from penstock.ops.draw import NOT_DRAWN
+from penstock.ops.sampling.whole import NOT_DRAWN
 from penstock.runtime.eager.rows import Rows
 from penstock.runtime.eager.runner import EagerTicket, StepRunner, TokenMasks
 from penstock.runtime.eager.sampler import NOT_FINITE, Sampler

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.ops.draw import NOT_DRAWN
 from penstock.ops.op import operation
-from penstock.ops.sampling import Penalties, SamplingTensors, draw, likeliest, penalize, uniform
+from penstock.ops.sampling.draw import Penalties, SamplingTensors, draw, likeliest, penalize, uniform
+from penstock.ops.sampling.whole import NOT_DRAWN
 
 NOTHING_LEFT = -2
 """Stands for the token of a row of scores of which no token may be drawn."""

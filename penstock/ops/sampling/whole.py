@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.ops.op import operation
-from penstock.ops.sampling import invert, scale, uniform
+from penstock.ops.sampling.draw import invert, scale, uniform
 
 
 class DrawKeys(NamedTuple):
