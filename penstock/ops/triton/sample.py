@@ -393,7 +393,7 @@ def _pick_kept(
         tl.store(out + number, tl.where(is_finite, token, NOT_DRAWN))
 
 
-class Work:
+class SampleWork:
     """Memory of one call, and what its launches are told."""
 
     def __init__(self, scores: Tensor, draws: Draws, table: SamplingTable) -> None:
@@ -474,7 +474,7 @@ def sample_by_tiles(
     drawn = draw_for_rows(scores, rows, table.temperature, DrawKeys(table.seed, table.choice, positions))
     if not (needs.adjusts or needs.filters):
         return drawn
-    work = Work(scores, draws, table)
+    work = SampleWork(scores, draws, table)
     _note[(work.num_rows,)](rows, positions, masks, table.flags, table.min_length, work.active, num_warps=1)
     if needs.adjusts:
         work.adjust(bits, tokens)

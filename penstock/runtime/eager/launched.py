@@ -15,7 +15,7 @@ Refusals = dict[int, str]
 """Chunks that are not computed, and why."""
 
 
-class Arrived(Protocol):
+class SentTokens(Protocol):
     """Tokens on their way to the host."""
 
     def tokens(self) -> list[int]:
@@ -23,7 +23,7 @@ class Arrived(Protocol):
 
 
 class Sender(Protocol):
-    def __call__(self, tokens: Tensor | None, count: int) -> Arrived: ...
+    def __call__(self, tokens: Tensor | None, count: int) -> SentTokens: ...
 
 
 class Here(NamedTuple):
@@ -69,7 +69,7 @@ class LaunchedStep:
         self._prompts = prompts
         self._send = send
         self._fill_masks = fill_masks
-        self._sent: tuple[Drawn, Arrived] | None = None
+        self._sent: tuple[Drawn, SentTokens] | None = None
         self._context = copy_context()  # kernels or definitions: as the step was launched
         if fill_masks is None:
             self.draw()
@@ -78,13 +78,13 @@ class LaunchedStep:
         """Start the draws, once; the step after this one reads what they leave in the rows."""
         self._drawn_once()
 
-    def _drawn_once(self) -> tuple[Drawn, Arrived]:
+    def _drawn_once(self) -> tuple[Drawn, SentTokens]:
         if self._sent is None:
             self._sent = self._context.run(self._draw)
         return self._sent
 
     @torch.inference_mode()
-    def _draw(self) -> tuple[Drawn, Arrived]:
+    def _draw(self) -> tuple[Drawn, SentTokens]:
         if self._fill_masks is not None:
             self._fill_masks()
         drawn = Drawn(None, []) if self._forwarded is None else self._forwarded.draw(self._plan)
