@@ -28,6 +28,7 @@ from penstock.text.stream.reasoning import ReasoningStyle
 from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules, TextStream
 from penstock.text.stream.styles import style_of_template
+from penstock.text.template.shield import PromptTokens, tokenize_chat
 
 __all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
 
@@ -180,19 +181,21 @@ class LLM:
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Update]:
         """Answer a conversation, yielding text as it comes. Leaving the loop cancels it."""
-        text = self.render_chat(messages)
+        prompt = self._tokenize_chat(messages)
         style = self._reasoning_style
-        rules = TextRules(style=style, is_open=style is not None and style.is_open(text))
-        ids = self.files.tokenizer.encode(text, special=False)
+        rules = TextRules(style=style, is_open=style is not None and style.is_open(prompt.text))
         news: deque[News] = deque()
-        yield from self._run([self._prepare(ids, params or SamplingParams(), news, rules)], news)
+        yield from self._run([self._prepare(prompt.token_ids, params or SamplingParams(), news, rules)], news)
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt a conversation becomes."""
+        return self._tokenize_chat(messages).text
+
+    def _tokenize_chat(self, messages: Sequence[Message]) -> PromptTokens:
         template = self.files.chat_template
         if template is None:
             raise ConfigError(f"{self.files.name} has no chat template: it completes text but was not made to chat")
-        return template.render(messages, add_generation_prompt=True)
+        return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True)
 
     def beam_search(self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0) -> list[Beam]:
         """The likeliest answers, best first. The prefix cache holds what beams share."""

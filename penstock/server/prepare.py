@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.core.request import SamplingParams
 from penstock.errors import RequestError
@@ -21,6 +21,7 @@ from penstock.server.http.faults import Overflow, invalid, unsupported
 from penstock.server.served import ServedModel
 from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules
+from penstock.text.template.shield import PromptTokens, tokenize_chat
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 16_384
@@ -28,11 +29,6 @@ INLINE_CHARACTERS = 16_384
 MAX_ITEMS = 2048
 MAX_CHOICES = 1024
 """Choices of one call, over all its prompts."""
-
-
-class RenderedPrompt(NamedTuple):
-    text: str
-    token_ids: tuple[int, ...]
 
 
 async def prepare(model: ServedModel, caller: Caller, generation: Generation) -> Call:
@@ -101,7 +97,7 @@ async def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> tuple[int
     return tuple(await asyncio.to_thread(tokenizer.encode, text, special=special))
 
 
-async def prompt_of_chat(model: ServedModel, chat: Chat) -> RenderedPrompt:
+async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     """The chat as the model's template writes it, and its tokens."""
     template = model.text.template
     if template is None:
@@ -117,11 +113,10 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> RenderedPrompt:
         options["tools"] = [template_tool(tool) for tool in chat.tools]
     size = sum(len(message.get("content") or "") for message in messages)
     if size <= INLINE_CHARACTERS:
-        text = template.render(messages, **options)
+        rendered = tokenize_chat(template, model.tokenizer, messages, **options)
     else:
-        text = await asyncio.to_thread(template.render, messages, **options)
-    token_ids = await encode(model.tokenizer, text, special=False)
-    return RenderedPrompt(text, (*chat.earlier, *token_ids) if chat.earlier else token_ids)
+        rendered = await asyncio.to_thread(tokenize_chat, template, model.tokenizer, messages, **options)
+    return rendered._replace(token_ids=(*chat.earlier, *rendered.token_ids)) if chat.earlier else rendered
 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:

@@ -131,6 +131,12 @@ class Tokenizer:
         return self._special.names
 
     @cached_property
+    def control_texts(self) -> frozenset[str]:
+        """Texts that are read as special tokens: turn markers, ends of text."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return frozenset(str(token.content) for token in added if token.special and token.content)
+
+    @cached_property
     def _most_bytes_per_token(self) -> int:
         """Bytes of text that one token can stand for; 0 where that has no bound."""
         added = self._backend.get_added_tokens_decoder().values()
