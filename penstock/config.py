@@ -15,6 +15,8 @@ Batching = Literal["continuous", "dynamic", "static"]
 OrderName = Literal["first-come", "priority", "deadline", "fair"]
 Weights = Literal["auto", "packed", "fp8"]
 KV = Literal["auto", "fp8", "int8"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["plain", "json"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Speculate = Literal["off", "auto", "ngram", "suffix", "prediction"]
@@ -180,12 +182,18 @@ class ServerConfig:
     """How long a client may stop reading before it is cut off"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
+    log_level: LogLevel = "info"
+    """How much is logged: debug explains every step, info names starts, stops, refusals and faults"""
+    log_format: LogFormat = "plain"
+    """Lines for people, or a JSON object a line; no text of prompts or answers in either"""
     otlp_endpoint: str | None = None
     """Collector to send a span of every request to (OpenTelemetry over HTTP): times and counts, never text"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
+        _check_choice("--log-level", self.log_level, LogLevel)
+        _check_choice("--log-format", self.log_format, LogFormat)
         if not 1 <= self.max_body_mib <= 1024:
             raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
         for name, least in (("drain_s", 0.0), ("hang_s", 1.0), ("stall_s", 0.1)):

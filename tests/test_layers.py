@@ -13,6 +13,7 @@ ANYTHING = ("",)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "preload": (),
+    "log": (),
     "docstrings": (),
     "core": ("errors",),
     "models": ("errors",),

@@ -4,15 +4,15 @@
 Options follow the colon: `oracle:step_ms=5,vocab=256`.
 """
 
+import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock import preload as preload
+from penstock import preload
 from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
 from penstock.core.batch import Batch
@@ -30,6 +30,8 @@ from penstock.sizing import Sizing, make_scheduler
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.vocabulary import whole_vocabulary
 from penstock.text.tokenizer.byte_level import byte_tokenizer
+
+LOGGER = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from penstock.assembly.engine import LoadedModel
@@ -112,7 +114,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
 
 def _end(fault: str) -> None:
     """The engine cannot go on without a rank. Whoever watches this process starts another."""
-    print(f"penstock engine: {fault}; all ranks start anew", file=sys.stderr, flush=True)
+    LOGGER.error("%s; all ranks start anew", fault)
     os._exit(1)
 
 

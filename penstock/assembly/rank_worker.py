@@ -3,6 +3,7 @@
 Not for people. It ends when its input does, and with it the first rank.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from penstock.assembly.engine import run_rank
 from penstock.assembly.ranks import decode_setup
 from penstock.errors import PenstockError
 from penstock.runtime.parallel.processes import beat
+
+LOGGER = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -25,7 +28,7 @@ def main() -> int:
     try:
         run_rank(setup)
     except PenstockError as error:
-        print(f"penstock rank {setup.rank}: {error}", file=sys.stderr)
+        LOGGER.error("rank %d: %s", setup.rank, error)
         return 1
     return 0
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -28,6 +29,7 @@ from penstock.server.http.trace import SpanTracer
 from penstock.server.served import ServedModel, ServedModels
 from penstock.server.text import Text
 
+LOGGER = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
 DROPPED_STATUS = 1
@@ -78,7 +80,7 @@ class Serving:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = _bind(self._config.host, self._config.port)
         http = _HttpServer(make_app(self._front))
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._client.run())
         sweeper = asyncio.create_task(self._front.calls.watch())
@@ -127,13 +129,14 @@ class Serving:
     def _on_phase(self, name: str, seconds: float) -> None:
         self._phases.append((name, seconds))
         if sys.stderr.isatty():
-            print(f"penstock: {name}: {seconds:.1f} s", file=sys.stderr)
+            LOGGER.info("%s: %.1f s", name, seconds)
 
     def _on_signal(self, number: signal.Signals) -> None:
+        """The first asks us to drain, another to hurry; a terminal that goes away only ever asks to drain."""
         if self._first_signal is None:
             self._first_signal = number
             self._stopping.set()
-        else:
+        elif number != signal.SIGHUP:
             self._hurrying.set()
 
     async def _stop(self) -> int:
@@ -142,7 +145,7 @@ class Serving:
         num_open = front.num_open
         if num_open:
             answers = "1 answer" if num_open == 1 else f"{num_open} answers"
-            print(f"penstock: finishing {answers}; once more to cut short", file=sys.stderr)
+            LOGGER.info("finishing %s; once more to cut short", answers)
         drain = asyncio.create_task(front.drain(self._config.drain_s))
         hurry = asyncio.create_task(self._hurrying.wait())
         await _first(drain, hurry)
@@ -150,7 +153,7 @@ class Serving:
         hurry.cancel()
         num_dropped = front.num_open
         if num_dropped:
-            print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
+            LOGGER.warning("%d answers are cut off", num_dropped)
             await self._client.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):

@@ -2,6 +2,7 @@
 
 --model=NAME       what the config is going to ask for: what it needs is imported before that comes
 --step-log=FILE    a line a step goes there
+--log=LEVEL:FORM   how much is logged, and how
 """
 
 import gc
@@ -16,15 +17,19 @@ from pathlib import Path
 from penstock.assembly.machines import is_arithmetic, make_engine
 from penstock.engine.process import run_engine
 from penstock.engine.wire import decode_config
+from penstock.log import set_up
 
 MODEL = "--model="
 STEP_LOG = "--step-log="
+LOG = "--log="
 
 
 def main() -> int:
     start_s = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupt ends us
     *flags, folder = sys.argv[1:]
+    level, _, form = (_value(flags, LOG) or "info:plain").partition(":")
+    set_up(level, form, "penstock engine")
     model = _value(flags, MODEL)
     if model is not None and not is_arithmetic(model):
         gc.disable()  # `run_engine` enables it when the engine is made

@@ -41,9 +41,12 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.engine.spawn import Spawned
+    from penstock.log import set_up
 
     model = config.model.model
     command = [sys.executable, "-m", "penstock.assembly.worker", f"--model={model}"]
+    set_up(config.server.log_level, config.server.log_format)
+    command.append(f"--log={config.server.log_level}:{config.server.log_format}")
     if config.step_log is not None:
         command.append(f"--step-log={config.step_log.absolute()}")
     with Spawned(command) as spawned:  # it imports torch while we import a web server

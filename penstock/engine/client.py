@@ -7,7 +7,7 @@ logprobs) ends in an error at once. Requests have ids that are never reused, and
 
 import asyncio
 import contextlib
-import sys
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,8 +42,20 @@ from penstock.engine.wire import (
 )
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
 
-__all__ = ["GONE", "DeltaStream", "EngineClient", "EngineView", "Facts", "StepReport", "StepView", "Vector", "folded"]
+__all__ = [
+    "GONE",
+    "SHUTTING_DOWN",
+    "DeltaStream",
+    "EngineClient",
+    "EngineView",
+    "Facts",
+    "StepReport",
+    "StepView",
+    "Vector",
+    "folded",
+]
 
+LOGGER = logging.getLogger(__name__)
 IDLE = SchedulerLoad(0, 0, 0, 0.0, 0)
 MAX_SENT = 3
 """Engines that are given a request which they do not survive."""
@@ -56,6 +68,7 @@ STEP_FACTOR = 6.0
 WATCH_S = 0.25
 STOP_S = 2.0
 GONE = "the engine stopped while answering; send the request again"
+SHUTTING_DOWN = "the server is shutting down; send the request elsewhere"
 
 OnStep = Callable[[StepReport], None]
 OnPhase = Callable[[str, float], None]
@@ -73,6 +86,8 @@ class EngineClient:
         self.load = IDLE
         self.num_steps = 0
         self.num_restarts = 0
+        self.num_stumbles = 0
+        """Faults of supervision itself, each caught where it happened."""
         self.on_step: OnStep | None = None
         """Told every step before its readers are: metrics listen here."""
         self.on_phase: OnPhase | None = None
@@ -147,7 +162,7 @@ class EngineClient:
     def submit(self, request: Request) -> DeltaStream:
         """Hand over a request; while the engine restarts it waits here. The stream ends in a finish whatever happens."""
         if self._is_stopping:
-            raise CapacityError("the engine is stopping; send the request elsewhere")
+            raise CapacityError(SHUTTING_DOWN)
         stream = DeltaStream(request)
         self._streams[request.request_id] = stream
         if self.is_ready:
@@ -256,10 +271,13 @@ class EngineClient:
                 try:
                     report = decode_report(frame)
                 except PenstockError as error:
-                    print(f"penstock: {error}; it is dropped", file=sys.stderr)
+                    LOGGER.warning("%s; it is dropped", error)
                     continue
                 self._heard_s = time.monotonic()
-                self._take_in(report, child, is_last=number == len(frames))
+                try:
+                    self._take_in(report, child, is_last=number == len(frames))
+                except Exception:  # of whoever listens: the engine must still be heard
+                    self._stumbled("a report could not be taken in")
             await asyncio.sleep(0)  # frames that wait already must not keep the loop from everybody else
 
     def _take_in(self, report: Report, child: Child, *, is_last: bool) -> None:
@@ -353,20 +371,33 @@ class EngineClient:
     async def _watch(self, child: Child) -> None:
         """End a process that is silent, or whose step does not end. Time in which we did not run ourselves is no silence."""
         while True:
-            before = time.monotonic()
-            await asyncio.sleep(WATCH_S)
-            late = time.monotonic() - before - WATCH_S
-            if late > WATCH_S:
-                self._heard_s += late
-                self._moved_s += late
-            if not self.is_ready:
-                continue
-            now = time.monotonic()
-            if now - self._heard_s > self._hang_s or now - self._moved_s > self._hang_s * STEP_FACTOR:
-                print("penstock: the engine hangs; its stacks follow, if it can print them", file=sys.stderr)
-                await child.dump_stacks()
-                child.kill()
-                return
+            try:
+                if await self._is_hung():
+                    LOGGER.error("the engine hangs; its stacks follow, if it can print them")
+                    with contextlib.suppress(Exception):
+                        await child.dump_stacks()
+                    child.kill()
+                    return
+            except Exception:
+                self._stumbled("the watch over the engine stumbled")
+
+    async def _is_hung(self) -> bool:
+        """Look again after a moment."""
+        before = time.monotonic()
+        await asyncio.sleep(WATCH_S)
+        late = time.monotonic() - before - WATCH_S
+        if late > WATCH_S:
+            self._heard_s += late
+            self._moved_s += late
+        if not self.is_ready:
+            return False
+        now = time.monotonic()
+        return now - self._heard_s > self._hang_s or now - self._moved_s > self._hang_s * STEP_FACTOR
+
+    def _stumbled(self, what: str) -> None:
+        """Supervision never ends for a fault of its own."""
+        self.num_stumbles += 1
+        LOGGER.exception("%s (%d so far)", what, self.num_stumbles)
 
     def _bury(self, status: int) -> None:
         """The process is gone: end what cannot be resumed, keep the rest for its successor."""
@@ -377,11 +408,9 @@ class EngineClient:
             if (stream.is_started and not stream.can_resume) or stream.num_sent >= MAX_SENT or self._is_stopping
         }
         if not self._is_stopping:
-            print(
-                f"penstock: the engine ended, {_named(status)}: {len(ending)} requests end with it, "
-                f"{len(self._streams) - len(ending)} wait for the next",
-                file=sys.stderr,
-            )
+            num_kept = len(self._streams) - len(ending)
+            message = "the engine ended, %s: %d requests end with it, %d wait for the next"
+            LOGGER.error(message, _named(status), len(ending), num_kept)
         self._end_all(ending)
         for stream in self._streams.values():
             if stream.is_started:
@@ -394,7 +423,7 @@ class EngineClient:
         now = time.monotonic()
         deltas: list[Delta] = []
         for request_id, stream in tuple(streams.items()):
-            ended = _ends(stream)
+            ended = _ends(stream, SHUTTING_DOWN if self._is_stopping else GONE)
             deltas.extend(ended)
             for delta in ended:
                 stream.push(delta, now)
@@ -403,9 +432,9 @@ class EngineClient:
             self.on_step(StepReport(now, tuple(deltas), self.load, self.num_steps))
 
 
-def _ends(stream: DeltaStream) -> list[Delta]:
+def _ends(stream: DeltaStream, message: str) -> list[Delta]:
     """An error for every choice that has not ended."""
-    finish = Finish(FinishReason.ERROR, GONE, Fault.ENGINE)
+    finish = Finish(FinishReason.ERROR, message, Fault.ENGINE)
     request = stream.request
     return [Delta(request.request_id, choice, (), finish) for choice in stream.unended]
 

@@ -9,6 +9,7 @@ Sockets lie in a folder only this user may enter.
 
 import faulthandler
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ from penstock.engine.wire import (
 )
 from penstock.errors import ConfigError, PenstockError
 
+LOGGER = logging.getLogger(__name__)
 COMMANDS_SOCKET = "commands"
 REPORTS_SOCKET = "reports"
 BEAT_S = 0.25
@@ -135,7 +137,7 @@ class Post(threading.Thread):
             except zmq.Again:
                 return
             except PenstockError as error:
-                print(f"penstock engine: {error}; it is dropped", file=sys.stderr)
+                LOGGER.warning("%s; it is dropped", error)
                 continue
             if self.engine is not None:
                 self._hand_over(command, self.engine)

@@ -1,6 +1,6 @@
 """The routes, and the application made of them."""
 
-import sys
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,8 @@ from penstock.server.openai.protocol import (
 )
 from penstock.server.openai.tokens import detokenize, tokenize
 from penstock.server.ui.routes import ROWS as UI_ROWS
+
+LOGGER = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -101,7 +103,7 @@ def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> 
     try:
         front.tracer.report(scope, _path(scope), status, start_s, model)
     except Exception as error:
-        print(f"penstock: a span is lost: {type(error).__name__}", file=sys.stderr)
+        LOGGER.warning("a span is lost: %s", type(error).__name__)
 
 
 def _path(scope: dict[str, Any]) -> str:

@@ -137,6 +137,7 @@ class Front:
             timings=model.meters.timings,
             retry_after_s=model.admission.retry_after_s,
             headers=[*model.admission.limits(begun.caller.tenant), *begun.headers],
+            on_replay=model.meters.enter,
         )
         return Counted(self, prepared, answer)
 

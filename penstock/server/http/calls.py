@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from penstock.server.dialect import Dialect, Progress
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import Call
 
+LOGGER = logging.getLogger(__name__)
 PING_S = 10.0
 """A stream on which nothing was written for so long gets a sign of life."""
 SWEEP_S = 0.5
@@ -44,17 +46,23 @@ class Calls:
         """Runs for ever."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            now = time.monotonic()
-            for call, opened in tuple(self._open.items()):
-                since_s = call.sending_since_s
-                if since_s is not None and now - since_s > self._stall_s:
-                    call.cancel()
-                    call.abort()
-                    continue
-                patience_s = SWEEP_S if call.reports_progress and call.waiting else PING_S
-                if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
-                    self._pings.add(ping := asyncio.create_task(_ping(opened)))
-                    ping.add_done_callback(self._pings.discard)
+            for opened in tuple(self._open.values()):
+                try:
+                    self._look_after(opened, time.monotonic())
+                except Exception:  # of one call: the others are still watched over
+                    LOGGER.exception("a call could not be looked after")
+
+    def _look_after(self, opened: OpenCall, now: float) -> None:
+        call = opened.call
+        since_s = call.sending_since_s
+        if since_s is not None and now - since_s > self._stall_s:
+            call.cancel()
+            call.abort()
+            return
+        patience_s = SWEEP_S if call.reports_progress and call.waiting else PING_S
+        if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
+            self._pings.add(ping := asyncio.create_task(_ping(opened)))
+            ping.add_done_callback(self._pings.discard)
 
 
 async def _ping(opened: OpenCall) -> None:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.core.batch import Fault, Finish
-from penstock.engine.client import GONE
+from penstock.engine.client import GONE, SHUTTING_DOWN
 from penstock.errors import CapacityError, PenstockError, RequestError
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -142,6 +142,8 @@ def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
         return busy(finish.message, retry_after_s)
     if finish.fault is Fault.DEADLINE:
         return ApiError(ErrorKind.DEADLINE, finish.message, code="deadline_exceeded", headers=NO_RETRY)
+    if finish.message == SHUTTING_DOWN:
+        return busy(SHUTTING_DOWN, retry_after_s, code="shutting_down")
     if finish.message == GONE:
         return busy(GONE, retry_after_s, code="engine_restarting")
     return ApiError(ErrorKind.INTERNAL, "the model failed on this request; others are not affected")

@@ -5,11 +5,10 @@ Decides on what the HTTP parser has read and on the path routes are matched by, 
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +23,7 @@ from penstock.server.dialect import Dialect
 from penstock.server.http.answer import Json
 from penstock.server.http.faults import ApiError, ErrorKind, error_of, failed
 
+LOGGER = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/livez", "/readyz", "/", "/icon.svg")
 """What may be asked without a key: whether we live, and the page that asks for one."""
 PUBLIC_FOLDER = "/assets/"
@@ -214,8 +214,7 @@ def _fault(error: Exception, request_id: bytes) -> ApiError:
         return error_of(error)
     if isinstance(error, HTTPException):
         return _unrouted(error)
-    print(f"penstock: request {request_id.decode()} failed:", file=sys.stderr)
-    traceback.print_exception(error)
+    LOGGER.error("request %s failed", request_id.decode(), exc_info=error)
     return failed()
 
 

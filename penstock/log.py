@@ -1,0 +1,70 @@
+"""Logging that cannot hurt: standard `logging`, one handler, plain lines or JSON, and no writer that raises.
+
+A log that cannot be written (full disk, closed pipe) loses lines and counts them; nobody who logs ever hears of it. No text of
+a prompt or an answer is logged at any level.
+"""
+
+import json
+import logging
+import sys
+from typing import Any, TextIO
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class SafeHandler(logging.StreamHandler[TextIO]):
+    """Counts what it could not write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.num_lost = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is the standard library's)
+        self.num_lost += 1
+
+
+class PlainFormatter(logging.Formatter):
+    """`penstock: message`, with the level where it is not the usual one."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        text = f"{self._program}: {level}{record.getMessage()}"
+        return text if record.exc_info is None else f"{text}\n{self.formatException(record.exc_info)}"
+
+
+class JsonFormatter(logging.Formatter):
+    """An object a line: time, level, program, module, message, and whatever was given as `extra` under `fields`."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "program": self._program,
+            "module": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info is not None:
+            line["stack"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up(
+    level: str = "info", form: str = "plain", program: str = "penstock", stream: TextIO | None = None
+) -> SafeHandler:
+    """Log everything of ours to the error stream. Asked again, the last word holds."""
+    handler = SafeHandler(stream or sys.stderr)
+    handler.setFormatter((JsonFormatter if form == "json" else PlainFormatter)(program))
+    ours = logging.getLogger("penstock")
+    ours.handlers = [handler]
+    ours.setLevel(LEVELS[level])
+    ours.propagate = False
+    return handler
