@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from penstock.errors import ConfigError
 
 Batching = Literal["continuous", "dynamic", "static"]
-OrderName = Literal["first-come", "priority", "deadline", "fair"]
+OrderName = Literal["auto", "first-come", "priority", "deadline", "fair"]
 Weights = Literal["auto", "packed", "fp8"]
 KV = Literal["auto", "fp8", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -82,8 +82,8 @@ class SchedulerConfig:
 
     batching: Batching = "continuous"
     """How batches form: continuous (join and leave at any step), dynamic (gathered, then whole), static (whole)"""
-    order: OrderName = "first-come"
-    """Who is admitted first: first-come, priority, deadline, or fair between tenants"""
+    order: OrderName = "auto"
+    """Who is admitted first: first-come, priority, deadline, fair between tenants, or auto (fair if there are several keys)"""
     max_batch_tokens: int | None = None
     """Most tokens computed in one step; longer prompts are split over steps (default: what a GPU computes in 0.06 s, at most
     8,192, or a CPU in a second, at most 1,024)"""

@@ -142,7 +142,7 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
         num_kept_blocks=sizing.num_kept_blocks,
     )
     batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
-    return Scheduler(limits, ORDERS[asked.order](), batching)
+    return Scheduler(limits, ORDERS["first-come" if asked.order == "auto" else asked.order](), batching)
 
 
 def _does_not_fit(config: EngineConfig, memory: Memory, block_bytes: int, num_fitting: int) -> str:

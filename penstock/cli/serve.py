@@ -36,7 +36,9 @@ class Config:
 
     @property
     def engine(self) -> EngineConfig:
-        return EngineConfig(self.model, self.cache, self.scheduler, self.parallel, self.speculation)
+        is_fair = self.scheduler.order == "auto" and len(self.server.api_key) > 1
+        scheduler = replace(self.scheduler, order="fair") if is_fair else self.scheduler
+        return EngineConfig(self.model, self.cache, scheduler, self.parallel, self.speculation)
 
 
 def run(config: Config) -> int:

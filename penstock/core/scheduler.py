@@ -119,7 +119,8 @@ class Scheduler:
         limit = self.limits.longest(request)
         num_choices = request.params.n
         roster = self.roster
-        if len(roster.order) + num_choices > self.limits.max_waiting:
+        num_free_rows = max(self.limits.max_sequences - len(roster.running), 0)
+        if len(roster.order) + num_choices > self.limits.max_waiting + num_free_rows:
             raise CapacityError(
                 f"{len(roster.order):,} requests wait already, of at most {self.limits.max_waiting:,}; try later"
             )

@@ -20,7 +20,7 @@ from penstock.metrics.exposition import Counter, exposition_of_all
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import Caller, Delivery
 from penstock.server.http.answer import HttpAnswer
-from penstock.server.http.body import parse, read_body
+from penstock.server.http.body import BodiesInFlight, parse, read_body
 from penstock.server.http.call import Call
 from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
@@ -32,6 +32,8 @@ B = TypeVar("B", bound=Struct)
 
 DEADLINE_HEADER = "x-request-timeout-ms"
 IGNORED_HEADER = b"x-penstock-ignored"
+IN_FLIGHT = 4
+"""Bodies of the largest size that may be on their way at a time, all clients together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Front:
         self.version = version
         self.fingerprint = f"penstock-{version}"
         self.calls = Calls(config.stall_s)
+        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.api_key))
         self.tracer: SpanTracer | None = None
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
@@ -94,24 +97,19 @@ class Front:
         """Read a request for work that there is room for."""
         self.check_open()
         caller = caller_of(request)
-        only = self.models.only
-        if only is not None:  # decided before a byte of the body is read
-            self._enter(request, only, caller.tenant)
+        if self.models.only is not None:  # refused before a byte of the body is read
+            self.models.only.admission.check(caller.tenant)
         body, ignored = await self.body(request, type_, refused)
         request.scope["penstock.read_s"] = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
-        if only is None:
-            self._enter(request, model, caller.tenant)
+        self._enter(request, model, caller.tenant)  # a place is taken once the body is here, not while it trickles in
         return Begun(body, model, caller, ignored)
 
-    async def read(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> Begun[B]:
-        """Read a request that the engine has no part in."""
-        self.check_open()
-        body, ignored = await self.body(request, type_, refused)
-        return Begun(body, self.models.find(getattr(body, "model", None)), caller_of(request), ignored)
-
     async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
-        body, ignored = parse(await read_body(request, self.config.max_body_mib << 20), type_, refused)
+        tenant = request.scope.get("penstock.tenant", "")
+        with self.bodies.open(tenant) as account:
+            data = await read_body(request, self.config.max_body_mib << 20, account)
+            body, ignored = parse(data, type_, refused)
         if ignored and self.config.strict:
             raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
         return body, ignored
@@ -137,7 +135,6 @@ class Front:
             timings=model.meters.timings,
             retry_after_s=model.admission.retry_after_s,
             headers=[*model.admission.limits(begun.caller.tenant), *begun.headers],
-            on_replay=model.meters.enter,
         )
         return Counted(self, prepared, answer)
 

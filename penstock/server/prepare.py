@@ -7,10 +7,12 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from penstock.core.request import SamplingParams
 from penstock.errors import RequestError
@@ -24,8 +26,13 @@ from penstock.text.stream.stream import TextRules
 from penstock.text.template.shield import PromptTokens, tokenize_chat
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
+R = TypeVar("R")
+
 INLINE_CHARACTERS = 16_384
 """Longer texts are tokenized on another thread, so that nobody waits for them."""
+MAX_CHARACTERS_PER_TOKEN = 32
+"""Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
+LONG_TEXTS = ThreadPoolExecutor(2, thread_name_prefix="text")
 MAX_ITEMS = 2048
 MAX_CHOICES = 1024
 """Choices of one call, over all its prompts."""
@@ -66,6 +73,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     )
     call = Call(model.client, model.tokenizer, prompts, parameters)
     _check(call, model, generation.param)
+    model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
     return call
 
 
@@ -91,10 +99,35 @@ def _check(call: Call, model: ServedModel, param: str) -> None:
 # Prompts
 
 
-async def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> tuple[int, ...]:
-    if len(text) <= INLINE_CHARACTERS:
-        return tuple(tokenizer.encode(text, special=special))
-    return tuple(await asyncio.to_thread(tokenizer.encode, text, special=special))
+async def encode(tokenizer: Tokenizer, text: str, *, special: bool, parse_special: bool = True) -> tuple[int, ...]:
+    encoding = partial(tokenizer.encode, text, special=special, parse_special=parse_special)
+    return tuple(encoding() if len(text) <= INLINE_CHARACTERS else await off_loop(encoding))
+
+
+async def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> list[tuple[int, ...]]:
+    encoding = partial(tokenizer.encode_batch, texts, special=special)
+    size = sum(map(len, texts))
+    return [tuple(token_ids) for token_ids in (encoding() if size <= INLINE_CHARACTERS else await off_loop(encoding))]
+
+
+async def off_loop(work: Callable[[], R]) -> R:
+    """Long work on texts: on a thread, few at a time, so that neither the event loop nor memory is theirs alone."""
+    return await asyncio.get_running_loop().run_in_executor(LONG_TEXTS, work)
+
+
+def check_size(model: ServedModel, texts: Iterable[str], param: str) -> None:
+    """Refuse texts that are longer than any context, before any work is done on them."""
+    max_context = model.facts.max_context
+    max_characters = max_context * MAX_CHARACTERS_PER_TOKEN
+    for text in texts:
+        least = model.tokenizer.at_least(text)
+        if least > max_context or len(text) > max_characters:
+            message = (
+                f"This model's maximum context length is {max_context:,} tokens. However, {param} has a text of "
+                f"{len(text):,} characters, at least {max(least, max_context + 1):,} tokens; shorten it"
+            )
+            overflow = Overflow(max(least, max_context + 1), 0, max_context)
+            raise invalid(message, param, "context_length_exceeded", overflow=overflow)
 
 
 async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
@@ -111,11 +144,11 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     }
     if chat.tools and chat.tool_choice.mode != "none":
         options["tools"] = [template_tool(tool) for tool in chat.tools]
-    size = sum(len(message.get("content") or "") for message in messages)
-    if size <= INLINE_CHARACTERS:
-        rendered = tokenize_chat(template, model.tokenizer, messages, **options)
-    else:
-        rendered = await asyncio.to_thread(tokenize_chat, template, model.tokenizer, messages, **options)
+    texts = [content for message in messages if isinstance(content := message.get("content"), str)]
+    size = sum(map(len, texts))
+    check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
+    rendering = partial(tokenize_chat, template, model.tokenizer, messages, **options)
+    rendered = rendering() if size <= INLINE_CHARACTERS else await off_loop(rendering)
     return rendered._replace(token_ids=(*chat.earlier, *rendered.token_ids)) if chat.earlier else rendered
 
 
@@ -172,13 +205,13 @@ async def prompts_of(
         raise invalid(f"{param} has {len(given):,} items; send at most {max_items:,}", param)
     if len({type(item) for item in given}) > 1 or isinstance(given[0], int):
         raise invalid(f"{param} mixes texts and token ids; send one kind", param)
-    prompts = []
-    for item in given:
-        if isinstance(item, str):
-            prompts.append(await encode(model.tokenizer, item, special=special))
-        else:
+    if isinstance(given[0], str):
+        check_size(model, given, param)
+        prompts = await encode_all(model.tokenizer, given, special=special)
+    else:
+        for item in given:
             check_ids(item, model.vocab_size, param)
-            prompts.append(tuple(item))
+        prompts = [tuple(item) for item in given]
     if not all(prompts):
         raise invalid(f"{param} holds an empty prompt; send at least one token", param)
     return prompts

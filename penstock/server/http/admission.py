@@ -1,15 +1,18 @@
-"""Who may come in: decided from counts alone, before anything of a body is read or tokenized.
+"""Who may come in: decided from what this server has open itself, before the first byte of an answer.
 
-Beside the engine's own bounds, which hold in any case, this answers at once, and says when to come back: the number waiting
-divided by how many a second have been leaving the queue lately.
+`check` refuses before a body is read, `enter` takes a place once it is there, `reserve` looks at the prompts once they are
+tokens. What the engine last reported is never asked: it is older than what was let in since. Beside the engine's own bounds,
+which hold in any case, this says when to come back: the number waiting divided by how many a second have been leaving the
+queue lately.
 """
 
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from penstock.engine.client import DeltaStream, EngineClient, Facts
-from penstock.server.http.faults import Headers, busy
+from penstock.server.http.faults import ApiError, Headers, busy
 
 WINDOW_S = 10.0
 MOST_S = 120
@@ -71,20 +74,48 @@ class Admission:
         eta_s = self.eta_s(self.num_waiting)
         return 1 if eta_s is None else max(1, min(math.ceil(eta_s), MOST_S))
 
-    def enter(self, tenant: str) -> None:
-        """Take a place, or raise the error that says when to come back. Whoever entered must `leave`."""
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of all requests that have not ended, running or waiting."""
+        return sum(stream.request.params.n for stream in self._client.streams)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of requests nobody has begun to answer."""
+        return sum(len(stream.request.prompt) for stream in self._client.streams if not stream.is_started)
+
+    def check(self, tenant: str) -> None:
+        """Raise the error that says when to come back if there is no place now."""
         facts = self._client.facts
         if facts is None:
             raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
-        if self.num_open >= _capacity(facts) or self._client.load.num_waiting >= facts.max_waiting:
-            self.num_refused += 1
-            message = f"{self.num_open:,} requests are being served or wait; try later"
-            raise busy(message, self.retry_after_s(), headers=self.limits(tenant))
+        if max(self.num_open, self.num_sequences) >= _capacity(facts):
+            raise self._full(tenant)
         if self._open[tenant] >= self._share(facts):
             self.num_refused += 1
             message = "this key has as many requests as it may; try later"
             raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
+
+    def enter(self, tenant: str) -> None:
+        """Take a place, or raise as `check` does. Whoever entered must `leave`."""
+        self.check(tenant)
         self._open[tenant] += 1
+
+    def reserve(self, prompts: Sequence[tuple[int, ...]], num_choices: int, tenant: str) -> None:
+        """Raise the error that says when to come back if so many sequences, or so long prompts, have no place now."""
+        facts = self._client.facts
+        if facts is None:
+            return
+        num_tokens, num_waiting = sum(map(len, prompts)), self.num_waiting_tokens
+        if self.num_sequences + len(prompts) * num_choices > _capacity(facts):
+            raise self._full(tenant)
+        if num_waiting and num_waiting + num_tokens > facts.max_waiting_tokens:
+            raise self._full(tenant)
+
+    def _full(self, tenant: str) -> ApiError:
+        self.num_refused += 1
+        message = f"{self.num_open:,} requests are being served or wait; try later"
+        return busy(message, self.retry_after_s(), headers=self.limits(tenant))
 
     def leave(self, tenant: str) -> None:
         self._open[tenant] -= 1
@@ -96,15 +127,15 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             return ()
-        share, load = self._share(facts), self._client.load
+        share = self._share(facts)
         room = min(share - self._open[tenant], _capacity(facts) - self.num_open)
-        reset = _duration(self.eta_s(load.num_waiting) or 0.0)
+        reset = _duration(self.eta_s(self.num_waiting) or 0.0)
         reported = {
             "limit-requests": share,
             "remaining-requests": max(room, 0),
             "reset-requests": reset,
             "limit-tokens": facts.max_waiting_tokens,
-            "remaining-tokens": max(facts.max_waiting_tokens - load.num_waiting_tokens, 0),
+            "remaining-tokens": max(facts.max_waiting_tokens - self.num_waiting_tokens, 0),
             "reset-tokens": reset,
         }
         return tuple((f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in reported.items())

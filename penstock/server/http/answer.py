@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from penstock.core.batch import FinishReason
-from penstock.engine.client import GONE
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import Delivery
 from penstock.server.http.call import Call, Failure, Pipe
@@ -22,8 +21,6 @@ from penstock.server.writer import Piece
 Send = Callable[[Any], Any]
 Receive = Callable[[], Any]
 
-MAX_ATTEMPTS = 3
-"""Engines that a whole answer may outlive, less one."""
 PATIENCE_S = 0.5
 """How long a stream's headers wait for its first news."""
 
@@ -40,11 +37,8 @@ class HttpAnswer:
         timings: Callable[[Call], dict[str, float]],
         retry_after_s: Callable[[], int],
         headers: list[tuple[bytes, bytes]],
-        on_replay: Callable[[Call], None] = lambda call: None,
     ) -> None:
-        """`on_replay` is told of a call that begins anew with other request ids."""
         self._call = call
-        self._on_replay = on_replay
         self._encoder = encoder
         self._is_stream = delivery.is_stream
         self._reports_timings = delivery.reports_timings
@@ -70,7 +64,8 @@ class HttpAnswer:
 
     async def _whole(self, send: Send) -> None:
         call, encoder = self._call, self._encoder
-        encoder.keep(await self._all_news())
+        while not call.is_over:
+            encoder.keep(await call.news())
         times = self._timings(call)
         body = msgspec.json.encode(encoder.whole(call, times if self._reports_timings else None))
         headers = [
@@ -81,22 +76,6 @@ class HttpAnswer:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-    async def _all_news(self) -> list[Piece]:
-        """Everything to the end. Of a whole answer the client has seen nothing: when its engine dies it is asked anew."""
-        call = self._call
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            pieces: list[Piece] = []
-            try:
-                while not call.is_over:
-                    pieces += await call.news()
-                return pieces
-            except Failure as failure:
-                if failure.finish.message != GONE or attempt == MAX_ATTEMPTS:
-                    raise
-            call.replay()
-            self._on_replay(call)
-        return []
 
     async def _stream(self, send: Send, pipe: Pipe) -> None:
         call, encoder = self._call, self._encoder

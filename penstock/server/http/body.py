@@ -2,24 +2,78 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from penstock.server.http.faults import ApiError, ErrorKind, invalid, unsupported
+from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid, unsupported
+from penstock.server.http.memory import trim_memory
 
 B = TypeVar("B", bound=msgspec.Struct)
 
 READ_S = 30.0
 """A body must have arrived after this time."""
+GRACE_S = 3.0
+LEAST_BYTES_PER_S = 4096
+"""A body that comes more slowly, after a moment of grace, is given up: its sender holds memory and gives nothing."""
+MAX_VALUES = 1 << 19
+"""Commas and colons of a body: what is beyond is longer to take apart than any context is worth."""
+MAX_NAMES = 1 << 17
+TRIM_BYTES = 1 << 20
+"""After a body of this size the memory it took goes back to the system."""
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _FIRST_NAME = re.compile(r"\w+")
 _BEYOND = re.compile(r"(<|>)=? ")
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+class BodiesInFlight:
+    """Bytes of bodies that are being received or taken apart, by tenant and in all. No tenant of several may have over half."""
+
+    def __init__(self, max_bytes: int, *, num_tenants: int) -> None:
+        self._max_bytes = max_bytes
+        self._share = max_bytes // 2 if num_tenants > 1 else max_bytes
+        self._num_bytes: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes.total()
+
+    @contextmanager
+    def open(self, tenant: str) -> "Iterator[BodyAccount]":
+        account = BodyAccount(self, tenant)
+        try:
+            yield account
+        finally:
+            self._num_bytes[tenant] -= account.num_bytes
+            if not self._num_bytes[tenant]:
+                del self._num_bytes[tenant]
+            if account.num_bytes >= TRIM_BYTES:
+                trim_memory()
+
+    def add(self, tenant: str, num_bytes: int) -> None:
+        if self.num_bytes + num_bytes > self._max_bytes or self._num_bytes[tenant] + num_bytes > self._share:
+            raise busy("too many large bodies are on their way; try again in a moment", 1)
+        self._num_bytes[tenant] += num_bytes
+
+
+class BodyAccount:
+    """What one body has taken so far."""
+
+    def __init__(self, bodies: BodiesInFlight, tenant: str) -> None:
+        self._bodies = bodies
+        self._tenant = tenant
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        self._bodies.add(self._tenant, num_bytes)
+        self.num_bytes += num_bytes
+
+
+async def read_body(request: Request, max_bytes: int, account: BodyAccount | None = None) -> bytes:
     """The whole body, unless it is too long or too slow: measured while it arrives, whatever its length claims."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(ErrorKind.ENCODING, "compressed bodies are not read; send it plain", code="unsupported_encoding")
@@ -28,13 +82,18 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     num_bytes = 0
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
     try:
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(GRACE_S) as patience:
             async for part in request.stream():
                 num_bytes += len(part)
                 if num_bytes > max_bytes:
                     raise _too_large(max_bytes)
+                if account is not None:
+                    account.add(len(part))
                 parts.append(part)
+                patience.reschedule(start_s + min(GRACE_S + num_bytes / LEAST_BYTES_PER_S, READ_S))
     except TimeoutError:
         raise ApiError(
             ErrorKind.BODY_TIMEOUT, "the body did not arrive in time; send it again", code="body_timeout"
@@ -47,6 +106,8 @@ def parse(data: bytes, type_: type[B], refused: Mapping[str, str]) -> tuple[B, t
 
     `refused` are known fields that are not served, with the way out.
     """
+    if data.count(b",") > MAX_VALUES or data.count(b":") > MAX_NAMES:
+        raise ApiError(ErrorKind.TOO_LARGE, "the body holds too many values; send several calls", code="body_too_large")
     try:
         raw = msgspec.json.decode(data)
     except RecursionError:

@@ -71,16 +71,10 @@ class Call:
         self.ended: list[Any] = []
         """What the meters keep of requests that have ended."""
         self._client = client
-        self._tokenizer = tokenizer
         self._num_choices = parameters.sampling.n
-        self._reset()
-
-    def _reset(self) -> None:
-        """Nothing has been asked of the engine yet."""
-        count, rules = len(self.prompts) * self._num_choices, self.parameters.rules
-        self.writers = [Writer(index, self._tokenizer, rules) for index in range(count)]
+        self.writers = [Writer(index, tokenizer, parameters.rules) for index in range(len(prompts) * self._num_choices)]
         self._num_unended = len(self.writers)
-        self._requests = [self._request(prompt) for prompt in self.prompts]
+        self._requests = [self._request(prompt) for prompt in prompts]
         self._streams: list[DeltaStream] = []
         self._fault: Exception | None = None
         self._queue: asyncio.Queue[tuple[int, list[Delta]]] | None = None
@@ -113,12 +107,6 @@ class Call:
                 asyncio.create_task(self._pump(number, stream, self._queue))
                 for number, stream in enumerate(self._streams)
             ]
-
-    def replay(self) -> None:
-        """Ask everything anew, under new request ids: nothing of what came before is kept."""
-        self.close()
-        self._reset()
-        self.start()
 
     async def news(self) -> list[Piece]:
         """What has arrived since the last time. Raises Failure when a choice ends badly."""

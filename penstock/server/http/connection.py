@@ -11,6 +11,8 @@ HEADERS_S = 10.0
 LOOK_S = 0.1
 """When a client's time is up we look once more: what it sent while we did not run has not been read yet."""
 MAX_HEADER_BYTES = 64 << 10
+MAX_PIPELINED = 16
+"""Requests that a client may send before it has read the answers to those before; one that sends more is cut off."""
 _ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 
@@ -22,6 +24,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         self._num_header_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_cut = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that connects ahead of its first request may be as silent as one between two requests."""
@@ -46,12 +49,35 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._is_cut = True
+            self.transport.abort()
+        if self._is_cut:
+            return
         super().on_message_begin()
         self._is_in_headers = True
         self._start_timer()
         self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
 
+    def on_url(self, url: bytes) -> None:
+        if not self._is_cut:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_cut:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_cut:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_cut:
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
+        if self._is_cut:
+            return
         self._is_in_headers = False
         self._num_header_bytes = 0
         self._stop_timer()
@@ -59,8 +85,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_writable(self) -> bool:
-        """What is written now does not wait behind much else."""
-        return not self.flow.write_paused and not self.transport.is_closing()
+        """What is written now does not wait behind much else, and its reader knows parts."""
+        is_old = self.scope["http_version"] == "1.0"
+        return not self.flow.write_paused and not self.transport.is_closing() and not is_old
 
     def write_part(self, data: bytes) -> None:
         """A part of a body of unknown length, headers sent: what `send` does, without its ceremony."""

@@ -21,7 +21,7 @@ from penstock.config import ServerConfig, is_loopback
 from penstock.errors import PenstockError
 from penstock.server.dialect import Dialect
 from penstock.server.http.answer import Json
-from penstock.server.http.faults import ApiError, ErrorKind, error_of, failed
+from penstock.server.http.faults import ApiError, ErrorKind, error_of, failed, invalid
 
 LOGGER = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/livez", "/readyz", "/", "/icon.svg")
@@ -89,6 +89,8 @@ class Guard:
         dialect = self._dialect_of(scope["path"], bool(headers.get(b"anthropic-version")))
         scope["penstock.dialect"] = dialect
         extra = self._cors(headers)
+        if scope.get("http_version") == "1.0":
+            send = WholeBody(send)
         status = 0
         is_stream = False
 
@@ -123,11 +125,16 @@ class Guard:
             self._on_end(scope, status, start_s)
 
     def _check(self, scope: Scope, headers: "_Headers") -> None:
+        is_old = scope.get("http_version") == "1.0"
+        if headers.num_hosts > 1 or (not headers.num_hosts and not is_old):
+            raise invalid("a request has one Host header; send one", code="invalid_http")
+        if is_old and headers.get(b"transfer-encoding"):
+            raise invalid("HTTP/1.0 has no Transfer-Encoding; send Content-Length, or HTTP/1.1", code="invalid_http")
         if headers.num_bytes > MAX_HEADER_BYTES or headers.count > MAX_HEADERS:
             raise ApiError(
                 ErrorKind.HEADERS, "the request has too many or too long headers; send fewer", code="headers_too_large"
             )
-        if self._checks_host and _host_name(headers.get(b"host")) not in self._hosts:
+        if self._checks_host and headers.num_hosts and _host_name(headers.get(b"host")) not in self._hosts:
             raise ApiError(
                 ErrorKind.PERMISSION,
                 "this host name is not one we go by; allow it with --allowed-host",
@@ -176,13 +183,36 @@ class Guard:
         ]
 
 
+class WholeBody:
+    """Sends an answer to a client of HTTP/1.0, which knows no parts: all of it at the end, with its length."""
+
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self._start: Any = None
+        self._parts: list[bytes] = []
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        self._parts.append(message.get("body", b""))
+        if message.get("more_body", False):
+            return
+        body = b"".join(self._parts)
+        kept = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
+        headers = [*kept, (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        await self._send(self._start | {"headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+
 class _Headers:
     """The first value of each header, and how much there is of all."""
 
     def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         self._values: dict[bytes, bytes] = {}
-        self.count = self.num_bytes = 0
+        self.count = self.num_bytes = self.num_hosts = 0
         for name, value in pairs:
+            self.num_hosts += name == b"host"
             self._values.setdefault(name, value)
             self.count += 1
             self.num_bytes += len(name) + len(value) + 4

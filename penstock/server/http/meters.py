@@ -178,6 +178,7 @@ class Meters:
             else ()
         )
         rate = admission.drain.per_s(time.monotonic())
+        num_lost = 0 if self.recorder is None else self.recorder.num_lost
         gauges = [
             Gauge("vllm:num_requests_running", "Sequences generating", lambda: load.num_running),
             Gauge("vllm:num_requests_waiting", "Sequences waiting", lambda: load.num_waiting),
@@ -193,8 +194,10 @@ class Meters:
             Gauge("penstock_engine_up", "1 while the engine is ready", lambda: float(client.is_ready)),
         ]
         counters = [
-            _counted("vllm:num_preemptions", "Sequences pushed out of the cache", load.num_preemptions),
+            _counted("vllm:num_preemptions", "Sequences preempted", load.num_preemptions),
             _counted("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
+            _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_stumbles),
+            _counted("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]

@@ -5,6 +5,7 @@ Runs of tokens are named by a keyed hash; the key is forgotten with the process,
 """
 
 import hashlib
+import logging
 import secrets
 from array import array
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.metrics.timeline import Outcome, Timeline
 
+LOGGER = logging.getLogger(__name__)
 BLOCK_TOKENS = 512
 
 
@@ -45,7 +47,9 @@ class TraceRecorder:
         try:
             self._file.write(msgspec.json.encode(line).decode() + "\n")
             self._file.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if not self.num_lost:
+                LOGGER.warning("--record cannot be written: %s; lines are lost and counted", error)
             self.num_lost += 1
 
     def close(self) -> None:

@@ -181,6 +181,8 @@ class TokenizeBody(Struct, kw_only=True):
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)] | None = None
     add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+    """Read text that spells a special token as that token (default: yes; the text of messages never is)"""
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 

@@ -1,5 +1,7 @@
 """/tokenize and /detokenize: the model's own tokens, for those who count."""
 
+from functools import partial
+
 from starlette.requests import Request
 
 from penstock.server.front import Front
@@ -7,17 +9,19 @@ from penstock.server.http.answer import Json
 from penstock.server.http.faults import invalid
 from penstock.server.openai.protocol import REFUSED, DetokenizeBody, TokenizeBody
 from penstock.server.openai.request import tokenize_chat
-from penstock.server.prepare import check_ids, encode, prompt_of_chat
+from penstock.server.prepare import INLINE_CHARACTERS, check_ids, check_size, encode, off_loop, prompt_of_chat
 
 
 async def tokenize(request: Request) -> Json:
     front: Front = request.app.state.front
-    begun = await front.read(request, TokenizeBody, REFUSED)
+    begun = await front.begin(request, TokenizeBody, REFUSED)
     body, model = begun.body, begun.model
     if (body.prompt is None) == (body.messages is None):
         raise invalid("send either prompt or messages", "prompt")
     if body.prompt is not None:
-        token_ids = await encode(model.tokenizer, body.prompt, special=body.add_special_tokens is not False)
+        check_size(model, [body.prompt], "prompt")
+        special, parses = body.add_special_tokens is not False, body.parse_special is not False
+        token_ids = await encode(model.tokenizer, body.prompt, special=special, parse_special=parses)
     else:
         token_ids = (await prompt_of_chat(model, tokenize_chat(body))).token_ids
     answer = {"count": len(token_ids), "max_model_len": model.facts.max_context, "tokens": token_ids}
@@ -28,7 +32,8 @@ async def tokenize(request: Request) -> Json:
 
 async def detokenize(request: Request) -> Json:
     front: Front = request.app.state.front
-    begun = await front.read(request, DetokenizeBody, REFUSED)
+    begun = await front.begin(request, DetokenizeBody, REFUSED)
     body, model = begun.body, begun.model
     check_ids(body.tokens, model.vocab_size, "tokens")
-    return Json({"prompt": model.tokenizer.decode(body.tokens, skip_special=bool(body.skip_special_tokens))})
+    decoding = partial(model.tokenizer.decode, body.tokens, skip_special=bool(body.skip_special_tokens))
+    return Json({"prompt": decoding() if len(body.tokens) <= INLINE_CHARACTERS else await off_loop(decoding)})

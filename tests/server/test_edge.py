@@ -1,0 +1,236 @@
+"""Nothing a client sends before it is served may cost others: bounds on bodies, texts, pipelines and places."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.core.request import Request, SamplingParams
+from penstock.server.http.admission import Admission
+from penstock.server.http.body import BodiesInFlight, parse
+from penstock.server.http.connection import MAX_PIPELINED
+from penstock.server.http.faults import ApiError
+from penstock.server.openai.protocol import CompletionBody
+from tests.server.serving import ROOT, Server, idle_client, serving, user
+
+
+def address(server: Server) -> tuple[str, int]:
+    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    return host, int(port)
+
+
+def exchange(server: Server, data: bytes) -> bytes:
+    """What comes back until the server closes, or says nothing more."""
+    with socket.create_connection(address(server), timeout=10.0) as client:
+        client.sendall(data)
+        parts = []
+        with contextlib.suppress(TimeoutError):
+            while part := client.recv(65536):
+                parts.append(part)
+                if b"\r\n\r\n" in b"".join(parts) and b"close" not in b"".join(parts).lower():
+                    break
+        return b"".join(parts)
+
+
+# Places
+
+
+def test_a_burst_that_fits_the_rows_is_taken():
+    client = idle_client(max_waiting=1, max_sequences=8)
+    admission = Admission(client, num_tenants=0)
+    for _ in range(9):
+        admission.enter("")
+        client.submit(Request(request_id=client.next_id(), prompt=(1,), params=SamplingParams()))
+    with pytest.raises(ApiError) as caught:
+        admission.enter("")
+    assert caught.value.status == 503
+
+
+def test_choices_and_prompt_tokens_are_counted_before_the_first_byte():
+    client = idle_client(max_waiting=2, max_sequences=2)
+    admission = Admission(client, num_tenants=0)
+    with pytest.raises(ApiError):
+        admission.reserve([(1,)], 5, "")
+    admission.reserve([(1,) * 2000], 1, "")
+    client.submit(Request(request_id=client.next_id(), prompt=(1,) * 600, params=SamplingParams()))
+    with pytest.raises(ApiError):
+        admission.reserve([(1,) * 600], 1, "")
+
+
+def test_a_body_that_trickles_takes_no_place():
+    with serving("--max-waiting", "1", "--max-sequences", "1") as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+        slow = [socket.create_connection(address(server)) for _ in range(8)]
+        try:
+            for client in slow:
+                client.sendall(head)
+            response = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 2})
+            assert response.status_code == 200
+        finally:
+            for client in slow:
+                client.close()
+
+
+# Bodies and texts
+
+
+def test_bytes_in_flight_are_bounded_by_tenant_and_in_all():
+    bodies = BodiesInFlight(100, num_tenants=2)
+    with bodies.open("a") as account, bodies.open("b") as other:
+        account.add(50)
+        with pytest.raises(ApiError) as caught:
+            account.add(1)
+        assert caught.value.status == 503
+        other.add(50)
+        with pytest.raises(ApiError):
+            other.add(1)
+    assert bodies.num_bytes == 0
+
+
+@pytest.mark.parametrize("data", [b'{"prompt": [' + b"1," * 600_000 + b"1]}", b"{" + b'"a":1,' * 200_000 + b'"b":1}'])
+def test_bodies_of_too_many_values_are_refused_unread(data):
+    with pytest.raises(ApiError) as caught:
+        parse(data, CompletionBody, {})
+    assert caught.value.status == 413
+
+
+def test_texts_longer_than_any_context_are_refused_before_they_are_tokenized(server: Server):
+    text = "a" * (12 << 20)
+    for path, body in {
+        "/v1/completions": {"prompt": text},
+        "/v1/chat/completions": {"messages": user(text)},
+        "/tokenize": {"prompt": text},
+    }.items():
+        response = server.post(path, body)
+        assert response.status_code == 400, path
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_special_tokens_in_a_tokenized_text_follow_the_flag(server: Server):
+    plain = server.post("/tokenize", {"prompt": "abc", "parse_special": False})
+    assert plain.json()["tokens"] == server.post("/tokenize", {"prompt": "abc"}).json()["tokens"]
+
+
+# Connections
+
+
+def test_a_client_that_sends_without_reading_is_cut_off(server: Server):
+    flood = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000
+    is_cut = False
+    with socket.create_connection(address(server), timeout=10.0) as client:
+        for _ in range(50):
+            try:
+                client.sendall(flood)
+            except OSError:
+                is_cut = True
+                break
+    assert is_cut
+    assert server.get("/livez").status_code == 200
+
+
+def test_some_pipelining_is_served(server: Server):
+    count = MAX_PIPELINED // 2
+    data = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * count
+    with socket.create_connection(address(server), timeout=10.0) as client:
+        client.sendall(data)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < count:
+            received += client.recv(65536)
+
+
+BODY = json.dumps({"prompt": "abc", "max_tokens": 8, "stream": True}).encode()
+
+
+def test_old_clients_get_no_parts(server: Server):
+    head = b"POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    answer = exchange(server, head + BODY)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 200 " in head.split(b"\r\n")[0]
+    assert b"chunked" not in head.lower()
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) == len(body)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nAccept: */*\r\n\r\n",
+        b"POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_ambiguous_requests_are_refused(server: Server, head: bytes):
+    assert b" 400 " in exchange(server, head).split(b"\r\n")[0]
+
+
+# The machine
+
+
+def test_an_unwritable_error_stream_stops_nothing():
+    """The log goes to a full disk: a hung engine is still replaced, and a signal still drains."""
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "penstock",
+                "serve",
+                "oracle:",
+                "--port",
+                "0",
+                "--num-blocks",
+                "64",
+                "--hang-s",
+                "1",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            url = next(found.group() for line in process.stdout if (found := re.search(r"http://[^/\s]+", line)))
+            first = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+            os.kill(first, signal.SIGSTOP)
+            deadline_s = time.monotonic() + 60
+            while time.monotonic() < deadline_s:
+                response = httpx.post(url + "/v1/completions", json={"prompt": "abc", "max_tokens": 2}, timeout=60.0)
+                if response.status_code == 200:
+                    break
+            assert response.status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def test_a_whole_answer_outlives_its_engine():
+    with serving(model="oracle:step_ms=20") as server:
+        expected = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 60, "temperature": 0}).json()
+        answers = []
+
+        def ask() -> None:
+            answers.append(server.post("/v1/completions", {"prompt": "abc", "max_tokens": 60, "temperature": 0}))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while not server.metric("vllm:num_requests_running"):
+            pass
+        os.kill(server.engine_pid, signal.SIGKILL)
+        asking.join(60)
+        assert answers[0].status_code == 200
+        assert answers[0].json()["choices"] == expected["choices"]
