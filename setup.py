@@ -45,5 +45,5 @@ setup(
             extra_link_args=["-pthread", "-static-libstdc++"],
             optional=True,
         )
-    ]
+    ],
 )
