@@ -180,6 +180,8 @@ class ServerConfig:
     """How long the engine may be silent before it is replaced; one step may take six times as long"""
     stall_s: float = 60.0
     """How long a client may stop reading before it is cut off"""
+    data_dir: Path | None = None
+    """Directory for files, batches and responses, kept from run to run; without one they last as long as the server"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
     log_level: LogLevel = "info"

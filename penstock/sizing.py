@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.core.lanes import Lanes
 from penstock.core.limits import Limits
 from penstock.core.order import ORDERS
 from penstock.core.scheduler import Scheduler
@@ -142,7 +143,8 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
         num_kept_blocks=sizing.num_kept_blocks,
     )
     batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
-    return Scheduler(limits, ORDERS["first-come" if asked.order == "auto" else asked.order](), batching)
+    order = ORDERS["first-come" if asked.order == "auto" else asked.order]()
+    return Scheduler(limits, Lanes(order), batching)
 
 
 def _does_not_fit(config: EngineConfig, memory: Memory, block_bytes: int, num_fitting: int) -> str:

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "draft": ("errors", "core"),
     "engine": ("errors", "core", "config", "sizing", "metrics", "draft"),
     "server": (
-        "errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config",
+        "errors", "engine.client", "core.request", "core.batch", "text", "metrics", "config", "store",
         "calculate", "advise", "doctor", "cost.hardware", "models.catalog",
     ),
     "router": ("errors", "core", "metrics", "config", "gateway"),
@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "advise": ("errors", "calculate", "cost"),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "metrics"),
+    "conform": (),
     "files": ("errors", "formats", "models", "text"),
     "completion": ("errors", "core", "text"),
     "console": ("errors", "docstrings"),

@@ -26,8 +26,15 @@ from penstock.server.front import Front
 from penstock.server.http.connection import Connection
 from penstock.server.http.record import TraceRecorder
 from penstock.server.http.trace import SpanTracer
+from penstock.server.jobs.endpoints import JobFloor
+from penstock.server.jobs.runner import BatchRunner
+from penstock.server.jobs.service import Jobs
+from penstock.server.responses.routes import resume_background
+from penstock.server.responses.service import make_responses
 from penstock.server.served import ServedModel, ServedModels
 from penstock.server.text import Text
+from penstock.store import jobs, responses
+from penstock.store.storage import open_storage
 
 LOGGER = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
@@ -79,7 +86,10 @@ class Serving:
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = _bind(self._config.host, self._config.port)
-        http = _HttpServer(make_app(self._front))
+        storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA))
+        service = make_responses(self._front, storage.database)
+        runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
+        http = _HttpServer(make_app(self._front, service, runner))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._client.run())
@@ -87,6 +97,8 @@ class Serving:
         listening = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
+            await resume_background(service)
+            await runner.resume()
             await _first(supervisor, asyncio.create_task(self._stopping.wait()))
             if supervisor.done():
                 await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
@@ -97,10 +109,13 @@ class Serving:
         finally:
             sweeper.cancel()
             http.should_exit = True
+            await service.background.stop()
+            await runner.stop()
             await self._client.stop()
             await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
             if self._front.tracer is not None:
                 self._front.tracer.close()
+            storage.close()
 
     async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> bool:
         """Load words and weights at the same time; whatever fails first is what is told. False if a signal came first."""

@@ -1,9 +1,11 @@
 """The words of a model by its name: what the server needs of it beside the engine."""
 
+from collections import Counter
+
 from penstock.assembly.machines import is_arithmetic
 from penstock.console.progress import ProgressBar
-from penstock.files import dummy_spec, no_words, open_files
-from penstock.server.text import Text
+from penstock.files import ModelFiles, dummy_spec, no_words, open_files
+from penstock.server.text import ModelCard, Text
 from penstock.text.stream.styles import style_of_template
 from penstock.text.template.chat import ChatTemplate
 from penstock.text.tokenizer.byte_level import byte_tokenizer
@@ -29,4 +31,20 @@ def open_text(model: str) -> Text:
         raise no_words(model)
     files = open_files(model)
     template = files.chat_template
-    return Text(files.tokenizer, template, None if template is None else style_of_template(template.source))
+    style = None if template is None else style_of_template(template.source)
+    return Text(files.tokenizer, template, style, _card(files))
+
+
+def _card(files: ModelFiles) -> ModelCard:
+    spec, checkpoint = files.spec, files.checkpoint
+    sizes: Counter[str] = Counter()
+    for name in checkpoint.names:
+        tensor = checkpoint.tensor(name)
+        sizes[tensor.dtype] += tensor.num_bytes
+    return ModelCard(
+        family=spec.architecture,
+        num_parameters=spec.num_parameters,
+        file_format="gguf" if files.is_gguf else "safetensors",
+        quantization=sizes.most_common(1)[0][0] if sizes else "",
+        size_bytes=sizes.total(),
+    )

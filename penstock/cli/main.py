@@ -41,6 +41,10 @@ COMMANDS: Mapping[str, Command] = {
     "top": Command("penstock.cli.top", "Watch a running server: who runs, who waits, how fast tokens come"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
     "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
+    "batch run": Command(
+        "penstock.cli.batch.run", "Answer a file of requests without a server; goes on where it was stopped"
+    ),
+    "conform": Command("penstock.cli.conform.run", "Judge any server through the real clients of three dialects"),
     "pull": Command("penstock.cli.pull", "Fetch a model"),
     "list": Command("penstock.cli.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.show_model", "Tell what a model is made of and what it takes"),

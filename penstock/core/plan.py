@@ -10,6 +10,8 @@ from penstock.core.limits import Limits
 from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence
 
+BATCH_LANE_TOKENS = 128
+"""Tokens of a step in which nobody is waited for: whoever comes meanwhile waits for such a step to end."""
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
 
@@ -33,6 +35,9 @@ class StepPlan:
         """Prompts under way come before those that are let in, so that the budget lets nobody in before they are all launched
         to their ends: whoever begins like one of them finds all of it."""
         roster = self._roster
+        is_idle = not roster.is_contended
+        if is_idle:
+            self.budget = min(self.budget, BATCH_LANE_TOKENS)
         prompts = self.add_decodes()
         if prompts:
             for sequence in sorted(prompts, key=roster.order.rank):
@@ -65,8 +70,11 @@ class StepPlan:
                 return prompts  # a whole batch computes all its prompts before it generates
         prompts = []
         capacity, sequences, chunks = self._limits.block_size, self.sequences, self.chunks
+        yields = bool(roster.batch) and roster.is_contended
         for index, sequence in enumerate(running):
             row = sequence.row
+            if yields and sequence.request.is_batch:
+                continue  # stands still, with all it has, until nobody else needs the engine
             if row is None or sequence.num_verifying:
                 continue  # pushed out by one planned before it, or of unknown length until its drafts are judged
             if not sequence.holds_next:
@@ -169,12 +177,16 @@ class StepPlan:
         opens_s = roster.opens_s
         if opens_s is None or opens_s > roster.now or (is_whole and roster.running):
             return
-        while roster.has_row and (is_whole or self.budget > 0):
+        while is_whole or self.budget > 0:
             sequence = roster.order.peek()
-            if sequence is None:
+            if sequence is None or (sequence.request.is_batch and roster.is_contended):
+                return
+            if not roster.has_row and not self._preempt_batch(sequence):
                 return
             num_cached = self._claim(sequence, is_whole)
             if num_cached is None:
+                if self._preempt_batch(sequence):
+                    continue
                 if roster.running or not self._pool.num_pinned:
                     return
                 self._pool.unpin_all()
@@ -182,6 +194,17 @@ class StepPlan:
             row = roster.enter(sequence, num_cached)
             if self.budget > 0:
                 self._add_prompt(sequence, row)
+
+    def _preempt_batch(self, needy: Sequence) -> bool:
+        """The last batch sequence that came in leaves, for one that somebody waits for; False if there is none."""
+        batch = self._roster.batch
+        if not batch or needy.request.is_batch:
+            return False
+        victim = next(reversed(batch))
+        self.withdraw(victim)
+        self._roster.preempt(victim)
+        self.num_preemptions += 1
+        return True
 
     def _claim(self, sequence: Sequence, is_whole: bool) -> int | None:
         """Blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no room.

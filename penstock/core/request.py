@@ -145,6 +145,10 @@ class Request:
     """What the client expects the answer to be: drafts, if anybody drafts."""
     speculate: int | None = None
     """Drafts to check in each step; 0 for none, None leaves it to the engine."""
+    pins: tuple[tuple[int, float], ...] = ()
+    """(tokens, seconds): the prompt's first tokens stay in the prefix cache for so long after they are computed."""
+    is_batch: bool = False
+    """Nobody waits for it: it runs only while nobody else does."""
     adapter: str = ""
     """Identity of the weights laid over the model; part of every block's hash."""
     resumed: tuple[tuple[int, ...], ...] = ()
@@ -159,6 +163,9 @@ class Request:
         if self.speculate is not None:
             _check_int("speculate", self.speculate, 0, MAX_SPECULATE)
         _check_int("priority", self.priority, -(2**31), 2**31)
+        for num_tokens, ttl_s in self.pins:
+            _check_int("pins", num_tokens, 0, len(self.prompt))
+            _check_number("pins", ttl_s, 0.0, MAX_TIME_S)
         _check_number("arrival_s", self.arrival_s, -MAX_TIME_S, MAX_TIME_S)
         if self.deadline_s is not None:
             _check_number("deadline_s", self.deadline_s, -MAX_TIME_S, MAX_TIME_S)

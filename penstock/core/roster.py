@@ -18,9 +18,11 @@ class Roster:
         "_max_sequences",
         "_pool",
         "_rows",
+        "batch",
         "batching",
         "behind",
         "now",
+        "num_batch_waiting",
         "num_epochs",
         "num_waiting_tokens",
         "order",
@@ -39,6 +41,10 @@ class Roster:
         """Running sequences that are not fast-forwarding."""
         self.behind: dict[Sequence, None] = {}
         """Those running whose prompt is not computed yet."""
+        self.batch: dict[Sequence, None] = {}
+        """Those running that nobody waits for."""
+        self.num_batch_waiting = 0
+        """Those waiting that nobody waits for; they count for no bound of the others."""
         self.num_waiting_tokens = 0
         self._pool = pool
         self._max_sequences = limits.max_sequences
@@ -54,6 +60,14 @@ class Roster:
     def has_row(self) -> bool:
         """One more could be inside."""
         return bool(self._rows)
+
+    @property
+    def is_contended(self) -> bool:
+        """Somebody is inside, or first in order, for whom somebody waits: batch sequences stand back."""
+        if len(self.running) > len(self.batch):
+            return True
+        first = self.order.peek() if self.waiting_since is not None else None
+        return first is not None and not first.request.is_batch
 
     @property
     def opens_s(self) -> float | None:
@@ -77,14 +91,18 @@ class Roster:
         held = [sequence for sequence in self.order if sequence.blocks or sequence.is_running]
         if held:
             raise RuntimeError(f"waiting sequences hold blocks or rows: {held}")
-        waiting_tokens = sum(len(sequence.tokens) for sequence in self.order)
+        if [sequence for sequence in self.running if sequence.request.is_batch] != list(self.batch):
+            raise RuntimeError("batch sequences that run and those counted as such differ")
+        if sum(sequence.request.is_batch for sequence in self.order) != self.num_batch_waiting:
+            raise RuntimeError("batch sequences that wait are not counted right")
+        waiting_tokens = sum(len(sequence.tokens) for sequence in self.order if not sequence.request.is_batch)
         if waiting_tokens != self.num_waiting_tokens:
             raise RuntimeError(f"{waiting_tokens} tokens wait but {self.num_waiting_tokens} are counted")
 
     def wait(self, sequence: Sequence) -> None:
         sequence.is_waiting = True
         self.order.push(sequence)
-        self.num_waiting_tokens += len(sequence.tokens)
+        self._count_waiting(sequence, 1)
         if self.waiting_since is None:
             self.waiting_since = self.now
 
@@ -101,6 +119,8 @@ class Roster:
         self._stop_waiting(sequence)
         sequence.parent = None
         self.running[sequence] = self.present[sequence] = None
+        if sequence.request.is_batch:
+            self.batch[sequence] = None
         self.num_epochs += 1
         row = self._rows.pop()
         sequence.enter(row, num_cached, self.num_epochs)
@@ -114,6 +134,7 @@ class Roster:
             self._rows.append(sequence.row)
         del self.running[sequence]
         self.present.pop(sequence, None)
+        self.batch.pop(sequence, None)
         self.behind.pop(sequence, None)
         self._pool.release(sequence)
         sequence.leave()
@@ -147,9 +168,15 @@ class Roster:
 
     def _stop_waiting(self, sequence: Sequence) -> None:
         sequence.is_waiting = False
-        self.num_waiting_tokens -= len(sequence.tokens)
+        self._count_waiting(sequence, -1)
         if not len(self.order):
             self.waiting_since = None
+
+    def _count_waiting(self, sequence: Sequence, change: int) -> None:
+        if sequence.request.is_batch:
+            self.num_batch_waiting += change
+        else:
+            self.num_waiting_tokens += change * len(sequence.tokens)
 
 
 def _epoch(sequence: Sequence) -> int:

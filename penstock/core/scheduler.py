@@ -62,7 +62,7 @@ class Scheduler:
     @property
     def load(self) -> SchedulerLoad:
         roster = self.roster
-        num_waiting = 0 if roster.waiting_since is None else len(self._order)
+        num_waiting = 0 if roster.waiting_since is None else len(self._order) - roster.num_batch_waiting
         usage_fraction = self.pool.usage_fraction
         return make(
             SchedulerLoad,
@@ -119,13 +119,15 @@ class Scheduler:
         limit = self.limits.longest(request)
         num_choices = request.params.n
         roster = self.roster
-        num_free_rows = max(self.limits.max_sequences - len(roster.running), 0)
-        if len(roster.order) + num_choices > self.limits.max_waiting + num_free_rows:
-            raise CapacityError(
-                f"{len(roster.order):,} requests wait already, of at most {self.limits.max_waiting:,}; try later"
-            )
+        num_free_rows = max(self.limits.max_sequences - len(roster.running) + len(roster.batch), 0)
+        num_waiting, most = len(roster.order) - roster.num_batch_waiting, self.limits.max_waiting
+        if request.is_batch:  # in places of their own, half as many
+            num_waiting, most, num_free_rows = roster.num_batch_waiting, max(most // 2, num_choices), 0
+        if num_waiting + num_choices > most + num_free_rows:
+            raise CapacityError(f"{num_waiting:,} requests wait already, of at most {most:,}; try later")
         num_tokens = roster.num_waiting_tokens
-        if num_tokens and num_tokens + len(request.prompt) > self.limits.max_waiting_tokens:
+        is_too_much = num_tokens + len(request.prompt) > self.limits.max_waiting_tokens
+        if num_tokens and is_too_much and not request.is_batch:
             raise CapacityError(
                 f"{num_tokens:,} prompt tokens wait already, of at most {self.limits.max_waiting_tokens:,}; try later"
             )
@@ -280,6 +282,8 @@ class Scheduler:
             sequence.drafts = output.drafts[index]
         if sequence.num_computed >= (sequence.num_published + 1) * self.limits.block_size:
             self.pool.publish(sequence, sequence.num_computed)
+        if sequence.request.pins and drawn and not sequence.is_prefix_reported and not sequence.choice:
+            self._pin_prompt(sequence.request)
         logprobs = output.logprobs[index][: len(drawn)] if output.logprobs else ()
         prompt_logprobs = (
             sequence.unreported_prompt_logprobs(chunk, output.prompt_logprobs[index]) if output.prompt_logprobs else ()
@@ -289,6 +293,13 @@ class Scheduler:
         if not drawn and not prompt_logprobs:
             return None
         return sequence.report(drawn, None, logprobs, prompt_logprobs, drafts)
+
+    def _pin_prompt(self, request: Request) -> None:
+        """Its prompt is computed: what it asked to be kept of it is."""
+        match = self.pool.match(Sequence(request, 0, 0, 0))
+        for num_tokens, ttl_s in request.pins:
+            blocks = match.blocks[: num_tokens // self.limits.block_size]
+            self.pool.pin(match._replace(blocks=blocks), self.roster.now + ttl_s)
 
     def _retract(self, sequence: Sequence, last_epoch: int, chunk: Chunk) -> None:
         """A chunk was not computed: whoever took what it was to write as cached leaves, and comes back to compute it."""

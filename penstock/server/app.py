@@ -10,10 +10,20 @@ from starlette.requests import Request
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
+from penstock.server.anthropic import dialect as anthropic
+from penstock.server.anthropic.protocol import CountBody, MessagesBody
+from penstock.server.anthropic.routes import count_tokens, create_message
 from penstock.server.dialect import Dialect
 from penstock.server.front import Front
 from penstock.server.http import docs, health
 from penstock.server.http.guard import Guard
+from penstock.server.jobs import batches, files
+from penstock.server.jobs.protocol import BatchBody
+from penstock.server.jobs.runner import BatchRunner
+from penstock.server.ollama import catalogue
+from penstock.server.ollama import dialect as ollama
+from penstock.server.ollama import routes as ollama_routes
+from penstock.server.ollama.protocol import EmbedBody, GenerateBody, LegacyEmbedBody, NameBody, OllamaChatBody
 from penstock.server.openai import dialect as openai
 from penstock.server.openai.chat import complete_chat
 from penstock.server.openai.completions import complete_text
@@ -28,6 +38,10 @@ from penstock.server.openai.protocol import (
     TokenizeBody,
 )
 from penstock.server.openai.tokens import detokenize, tokenize
+from penstock.server.responses import conversations
+from penstock.server.responses import routes as responses
+from penstock.server.responses.protocol import ConversationBody, ConversationItemsBody, InputBody, ResponseBody
+from penstock.server.responses.service import Responses
 from penstock.server.ui.routes import ROWS as UI_ROWS
 
 LOGGER = logging.getLogger(__name__)
@@ -55,6 +69,41 @@ ROUTES = (
     Route("POST", "/v1/rerank", rerank, "Order documents by nearness to a query", RerankBody, ("/rerank",)),
     Route("POST", "/tokenize", tokenize, "Text or messages to token ids", TokenizeBody, ("/v1/tokenize",)),
     Route("POST", "/detokenize", detokenize, "Token ids to text", DetokenizeBody, ("/v1/detokenize",)),
+    Route("POST", "/v1/responses", responses.create_response, "Make a response", ResponseBody, ("/responses",)),
+    Route("POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Count tokens of an input", InputBody),
+    Route("GET", "/v1/responses/{id}", responses.retrieve_response, "A response that is kept"),
+    Route("DELETE", "/v1/responses/{id}", responses.delete_response, "Forget a response"),
+    Route("POST", "/v1/responses/{id}/cancel", responses.cancel_response, "Give up a background response"),
+    Route("GET", "/v1/responses/{id}/input_items", responses.list_input_items, "What a response was made from"),
+    Route("POST", "/v1/conversations", conversations.create_conversation, "Begin a conversation", ConversationBody),
+    Route("GET", "/v1/conversations/{id}", conversations.retrieve_conversation, "A conversation"),
+    Route("POST", "/v1/conversations/{id}", conversations.update_conversation, "Change its metadata", ConversationBody),
+    Route("DELETE", "/v1/conversations/{id}", conversations.delete_conversation, "Forget a conversation"),
+    Route("GET", "/v1/conversations/{id}/items", conversations.list_items, "What was said in it"),
+    Route("POST", "/v1/conversations/{id}/items", conversations.add_items, "Say more", ConversationItemsBody),
+    Route("GET", "/v1/conversations/{id}/items/{item}", conversations.retrieve_item, "One item of it"),
+    Route("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item, "Forget an item"),
+    Route("POST", "/v1/files", files.upload_file, "Leave a file"),
+    Route("GET", "/v1/files", files.list_files, "Files that are kept"),
+    Route("GET", "/v1/files/{id}", files.retrieve_file, "About a file"),
+    Route("GET", "/v1/files/{id}/content", files.file_content, "A file"),
+    Route("DELETE", "/v1/files/{id}", files.delete_file, "Delete a file"),
+    Route("POST", "/v1/batches", batches.create_batch, "Answer a file of requests, in idle moments", BatchBody),
+    Route("GET", "/v1/batches", batches.list_batches, "Batches"),
+    Route("GET", "/v1/batches/{id}", batches.retrieve_batch, "How far a batch is"),
+    Route("POST", "/v1/batches/{id}/cancel", batches.cancel_batch, "Give up the rest of a batch"),
+    Route("POST", "/v1/messages", create_message, "Answer a message, as Anthropic's API does", MessagesBody),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, "Count the tokens of messages", CountBody),
+    Route("POST", "/api/chat", ollama_routes.chat, "Answer a chat, as Ollama's API does", OllamaChatBody),
+    Route("POST", "/api/generate", ollama_routes.generate, "Answer or continue a prompt", GenerateBody),
+    Route("POST", "/api/embed", ollama_routes.embed, "Turn texts into vectors", EmbedBody),
+    Route("POST", "/api/embeddings", ollama_routes.embed_legacy, "Turn a text into a vector", LegacyEmbedBody),
+    Route("GET", "/api/tags", catalogue.tags, "What is served"),
+    Route("GET", "/api/ps", catalogue.processes, "What is loaded"),
+    Route("POST", "/api/show", catalogue.show, "One model", NameBody),
+    Route("POST", "/api/pull", catalogue.pull, "Have a model here", NameBody),
+    Route("DELETE", "/api/delete", catalogue.delete, "Delete a model that is not served", NameBody),
+    Route("GET", "/api/version", catalogue.version, "The version of Ollama's API"),
     Route("GET", "/v1/models", list_models, "What is served", None, ("/models",)),
     Route("GET", "/v1/models/{name:path}", show_model, "One model", None, ("/models/{name:path}",)),
     Route("GET", "/livez", health.live, "Does the server live?"),
@@ -68,8 +117,8 @@ ROUTES = (
 )
 
 
-def make_app(front: Front) -> Guard:
-    """The application to serve. `front` is shared by all requests."""
+def make_app(front: Front, service: Responses, runner: BatchRunner) -> Guard:
+    """The application to serve. `front` is shared by all requests; the others belong to one API each."""
     by_path: dict[str, dict[str, Handler]] = {}
     for route in ROUTES:
         for path in (route.path, *route.aliases):
@@ -82,13 +131,18 @@ def make_app(front: Front) -> Guard:
     router = Router(routes, redirect_slashes=False)
     guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_trace, front))
     guard.state.front = front
+    guard.state.responses = service
+    guard.state.jobs = runner.jobs
+    guard.state.batch_runner = runner
     guard.state.routes = ROUTES
     return guard
 
 
 def dialect_of(path: str, is_anthropic: bool) -> Dialect:
     """How answers on a path are worded, errors of paths that are not there included."""
-    return openai.DIALECT
+    if path.startswith("/v1/messages") or (is_anthropic and path.startswith("/v1/models")):
+        return anthropic.DIALECT
+    return ollama.DIALECT if path.startswith("/api/") else openai.DIALECT
 
 
 def _count(front: Front, scope: dict[str, Any], status: int) -> None:

@@ -185,10 +185,15 @@ class Front:
             await asyncio.sleep(0.02)
 
 
+def tenant_of(request: Request) -> str:
+    tenant: str = request.scope.get("penstock.tenant", "")
+    return tenant
+
+
 def caller_of(request: Request) -> Caller:
     scope = request.scope
     return Caller(
-        tenant=scope.get("penstock.tenant", ""),
+        tenant=tenant_of(request),
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
         request_id=scope.get("penstock.request_id", b"").decode(),
     )

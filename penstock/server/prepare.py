@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from penstock.core.request import SamplingParams
 from penstock.errors import RequestError
 from penstock.server.forms import checked_grammar
-from penstock.server.generation import Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
+from penstock.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.server.http.call import Call, CallParameters
 from penstock.server.http.faults import Overflow, invalid, unsupported
 from penstock.server.served import ServedModel
@@ -28,6 +28,8 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 
 R = TypeVar("R")
 
+PROBE = "\x02"
+"""A message that no chat has: where prompts with it part is where its place begins."""
 INLINE_CHARACTERS = 16_384
 """Longer texts are tokenized on another thread, so that nobody waits for them."""
 MAX_CHARACTERS_PER_TOKEN = 32
@@ -46,9 +48,10 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     if isinstance(prompt, Chat):
         rendered = await prompt_of_chat(model, prompt)
         prompts, text, continues = [rendered.token_ids], rendered.text, False
+        pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
     else:
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
-        text, continues = "", True
+        text, continues, pins = "", True, ()
     if generation.kept_prompt_tokens is not None:
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
     if len(prompts) * (sampling.n or 1) > MAX_CHOICES:
@@ -67,14 +70,59 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         priority=generation.priority,
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
         tenant=caller.tenant,
-        salt=f"{caller.tenant}/{generation.cache.salt}",
+        salt=_salt(caller.tenant, generation.cache),
+        pins=pins,
+        is_batch=caller.is_batch,
         prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
         speculate=generation.speculate,
     )
     call = Call(model.client, model.tokenizer, prompts, parameters)
     _check(call, model, generation.param)
-    model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
+    if not caller.is_batch:
+        model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
     return call
+
+
+def _salt(tenant: str, hints: CacheHints) -> str:
+    return f"{tenant}/{hints.salt}"
+
+
+async def _pins(
+    model: ServedModel, tenant: str, chat: Chat, prompt: PromptTokens, hints: CacheHints
+) -> tuple[tuple[int, float], ...]:
+    """What of the prompt is kept in the prefix cache, and how long: as asked, as far as there is room."""
+    if not hints.pins or chat.earlier:
+        return ()
+    wanted = tuple([(await _num_tokens_of(model, chat, prompt, pin.num_messages), pin.ttl_s) for pin in hints.pins])
+    facts = model.facts
+    return model.pins.grant(
+        tenant,
+        _salt(tenant, hints),
+        prompt.token_ids,
+        wanted,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        now=time.monotonic(),
+    )
+
+
+async def _num_tokens_of(model: ServedModel, chat: Chat, prompt: PromptTokens, num_messages: int) -> int:
+    """How many tokens the chat's first messages are: as far as another chat that begins with them has the same prompt."""
+    if num_messages >= len(chat.messages):
+        return len(prompt.token_ids)
+    probe = ChatMessage(role="user", content=PROBE)
+    other = replace(
+        chat, messages=(*chat.messages[:num_messages], probe), adds_generation_prompt=False, continues_final=False
+    )
+    num_shared = _num_alike(prompt.text, (await prompt_of_chat(model, other)).text)
+    token_ids = await encode(model.tokenizer, prompt.text[:num_shared], special=False)
+    return _num_alike(token_ids, prompt.token_ids)
+
+
+def _num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How far two begin alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _refuse_what_is_not_served(generation: Generation) -> None:

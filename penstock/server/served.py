@@ -13,6 +13,7 @@ from penstock.server.http.admission import Admission
 from penstock.server.http.call import greedy_canary
 from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.server.http.meters import Meters
+from penstock.server.pins import PinLedger
 from penstock.server.text import Text
 from penstock.server.ui.live import LiveView
 from penstock.text.tokenizer.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class ServedModel:
         self.client = client
         self.admission = Admission(client, num_tenants=num_tenants)
         self.meters = Meters(client, self.admission)
+        self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
         self._text: Text | None = None
         self._canary_s = -1e9

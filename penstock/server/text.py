@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.compose import Markers
@@ -10,12 +11,27 @@ from penstock.text.template.chat import ChatTemplate
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
 
+class ModelCard(NamedTuple):
+    """What people are told of a model beside its name."""
+
+    family: str = ""
+    """Its architecture."""
+    num_parameters: int = 0
+    file_format: str = ""
+    quantization: str = ""
+    size_bytes: int = 0
+
+
+NO_CARD = ModelCard()
+
+
 @dataclass(frozen=True)
 class Text:
     tokenizer: Tokenizer
     template: ChatTemplate | None = None
     """None for a model that was not made for chats."""
     style: ReasoningStyle | None = None
+    card: ModelCard = NO_CARD
 
     @cached_property
     def grammars(self) -> GrammarCompiler:

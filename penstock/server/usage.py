@@ -17,11 +17,16 @@ class Usage(NamedTuple):
     num_draft: int
     """Drafts checked, whoever guessed them."""
     num_accepted_draft: int
+    num_written: int = 0
+    """Prompt tokens that were put into the prefix cache to stay there."""
+    written_by_ttl: tuple[tuple[float, int], ...] = ()
+    """The same, by how many seconds they stay."""
 
 
 def usage_of(call: Call) -> Usage:
     """A prompt counts once however many choices it has; what was cached of it is known from its first choice."""
     num_choices = call.parameters.sampling.n
+    written = _written(call)
     return Usage(
         num_prompt=sum(map(len, call.prompts)),
         num_cached=sum(writer.num_cached for writer in call.writers[::num_choices]),
@@ -31,4 +36,18 @@ def usage_of(call: Call) -> Usage:
         num_rejected=sum(writer.predicted[0] - writer.predicted[1] for writer in call.writers),
         num_draft=sum(writer.drafted[0] for writer in call.writers),
         num_accepted_draft=sum(writer.drafted[1] for writer in call.writers),
+        num_written=sum(count for _, count in written),
+        written_by_ttl=written,
     )
+
+
+def _written(call: Call) -> tuple[tuple[float, int], ...]:
+    """Tokens that were to be kept and had not been found: each counts for the first pin that covers it."""
+    written = []
+    for writer in call.writers[:: call.parameters.sampling.n]:
+        start = writer.num_cached
+        for num_tokens, ttl_s in sorted(call.parameters.pins):
+            if num_tokens > start and writer.num_tokens:
+                written.append((ttl_s, num_tokens - start))
+                start = num_tokens
+    return tuple(written)

@@ -95,6 +95,15 @@ def test_a_stop_string_found_at_once_ends_the_call_and_frees_what_it_held() -> N
     run(law, config_of("oracle:step_ms=2"))
 
 
+def test_news_that_a_dialect_has_no_words_for_are_no_part() -> None:
+    async def law(client: EngineClient) -> None:
+        pipe = Memory()
+        await follow(call_of(client, b"silent"), pipe, lambda pieces: b"")
+        assert pipe.num_parts == 0
+
+    run(law, config_of("oracle:step_ms=2"))
+
+
 def test_a_call_that_cannot_be_told_fails_alone() -> None:
     def broken(pieces: list[Piece]) -> bytes:
         raise ZeroDivisionError

@@ -9,7 +9,7 @@ queue lately.
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from penstock.engine.client import DeltaStream, EngineClient, Facts
 from penstock.server.http.faults import ApiError, Headers, busy
@@ -58,12 +58,15 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests nobody has begun to answer, those on the way to the engine included."""
-        return sum(1 for stream in self._client.streams if not stream.is_started)
+        return sum(1 for _ in self._waiting())
 
     def position(self, stream: DeltaStream) -> int:
         """Place among those nobody has begun to answer, 1 for the next."""
-        waiting = (one for one in self._client.streams if not one.is_started)
-        return next((place for place, one in enumerate(waiting, 1) if one is stream), 0)
+        return next((place for place, one in enumerate(self._waiting(), 1) if one is stream), 0)
+
+    def _waiting(self) -> Iterator[DeltaStream]:
+        """Batch requests stand behind everybody, and are in nobody's way."""
+        return (one for one in self._client.streams if not one.is_started and not one.request.is_batch)
 
     def eta_s(self, position: int) -> float | None:
         """When that place comes up, as things have been going; None if nothing has moved lately."""
@@ -76,13 +79,13 @@ class Admission:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of all requests that have not ended, running or waiting."""
-        return sum(stream.request.params.n for stream in self._client.streams)
+        """Sequences of all requests that have not ended, running or waiting; batch requests are in nobody's way."""
+        return sum(stream.request.params.n for stream in self._client.streams if not stream.request.is_batch)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens of requests nobody has begun to answer."""
-        return sum(len(stream.request.prompt) for stream in self._client.streams if not stream.is_started)
+        return sum(len(stream.request.prompt) for stream in self._waiting())
 
     def check(self, tenant: str) -> None:
         """Raise the error that says when to come back if there is no place now."""

@@ -29,6 +29,9 @@ class CallParameters:
     deadline_s: float | None = None
     tenant: str = ""
     salt: str = ""
+    pins: tuple[tuple[int, float], ...] = ()
+    """(tokens, seconds): the prompt's first tokens are kept in the prefix cache for so long."""
+    is_batch: bool = False
     prediction: tuple[int, ...] = ()
     speculate: int | None = None
 
@@ -134,8 +137,9 @@ class Call:
                 return False
             try:
                 pieces = self._written(0, [delta])
-                if pieces:
-                    pipe.write_part(reporting(pieces))
+                data = reporting(pieces) if pieces else b""
+                if data:  # a part of no bytes would be the last of the body
+                    pipe.write_part(data)
                     self.wrote_s = now
             except Exception as error:  # the fault of this call alone: whoever else is served by this step must be
                 self._fault = error
@@ -171,6 +175,8 @@ class Call:
             deadline_s=parameters.deadline_s,
             tenant=parameters.tenant,
             salt=parameters.salt,
+            pins=parameters.pins,
+            is_batch=parameters.is_batch,
             prediction=parameters.prediction,
             speculate=parameters.speculate,
         )

@@ -2,6 +2,7 @@
 
 import html
 import inspect
+import re
 from typing import Any
 
 import msgspec
@@ -43,8 +44,11 @@ def openapi(routes: Any, version: str) -> dict[str, Any]:
         if route.body is not None:
             schema = by_body[route.body]
             operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-        if "{" in route.path:
-            operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        names = re.findall(r"\{(\w+)", route.path)
+        if names:
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
         paths.setdefault(route.path.replace(":path", ""), {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",

@@ -125,11 +125,13 @@ class Meters:
     def _begin(self, watch: Watch, prefix: Any, now: float) -> None:
         timeline = watch.timeline
         watch.admitted_s = prefix.admitted_s
-        self._admission.drain.add(now)
         self.prompt_tokens.add(timeline.num_prompt)
         self.cached_tokens.add(prefix.num_tokens)
         self.cache_queries.add(timeline.num_prompt)
         self.cache_hits.add(prefix.num_tokens)
+        if watch.call.parameters.is_batch:
+            return  # how long it takes is nobody's concern
+        self._admission.drain.add(now)
         self.queue.add(max(prefix.admitted_s - timeline.arrival_s, 0.0))
         if timeline.first_token_s is not None:
             self.ttft.add(timeline.first_token_s - timeline.arrival_s)
@@ -138,7 +140,7 @@ class Meters:
     def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
         timeline = watch.timeline
         self.ended.add(1, (("finished_reason", FINISHED_REASON.get(outcome, "error")),))
-        if outcome.is_success:
+        if outcome.is_success and not watch.call.parameters.is_batch:
             self.e2e.add(now - timeline.arrival_s)
             self.prompt_sizes.add(timeline.num_prompt)
             self.output_sizes.add(timeline.num_tokens)

@@ -39,7 +39,7 @@ class OpenAiDialect:
         return sse.named_event("progress", progress.value)
 
     def comment(self, progress: Progress) -> bytes:
-        return sse.comment(", ".join(f"{name} {value}" for name, value in progress.value.items()))
+        return sse.progress_comment(progress.value)
 
 
 DIALECT = OpenAiDialect()

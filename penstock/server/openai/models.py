@@ -4,6 +4,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from penstock.server.anthropic.models import anthropic_model, anthropic_models
 from penstock.server.front import Front
 from penstock.server.http.answer import Json
 from penstock.server.http.faults import ApiError, ErrorKind
@@ -15,12 +16,15 @@ async def list_models(request: Request) -> Json:
     known = front.models.known
     if not known:
         raise loading()
+    if request.headers.get("anthropic-version"):
+        return Json(anthropic_models(front))
     return Json({"object": "list", "data": [model_value(model) for model in known]})
 
 
 async def show_model(request: Request) -> Json:
     front: Front = request.app.state.front
-    return Json(model_value(named_model(front, request.path_params["name"])))
+    model = named_model(front, request.path_params["name"])
+    return Json(anthropic_model(model) if request.headers.get("anthropic-version") else model_value(model))
 
 
 def named_model(front: Front, name: str) -> ServedModel:

@@ -13,7 +13,11 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         "prompt_tokens": usage.num_prompt,
         "completion_tokens": usage.num_output,
         "total_tokens": usage.num_prompt + usage.num_output,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.num_cached,
+            "cache_write_tokens": usage.num_written,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {
             "reasoning_tokens": usage.num_reasoning,
             "audio_tokens": 0,

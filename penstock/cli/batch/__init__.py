@@ -1,0 +1,1 @@
+"""`penstock batch`: requests that nobody waits for."""

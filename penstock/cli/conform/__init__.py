@@ -1,0 +1,1 @@
+"""`penstock conform`: does a server do what real clients expect?"""

@@ -1,0 +1,87 @@
+"""A check, what it is run against, and how a suite of them is run."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class Level(StrEnum):
+    MUST = "MUST"
+    """Clients break without it."""
+    SHOULD = "SHOULD"
+    """Clients that use the feature need it."""
+
+
+class Target(NamedTuple):
+    """The server to be judged."""
+
+    url: str
+    model: str
+    key: str = "none"
+    timeout_s: float = 60.0
+
+
+class Unmet(Exception):
+    """What was expected and did not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCheck:
+    dialect: str
+    level: Level
+    name: str
+    run: Callable[[Target], None]
+
+
+class CheckVerdict(NamedTuple):
+    check: ApiCheck
+    fault: str
+    """Empty if it passed."""
+    seconds: float
+
+    @property
+    def has_passed(self) -> bool:
+        return not self.fault
+
+
+class Suite:
+    """The checks of one dialect, in the order they were written."""
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect
+        self.checks: list[ApiCheck] = []
+
+    def must(self, run: Callable[[Target], None]) -> Callable[[Target], None]:
+        return self._add(Level.MUST, run)
+
+    def should(self, run: Callable[[Target], None]) -> Callable[[Target], None]:
+        return self._add(Level.SHOULD, run)
+
+    def _add(self, level: Level, run: Callable[[Target], None]) -> Callable[[Target], None]:
+        self.checks.append(ApiCheck(self.dialect, level, run.__name__.replace("_", " "), run))
+        return run
+
+
+def expect(condition: Any, what: str) -> None:
+    if not condition:
+        raise Unmet(what)
+
+
+def run_checks(
+    checks: Iterable[ApiCheck], target: Target, on_verdict: Callable[[CheckVerdict], None]
+) -> list[CheckVerdict]:
+    """Every check is run, whatever the others said; a client that raises what nobody expected has found a fault too."""
+    verdicts = []
+    for check in checks:
+        start_s, fault = time.monotonic(), ""
+        try:
+            check.run(target)
+        except Unmet as error:
+            fault = str(error)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {str(error)[:200]}"
+        verdicts.append(CheckVerdict(check, fault, time.monotonic() - start_s))
+        on_verdict(verdicts[-1])
+    return verdicts

@@ -1,0 +1,38 @@
+"""/v1/messages and what belongs to it."""
+
+from starlette.requests import Request
+
+from penstock.server.anthropic.encoder import MessageEncoder
+from penstock.server.anthropic.protocol import REFUSED, CountBody, MessagesBody
+from penstock.server.anthropic.request import chat_of, generation_of
+from penstock.server.front import Counted, Front, Prepared
+from penstock.server.generation import Caller, Delivery
+from penstock.server.http.answer import Json
+from penstock.server.prepare import prepare, prompt_of_chat
+from penstock.server.served import ServedModel
+
+
+async def create_message(request: Request) -> Counted:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, MessagesBody, REFUSED)
+    return front.answer(await prepare_message(front, begun.model, begun.caller, begun.body), begun)
+
+
+async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:
+    call = await prepare(model, caller, generation_of(body))
+    encoder = MessageEncoder(
+        front.new_id("msg_"),
+        model.name,
+        max_tokens=body.max_tokens,
+        request_id=caller.request_id,
+        tells_miss=body.diagnostics is not None,
+    )
+    delivery = Delivery(is_stream=bool(body.stream), reports_progress=bool(body.include_progress))
+    return Prepared(model, call, encoder, delivery)
+
+
+async def count_tokens(request: Request) -> Json:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, CountBody, REFUSED)
+    prompt = await prompt_of_chat(begun.model, chat_of(begun.body))
+    return Json({"input_tokens": len(prompt.token_ids)})

@@ -1,0 +1,149 @@
+"""From a body of Ollama's API to a generation."""
+
+import math
+import re
+
+import msgspec
+
+from penstock.server.generation import (
+    TEXT,
+    CacheHints,
+    CachePin,
+    Chat,
+    ChatMessage,
+    Generation,
+    OutputForm,
+    SamplingOptions,
+    Texts,
+    Tool,
+    ToolCall,
+)
+from penstock.server.http.faults import invalid, unsupported
+from penstock.server.ollama.protocol import GenerateBody, OllamaChatBody, OllamaMessage, OllamaSampling, Options
+
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9.]+)(ms|s|m|h)")
+DEFAULTS = Options()
+
+
+def chat_generation(body: OllamaChatBody) -> Generation:
+    messages = tuple(_message(message, number) for number, message in enumerate(body.messages or ()))
+    is_prefill = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
+    tools = tuple(
+        Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
+        for tool in body.tools or ()
+    )
+    chat = Chat(
+        messages=messages,
+        tools=tools,
+        variables=_variables(body),
+        adds_generation_prompt=not is_prefill,
+        continues_final=is_prefill,
+    )
+    return _generation(body, chat, len(messages), "messages")
+
+
+def prompt_generation(body: GenerateBody, context: tuple[int, ...] = ()) -> Generation:
+    """`raw` takes the prompt as it is; otherwise the model's template writes it, as a question after what `context` holds."""
+    if body.images:
+        raise unsupported("images", "send text")
+    if body.template:
+        raise unsupported("template", "the model's own is used; send raw: true and the whole text")
+    if body.raw:
+        return _generation(body, Texts(given=body.prompt or ""), 0, "prompt")
+    messages = [ChatMessage(role="user", content=body.prompt or "")]
+    if body.system:
+        messages.insert(0, ChatMessage(role="system", content=body.system))
+    chat = Chat(messages=tuple(messages), variables=_variables(body), earlier=context)
+    return _generation(body, chat, len(messages), "prompt")
+
+
+def _generation(body: OllamaSampling, prompt: Chat | Texts, num_messages: int, param: str) -> Generation:
+    options = body.options or DEFAULTS
+    stops = () if options.stop is None else (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
+    max_tokens = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
+    ttl_s = keep_alive_s(body.keep_alive)
+    pins = (CachePin(num_messages, ttl_s),) if ttl_s and num_messages else ()
+    return Generation(
+        prompt=prompt,
+        sampling=SamplingOptions(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p or None,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repeat_penalty,
+            seed=options.seed,
+            max_tokens=max_tokens,
+            stops=stops,
+            num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        ),
+        output=_output(body),
+        cache=CacheHints(pins=pins),
+        param=param,
+    )
+
+
+def keep_alive_s(given: str | float | int | None) -> float | None:
+    """Seconds of a duration as Go writes it (`10m`, `1h30m`) or a number of seconds; below 0 means for ever."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        text = given.strip()
+        sign, text = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
+        parts = _DURATION.findall(text)
+        if "".join(number + unit for number, unit in parts) == text and parts:
+            try:
+                seconds = sign * sum(float(number) * UNITS_S[unit] for number, unit in parts)
+            except ValueError:
+                raise _bad_duration() from None
+        else:
+            try:
+                seconds = sign * float(text)
+            except ValueError:
+                raise _bad_duration() from None
+    else:
+        seconds = float(given)
+    if not math.isfinite(seconds):
+        raise _bad_duration()
+    return seconds
+
+
+def _bad_duration() -> Exception:
+    return invalid('keep_alive must be a duration such as "10m", or a number of seconds', "keep_alive")
+
+
+def _message(message: OllamaMessage, number: int) -> ChatMessage:
+    if message.images:
+        raise unsupported(f"messages[{number}].images", "send text")
+    calls = tuple(
+        ToolCall(call.id or "", call.function.name, msgspec.json.encode(call.function.arguments).decode())
+        for call in message.tool_calls or ()
+    )
+    return ChatMessage(
+        role=message.role,
+        content=None if message.content is None and calls else message.content or "",
+        reasoning=message.thinking or "",
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id or "",
+        name=message.tool_name or "",
+    )
+
+
+def _variables(body: OllamaSampling) -> dict[str, object]:
+    if body.think is None:
+        return {}
+    if isinstance(body.think, str):
+        return {"enable_thinking": True, "reasoning_effort": body.think}
+    return {"enable_thinking": body.think}
+
+
+def _output(body: OllamaSampling) -> OutputForm:
+    if body.format is None or body.format == "":
+        return TEXT
+    if body.format == "json":
+        return OutputForm("json", None, "format")
+    if isinstance(body.format, str):
+        raise invalid('format must be "json" or a JSON schema', "format")
+    return OutputForm("schema", body.format, "format")

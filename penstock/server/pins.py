@@ -1,0 +1,76 @@
+"""Who may keep how much in the prefix cache: pins are granted while there is room for them, and remembered until they end.
+
+Counts blocks, known by what they hold, so that a prompt that is pinned again, or grows from turn to turn, counts once. The
+cache itself is the engine's; nothing here changes it.
+"""
+
+from array import array
+from hashlib import blake2b
+
+MAX_FRACTION = 0.5
+"""Of the cache that may be pinned by all; the rest is for whoever comes."""
+MAX_TTL_S = 24 * 3600.0
+MAX_REMEMBERED = 1 << 20
+
+
+class PinLedger:
+    """One for each model. Times are on the monotonic clock, told by the caller."""
+
+    def __init__(self, *, num_tenants: int) -> None:
+        self._num_tenants = max(num_tenants, 1)
+        self._pins: dict[str, dict[bytes, float]] = {}
+        """When each pinned block of a tenant is free again."""
+
+    def num_pinned(self, tenant: str, now: float) -> int:
+        self._forget(now)
+        return len(self._pins.get(tenant, ()))
+
+    def grant(
+        self,
+        tenant: str,
+        salt: str,
+        prompt: tuple[int, ...],
+        wanted: tuple[tuple[int, float], ...],
+        *,
+        num_blocks: int,
+        block_size: int,
+        now: float,
+    ) -> tuple[tuple[int, float], ...]:
+        """Of the pins that are wanted, (tokens, seconds) each, those that fit: whole blocks, within the tenant's share."""
+        self._forget(now)
+        pins = self._pins.setdefault(tenant, {})
+        share = int(num_blocks * MAX_FRACTION / self._num_tenants)
+        granted = []
+        for num_tokens, ttl_s in sorted(wanted):
+            until_s = now + min(ttl_s, MAX_TTL_S)
+            keys = _keys(salt, prompt, min(num_tokens, len(prompt) - 1) // block_size, block_size)
+            new = [key for key in keys if key not in pins]
+            if not keys or len(pins) + len(new) > share or self._num_all() + len(new) > MAX_REMEMBERED:
+                continue
+            for key in keys:
+                pins[key] = max(until_s, pins.get(key, until_s))
+            granted.append((len(keys) * block_size, until_s - now))
+        if not pins:
+            del self._pins[tenant]
+        return tuple(granted)
+
+    def _num_all(self) -> int:
+        return sum(map(len, self._pins.values()))
+
+    def _forget(self, now: float) -> None:
+        for tenant, pins in tuple(self._pins.items()):
+            for key in [key for key, until_s in pins.items() if until_s <= now]:
+                del pins[key]
+            if not pins:
+                del self._pins[tenant]
+
+
+def _keys(salt: str, prompt: tuple[int, ...], num_blocks: int, block_size: int) -> list[bytes]:
+    """A name for each block: what it and everything before it holds."""
+    keys = []
+    parent = salt.encode("utf-8", "surrogatepass")
+    for number in range(num_blocks):
+        tokens = array("I", prompt[number * block_size : (number + 1) * block_size]).tobytes()
+        parent = blake2b(parent + tokens, digest_size=16).digest()
+        keys.append(parent)
+    return keys
