@@ -3,17 +3,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
+WORKERS ?= 2
+
 WEB := penstock/server/ui/static/index.html
 WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
 
-.PHONY: serve test check test-slow mutants web web-check clean
+.PHONY: serve test test-fast test-gpu check test-slow mutants web web-check clean
 .DEFAULT_GOAL := serve
 
 serve: .venv/.installed web  ## fetch the default model and serve it
 	$(BIN)/penstock serve
 
 test: .venv/.installed-dev web check  ## lint, types and all tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not cuda" -n $(WORKERS) --dist loadfile
+
+test-fast: .venv/.installed-dev  ## the plain tier: what to run on every save
+	$(BIN)/python -m pytest -m "plain and not slow" -n $(WORKERS)
+
+test-gpu:  ## laws over the CUDA runner and parity of its kernels, on a machine with a GPU
+	python3 -m pytest -m cuda tests/gpu
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

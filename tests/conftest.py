@@ -1,7 +1,31 @@
-"""What holds for every test."""
+"""What holds for every test, and which tier each belongs to.
 
+plain     no torch, no process: what a person runs on every save (`make test-fast`)
+torch     operations, layers, runners, real models in this process
+server    processes that serve, and the clients that call them
+web       the app in a real browser        cuda     a GPU        slow     larger campaigns
+"""
+
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # Examples are the same at every run, and no example fails for being slow on a busy machine.
 settings.register_profile("default suite", derandomize=True, deadline=None)
 settings.load_profile("default suite")
+
+TESTS = Path(__file__).parent
+TIERS = {
+    "torch": ("ops", "layers", "runtime", "models", "test_llm.py", "test_real_model.py", "test_beam.py"),
+    "server": ("server", "router", "gateway", "cluster", "cli", "bench", "doctor", "engine", "measure", "conform"),
+    "web": ("web",),
+    "cuda": ("gpu",),
+}
+TORCH_FILES = ("test_perplexity.py", "test_speculation.py", "test_structured.py", "test_sizing.py", "test_preload.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    homes = {name: tier for tier, names in TIERS.items() for name in names} | dict.fromkeys(TORCH_FILES, "torch")
+    for item in items:
+        item.add_marker(homes.get(item.path.relative_to(TESTS).parts[0], "plain"))

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+import threading
 
 from penstock.preload import begin
 
 
 def test_a_machine_without_a_gpu_is_none_the_wiser() -> None:
+    threads = threading.active_count()
     begin()
+    assert threading.active_count() <= threads + 1, "at most one thread looks for a driver"
+    assert "torch.cuda" not in sys.modules or not sys.modules["torch.cuda"].is_initialized()
 
 
 def test_it_imports_nothing_that_takes_time() -> None:

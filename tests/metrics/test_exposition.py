@@ -1,12 +1,10 @@
 """Laws of the exposition: Prometheus' own parser reads back what was counted."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import parser
 
 from penstock.metrics.exposition import Buckets, Counter, Gauge, exposition
-
-parser = pytest.importorskip("prometheus_client.parser")
 
 LABEL_VALUES = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from('\n"\\'), max_size=20)
 

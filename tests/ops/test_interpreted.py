@@ -11,8 +11,6 @@ import pytest
 from tests.ops.parity import cases
 from tests.ops.recorded import NAME
 
-pytest.importorskip("triton", reason="triton is not installed here")
-
 ROOT = Path(__file__).parents[2]
 KERNELS = [kernel.name for _, device_type, kernel in cases() if device_type == "cuda"]
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="triton is not installed here")
-
 from penstock.core.batch import Batch, Chunk
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
-import pytest
+from prometheus_client import parser
 
 from tests.server.ledger import Ledger, mixed_load
 from tests.server.serving import Server, render, serving, user
@@ -23,7 +23,6 @@ NAMES = {
 
 
 def test_known_dashboards_find_their_names(server: Server) -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
     families = {family.name for family in parser.text_string_to_metric_families(server.get("/metrics").text)}
     assert families >= NAMES
 

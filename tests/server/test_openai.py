@@ -5,6 +5,7 @@ import base64
 import struct
 from typing import Any
 
+import langchain_openai
 import openai
 import pytest
 
@@ -351,7 +352,6 @@ def test_thirty_two_streams_at_once_are_all_right(server: Server) -> None:
 
 
 def test_langchain_speaks_to_us(server: Server) -> None:
-    langchain_openai = pytest.importorskip("langchain_openai")
     chat = langchain_openai.ChatOpenAI(
         model=MODEL, base_url=server.url + "/v1", api_key="none", temperature=0.0, max_tokens=8
     )
