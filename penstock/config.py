@@ -157,6 +157,42 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """Replicas on the machines of a Ray cluster."""
+
+    address: str = "local"
+    """Ray cluster to place replicas on: HOST:PORT, auto for the one this machine belongs to, or local to begin one here"""
+    min_replicas: int = 1
+    """Fewest replicas; 0 lets the service rest until somebody asks"""
+    max_replicas: int = 1
+    """Most replicas"""
+    pending_target: float = 16.0
+    """Requests a replica should have; more order another"""
+    down_delay_s: float = 300.0
+    """How long fewer replicas must suffice before one is drained and ended"""
+    look_s: float = 1.0
+    """Seconds between looks at load and replicas"""
+    replica_cpus: float | None = None
+    """Processors of a node that a replica takes (default: one a rank)"""
+    replica_gpus: float | None = None
+    """GPUs of a node that a replica takes (default: one a rank with --device cuda, else none)"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_replicas <= self.max_replicas <= 10_000 or not self.max_replicas:
+            raise ConfigError(
+                f"--min-replicas is {self.min_replicas} and --max-replicas {self.max_replicas}; choose 0 or more, and as "
+                "many or more"
+            )
+        if not self.pending_target > 0.0:
+            raise ConfigError(f"--pending-target is {self.pending_target}; choose a number above 0")
+        for name, least in (("down_delay_s", 0.0), ("look_s", 0.05)):
+            if not least <= getattr(self, name) <= 86_400.0:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Who may call, and how patient we are with them."""
 

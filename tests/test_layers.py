@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "router": ("errors", "core", "metrics", "config", "gateway"),
     "store": ("errors",),
+    "cluster": ("errors", "sim.scaling", "cli.main"),
     "gateway": ("errors", "metrics", "store"),
     "sim": ("errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft"),
     "planner": (
@@ -95,6 +96,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": ("engine", "runtime", "server", "bench", "assembly", "cli", "router", "gateway"),
     "httptools": ("bench", "router"),
     "zmq": ("engine",),
+    "ray": ("cluster",),
     "prometheus_client": ("metrics", "server"),
     "opentelemetry": ("server",),
 }

@@ -199,18 +199,14 @@ def make_engine(
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
     speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens)
+    make = partial(Engine, scheduler, clock=time.monotonic, on_step=on_step, speculator=speculator)
     if loaded.group is not None:
         world = loaded.group.world
-        leading = LeadingRunner(rank_runner(loaded.network, world, room, cache_dtype), world)
-        return Engine(scheduler, leading, time.monotonic, depth=leading.depth, on_step=on_step, speculator=speculator)
-    make = partial(
-        Engine,
-        scheduler,
-        clock=time.monotonic,
-        on_step=on_step,
-        speculator=speculator,
-        matching=_matching(loaded, warms_up),
-    )
+        runner = rank_runner(loaded.network, world, room, cache_dtype)
+        leading = LeadingRunner(runner, world, loaded.spec.vocab_size)
+        matching = _matching(loaded, warms_up) if leading.depth == 1 else None
+        return make(runner=leading, depth=leading.depth, matching=matching)
+    make = partial(make, matching=_matching(loaded, warms_up))
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         if warms_up:

@@ -14,7 +14,7 @@ from penstock.config import EngineConfig
 from penstock.errors import ConfigError, RankLostError
 from penstock.models.ranks import Ranks
 from penstock.runtime.device import Device, num_devices
-from penstock.runtime.parallel.frames import encode_batch
+from penstock.runtime.parallel.frames import encode_step
 from penstock.runtime.parallel.processes import RankProcesses
 from penstock.runtime.parallel.world import Meeting, World
 from penstock.sizing import Sizing
@@ -92,7 +92,7 @@ class RankGroup:
     def close(self) -> None:
         if self._world is not None and self.processes.lost is None:
             with contextlib.suppress(RankLostError):
-                self._world.announce(encode_batch(None))
+                self._world.announce(encode_step(None))
         self.processes.close()
 
 

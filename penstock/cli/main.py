@@ -36,6 +36,8 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("penstock.cli.serve", "Serve a model over HTTP, as OpenAI's clients know it"),
+    "up": Command("penstock.cli.fleet.up", "Place replicas on a Ray cluster, route to them, replace and scale them"),
+    "status": Command("penstock.cli.fleet.status", "Tell what penstock up has placed, and how starts went"),
     "route": Command("penstock.cli.fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
     "doctor": Command("penstock.cli.doctor", "Tell what is wrong with this machine or a server, and what to do"),
     "top": Command("penstock.cli.top", "Watch a running server: who runs, who waits, how fast tokens come"),

@@ -120,6 +120,11 @@ class RouterApp:
     def num_open(self) -> int:
         return len(self._relays)
 
+    @property
+    def num_parked(self) -> int:
+        """Requests that wait for a replica."""
+        return len(self._parked)
+
     # Replicas
 
     def add_replica(self, name: str, url: str) -> LiveReplica:

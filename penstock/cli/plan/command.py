@@ -156,13 +156,16 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
 def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, Any]) -> None:
     import json
 
-    from penstock.cli.plan.launch import config_text
+    from penstock.cli.plan.launch import cluster_text, config_text
     from penstock.console.output import write_file
 
     path = config.emit
     if path is None or plan.chosen is None:
         return
     write_file(path, config_text(plan.chosen, config.model, described.source, str(path), config.space.profile))
+    if described.source and not plan.chosen.gaps:
+        beside = path.with_suffix(".cluster.toml")
+        write_file(beside, cluster_text(plan.chosen, config.model, described.source, str(beside)))
     write_file(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 

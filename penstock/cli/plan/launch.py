@@ -4,13 +4,16 @@ The file holds only what `serve` and `simulate` both understand. What the engine
 it worked.
 """
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.cli import serve
-from penstock.config import CacheConfig, ModelConfig, SchedulerConfig, ServerConfig
+from penstock.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
 from penstock.console.args import arguments_of
+from penstock.errors import PenstockError
+from penstock.models.ranks import Ranks
 from penstock.models.spec import GQA
 from penstock.planner.candidate import Candidate
 from penstock.planner.search import Option
@@ -23,15 +26,30 @@ SERVED_KV = ("bf16", "fp8", "int8")
 def gaps_of(candidate: Candidate) -> tuple[str, ...]:
     """What stands between a candidate and its launch today."""
     gaps = []
-    if not all(isinstance(layer.attention, GQA) for layer in candidate.spec.layers):
+    if all(isinstance(layer.attention, GQA) for layer in candidate.spec.layers):
+        gaps += _layout_gaps(candidate)
+    else:
         gaps.append("latent attention (MLA) is not computed yet")
-    if candidate.num_devices > 1:
-        gaps.append(f"a model over several devices ({candidate.layout}): an engine runs on one device so far")
     if candidate.weights not in SERVED_WEIGHTS:
         gaps.append(f"{candidate.weights} weights made at load: serve keeps weights as the file has them, or in fp8")
     if candidate.kv not in SERVED_KV:
         gaps.append(f"{candidate.kv} KV")
     return tuple(gaps)
+
+
+def _layout_gaps(candidate: Candidate) -> list[str]:
+    layout = candidate.layout
+    if layout.devices_per_copy > candidate.hardware.devices_per_machine:
+        return [
+            f"{layout}: the ranks of an engine start on one machine, of {candidate.hardware.devices_per_machine} devices"
+        ]
+    if layout.num_sharing > 1:
+        return [f"{layout}: copies of attention with requests of their own do not share experts yet"]
+    try:
+        Ranks(layout.tensor, layout.pipeline, layout.expert).check(candidate.spec)
+    except PenstockError as error:
+        return [str(error)]
+    return []
 
 
 def serve_config(candidate: Candidate, source: str, port: int = 8000) -> serve.Config:
@@ -42,6 +60,7 @@ def serve_config(candidate: Candidate, source: str, port: int = 8000) -> serve.C
         model=ModelConfig(source, weights="fp8" if is_fp8 else "auto", max_context=candidate.max_context),
         cache=replace(CacheConfig(), kv={"fp8": "fp8", "int8": "int8"}.get(candidate.kv, "auto")),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(max_batch_tokens=candidate.max_batch_tokens, max_sequences=candidate.max_sequences),
+        parallel=ParallelConfig(candidate.layout.tensor, candidate.layout.pipeline, candidate.layout.expert),
     )
 
 
@@ -61,8 +80,10 @@ def launch_lines(option: Option, source: str) -> list[str]:
         return [command(candidate, source)]
     shown = [command(candidate, source, 8000 + number) for number in range(min(count, 2))]
     if candidate.hardware.kind == "gpu":
-        shown = [f"CUDA_VISIBLE_DEVICES={number} {line}" for number, line in enumerate(shown)]
-    return [*shown, f"... {count} in all, each on a device and a port of its own, behind a load balancer"]
+        each = candidate.layout.devices_per_copy
+        groups = [range(number * each, (number + 1) * each) for number in range(len(shown))]
+        shown = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, group))} {line}" for group, line in zip(groups, shown)]
+    return [*shown, f"... {count} in all, each on a port of its own, behind penstock route; or all by penstock up"]
 
 
 def simulate_command(option: Option, model: str, config_path: str, profile: Path | None = None) -> str:
@@ -78,7 +99,26 @@ def simulate_command(option: Option, model: str, config_path: str, profile: Path
 
 def config_text(option: Option, model: str, source: str, path: str, profile: Path | None = None) -> str:
     """A TOML file that `serve --config` and `simulate --config` both read."""
-    candidate = option.candidate
+    lines = [f"# {model} on {option.candidate.name}: {option.num_replicas} of these"]
+    if option.gaps:
+        lines += [f"# The engine cannot run this layout yet: {gap}" for gap in option.gaps]
+    else:
+        lines.append(f"# {shlex.join(['penstock', 'serve', source or 'MODEL', '--config', path])}")
+    lines.append(f"# {simulate_command(option, model, path, profile)}")
+    return "\n".join([*lines, "", *_settings(option.candidate), ""])
+
+
+def cluster_text(option: Option, model: str, source: str, path: str) -> str:
+    """A TOML file that `up` takes: the same engine, so many of them."""
+    candidate, count = option.candidate, max(option.num_replicas, 1)
+    lines = [f"# {model} on {candidate.name}: {count} replicas", f"# {shlex.join(['penstock', 'up', path])}", ""]
+    values = [f"model = {json.dumps(source)}", f"min-replicas = {count}", f"max-replicas = {count}"]
+    if candidate.hardware.kind == "gpu":
+        values.append('device = "cuda"')
+    return "\n".join([*lines, *values, *_settings(candidate), ""])
+
+
+def _settings(candidate: Candidate) -> list[str]:
     values: dict[str, str] = {
         "max-sequences": str(candidate.max_sequences),
         "max-batch-tokens": str(candidate.max_batch_tokens),
@@ -89,10 +129,7 @@ def config_text(option: Option, model: str, source: str, path: str, profile: Pat
         values["kv"] = f'"{candidate.kv}"'
     if candidate.max_context is not None:
         values["max-context"] = str(candidate.max_context)
-    lines = [f"# {model} on {candidate.name}: {option.num_replicas} of these"]
-    if option.gaps:
-        lines += [f"# The engine cannot run this layout yet: {gap}" for gap in option.gaps]
-    else:
-        lines.append(f"# {shlex.join(['penstock', 'serve', source or 'MODEL', '--config', path])}")
-    lines.append(f"# {simulate_command(option, model, path, profile)}")
-    return "\n".join([*lines, "", *(f"{key} = {value}" for key, value in values.items()), ""])
+    for name in ("tensor", "pipeline", "expert"):
+        if getattr(candidate.layout, name) > 1:
+            values[name] = str(getattr(candidate.layout, name))
+    return [f"{key} = {value}" for key, value in values.items()]

@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 
 from penstock.core.batch import Batch, StepOutput
-from penstock.errors import EngineError, RankLostError
+from penstock.errors import RankLostError
 from penstock.runtime.eager.runner import EagerTicket, ModelRunner, TokenMasks
-from penstock.runtime.parallel.frames import decode_batch, decode_output, encode_batch, encode_output
+from penstock.runtime.parallel.frames import FilledMasks, decode_output, decode_step, encode_output, encode_step
 from penstock.runtime.parallel.micro import joined, micro_batches
 from penstock.runtime.parallel.stage import StagedDecoder
 from penstock.runtime.parallel.world import World
@@ -29,15 +29,19 @@ DEPTH = 2
 class RankRunner(Protocol):
     """What each rank computes its part of a step by."""
 
-    def launch(self, batch: Batch) -> EagerTicket: ...
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket: ...
 
 
 class LeadingRunner:
-    """The first rank's: implements the engine's `Runner` for all of them."""
+    """The first rank's: implements the engine's `Runner` for all of them.
 
-    def __init__(self, runner: RankRunner, world: World) -> None:
+    Masks are filled for all ranks at once, which takes one step under way at a time.
+    """
+
+    def __init__(self, runner: RankRunner, world: World, vocab_size: int) -> None:
         self._runner = runner
         self._world = world
+        self._mask_bytes = -(-vocab_size // 32) * 4
 
     @property
     def depth(self) -> int:
@@ -45,15 +49,19 @@ class LeadingRunner:
         return DEPTH if self._world.place.ranks.pipeline > 1 or self._world.device.type == "cuda" else 1
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
-        if masks is not None:
-            raise EngineError("several ranks draw under no masks")
         with together():
-            self._world.announce(encode_batch(batch))
-            return LeadTicket(self._runner.launch(batch))
+            filled = None if masks is None else self._filled(masks)
+            self._world.announce(encode_step(batch, filled))
+            return LeadTicket(self._runner.launch(batch, filled))
+
+    def _filled(self, masks: TokenMasks) -> FilledMasks:
+        bits = bytearray(masks.num_rows * self._mask_bytes)
+        masks.fill(memoryview(bits))
+        return FilledMasks(masks.chunks, masks.num_rows, bytes(bits))
 
     def close(self) -> None:
         """The others end."""
-        self._world.announce(encode_batch(None))
+        self._world.announce(encode_step(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,8 @@ class LeadTicket:
     ticket: EagerTicket
 
     def draw(self) -> None:
-        """All is drawn."""
+        with together():
+            self.ticket.draw()
 
     def result(self) -> StepOutput:
         with together():
@@ -82,8 +91,12 @@ def together() -> Iterator[None]:
 def follow(runner: RankRunner, world: World) -> None:
     """Compute what the first rank announces until it has no more."""
     launched: deque[EagerTicket] = deque()
-    while (batch := decode_batch(world.listen())) is not None:
-        launched.append(runner.launch(batch))
+    while True:
+        batch, masks = decode_step(world.listen())
+        if batch is None:
+            break
+        launched.append(runner.launch(batch, masks))
+        launched[-1].draw()
         if len(launched) >= DEPTH:
             launched.popleft().result()
     for ticket in launched:

@@ -14,7 +14,7 @@ from penstock.errors import RankLostError
 from penstock.files import ModelFiles
 from penstock.layers.decoder import Decoder
 from penstock.models.ranks import Ranks
-from penstock.runtime.parallel.frames import encode_batch
+from penstock.runtime.parallel.frames import encode_step
 from penstock.runtime.parallel.part import ModelPart, rank_runner
 from penstock.runtime.parallel.runner import LeadingRunner, follow
 from penstock.runtime.parallel.stage import StagedDecoder
@@ -65,9 +65,9 @@ def lead(ranks: Ranks, folder: Path, arena: tuple[int, int, int, int], body: Cal
             follow(runner, world)
             return None
         try:
-            return body(LeadingRunner(runner, world))
+            return body(LeadingRunner(runner, world, 96))
         finally:
-            world.announce(encode_batch(None))
+            world.announce(encode_step(None))
 
     result, *_ = in_ranks(ranks, run)
     assert result is not None

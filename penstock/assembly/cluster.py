@@ -1,0 +1,148 @@
+"""A service on a cluster from its start to its end: Ray, the controller of replicas, the router in front, signals, state."""
+
+import asyncio
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.assembly.routing import bound
+from penstock.assembly.serving import BACKLOG, package_version
+from penstock.cluster.controller import Controller, ReplicaPhase
+from penstock.cluster.place import RayCluster
+from penstock.config import ClusterConfig, ListenConfig, RouterConfig
+from penstock.router.app import RouterApp
+from penstock.router.proxy.client import InboundConnection
+from penstock.sim.scaling import Scaling
+
+COLD = "cold"
+"""Stands in the fleet for replicas that can be started: a request that finds no other waits for one."""
+DROPPED_STATUS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All that a service on a cluster is told."""
+
+    config: ClusterConfig
+    listen: ListenConfig
+    router: RouterConfig
+    serve: str
+    """What each replica serves: a file of `penstock serve`, as text."""
+    replica_key: str
+    num_cpus: float
+    num_gpus: float
+
+
+class RouterTraffic:
+    """The router as the controller sees it."""
+
+    def __init__(self, app: RouterApp) -> None:
+        self._app = app
+        app.fleet.add(COLD, "http://127.0.0.1:9")
+
+    @property
+    def num_waiting(self) -> int:
+        return self._app.num_parked
+
+    def num_pending(self, name: str) -> int:
+        replica = self._app.fleet.get(name)
+        return 0 if replica is None else replica.num_pending
+
+    def add(self, name: str, url: str) -> None:
+        self._app.add_replica(name, url)
+
+    def drain(self, name: str) -> None:
+        replica = self._app.fleet.get(name)
+        if replica is not None:
+            self._app.fleet.drain(replica)
+
+    def remove(self, name: str) -> None:
+        if self._app.fleet.get(name) is not None:
+            self._app.remove_replica(name)
+
+
+def run_cluster(cluster: Cluster) -> int:
+    """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
+    import uvloop
+
+    ray_cluster = RayCluster(cluster.config.address, cluster.num_cpus, cluster.num_gpus)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(cluster, ray_cluster))
+    finally:
+        ray_cluster.close()
+
+
+async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
+    loop = asyncio.get_running_loop()
+    app = RouterApp(cluster.listen, cluster.router, replica_key=cluster.replica_key, version=package_version())
+    asked = cluster.config
+    scaling = Scaling(
+        asked.min_replicas,
+        asked.max_replicas,
+        asked.pending_target,
+        down_delay_s=asked.down_delay_s,
+        interval_s=asked.look_s,
+    )
+    controller = Controller(
+        scaling, lambda _: ray_cluster.place(cluster.serve), RouterTraffic(app), cluster.listen.drain_s, time.monotonic
+    )
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    listener = bound(cluster.listen.host, cluster.listen.port)
+    server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
+    app.start()
+    url = f"http://{cluster.listen.host}:{listener.getsockname()[1]}"
+    print(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas", flush=True)
+    keeping = asyncio.ensure_future(_keep(controller, ray_cluster, url, asked.look_s))
+    try:
+        await asyncio.wait((keeping, asyncio.ensure_future(stopping.wait())), return_when=asyncio.FIRST_COMPLETED)
+        if keeping.done():
+            keeping.result()
+        server.close()
+        num_dropped = await app.drain(cluster.listen.drain_s)
+        return DROPPED_STATUS if num_dropped else 0
+    finally:
+        keeping.cancel()
+        await controller.stop()
+        server.close()
+        await app.close()
+
+
+async def _keep(controller: Controller, ray_cluster: RayCluster, url: str, look_s: float) -> None:
+    num_told = 0
+    while True:
+        await controller.look()
+        for event in controller.events[num_told:]:
+            print(f"penstock: {event.words}", file=sys.stderr, flush=True)
+        num_told = len(controller.events)
+        await ray_cluster.board.write.remote(state_of(controller, url, ray_cluster.num_nodes()))
+        await asyncio.sleep(look_s)
+
+
+def state_of(controller: Controller, url: str, num_nodes: int) -> dict[str, Any]:
+    """What `penstock status` shows: values only."""
+    return {
+        "url": url,
+        "num_nodes": num_nodes,
+        "num_pending": controller.num_pending,
+        "num_waiting": controller.traffic.num_waiting,
+        "replicas": [
+            {
+                "name": replica.name,
+                "phase": replica.phase.value,
+                "node": replica.report.node if replica.report else "",
+                "url": replica.report.url if replica.report else "",
+                "num_pending": controller.traffic.num_pending(replica.name),
+                "start_s": replica.report.start_s if replica.report else 0.0,
+                "parts": list(replica.report.parts)
+                if replica.report and replica.phase is not ReplicaPhase.STARTING
+                else [],
+            }
+            for replica in controller.replicas.values()
+        ],
+        "events": [event.words for event in controller.events[-10:]],
+    }

@@ -1,0 +1,111 @@
+"""`penstock up`: a service of replicas on a Ray cluster, with a router in front."""
+
+import os
+import secrets
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from penstock.cli.serve import KEY_VARIABLE
+from penstock.cli.serve import Config as ServeConfig
+from penstock.config import (
+    CacheConfig,
+    ClusterConfig,
+    EngineConfig,
+    ListenConfig,
+    ModelConfig,
+    ParallelConfig,
+    RouterConfig,
+    SchedulerConfig,
+    ServerConfig,
+    is_loopback,
+)
+from penstock.console import config_file
+from penstock.errors import ConfigError
+
+FILE = ".toml"
+COLD_START_S = 120.0
+"""A request that finds no replica waits at least this long: one may be starting for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Place replicas of a model on a Ray cluster, route to them, replace and scale them.
+
+    Name a model, or a file such as penstock plan --emit writes: `penstock up cluster.toml`. Flags beside a file win over it.
+    """
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+def run(config: Config) -> int:
+    config = _with_file(config)
+    try:
+        from penstock.assembly.cluster import Cluster, run_cluster
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("penstock up places replicas with Ray; pip install 'penstock[cluster]'") from error
+    key = os.environ.get(KEY_VARIABLE)
+    listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
+    if not listen.api_key and not is_loopback(listen.host):
+        raise ConfigError(
+            f"--host {listen.host} can be reached from other machines but there is no key; "
+            "give one with --api-key, or listen on 127.0.0.1"
+        )
+    num_ranks = check(EngineConfig(config.model, config.cache, config.scheduler, config.parallel))
+    asked = config.cluster
+    on_gpus = num_ranks if config.model.device == "cuda" else 0
+    replica_key = secrets.token_urlsafe(24)
+    serve = ServeConfig(
+        server=ServerConfig(api_key=(replica_key,)),
+        model=config.model,
+        cache=config.cache,
+        scheduler=config.scheduler,
+        parallel=config.parallel,
+    )
+    return run_cluster(
+        Cluster(
+            config=asked,
+            listen=listen,
+            router=replace(config.router, wait_s=max(config.router.wait_s, COLD_START_S)),
+            serve=config_file.write(serve),
+            replica_key=replica_key,
+            num_cpus=num_ranks if asked.replica_cpus is None else asked.replica_cpus,
+            num_gpus=on_gpus if asked.replica_gpus is None else asked.replica_gpus,
+        )
+    )
+
+
+def check(engine: EngineConfig) -> int:
+    """Raise ConfigError, before anything is placed, if no replica could be made so; returns its ranks."""
+    from penstock.models.ranks import Ranks
+
+    asked = engine.parallel
+    return Ranks(asked.tensor, asked.pipeline, asked.expert).num_ranks
+
+
+def _with_file(config: Config) -> Config:
+    """What a file says, where no flag said otherwise."""
+    path = config.model.model
+    if not path.endswith(FILE):
+        return config
+    given = config_file.read(Config, path)
+    plain = Config()
+    merged: dict[str, Any] = {}
+    for group in fields(Config):
+        asked, usual = getattr(config, group.name), getattr(plain, group.name)
+        changes = {
+            leaf.name: given[leaf.name]
+            for leaf in fields(asked)
+            if leaf.name in given and (getattr(asked, leaf.name) == getattr(usual, leaf.name) or leaf.name == "model")
+        }
+        if group.name == "model" and "model" not in given:
+            raise ConfigError(f'{path} names no model; give it a line: model = "..."')
+        merged[group.name] = replace(asked, **changes)
+    return Config(**merged)

@@ -1,0 +1,146 @@
+"""The controller by hand: time, placements and traffic are values that a test moves."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.cluster.controller import Controller, ReplicaPhase
+from penstock.cluster.replica import ServerReport
+from penstock.errors import ConfigError
+from penstock.sim.scaling import Scaling
+
+STARTING = ServerReport("http://127.0.0.1:1", False, None, 1.0, (), "127.0.0.1", "")
+READY = STARTING._replace(is_ready=True, start_s=4.0, parts=(("begin the process", 1.0), ("load the model", 3.0)))
+
+
+@dataclass
+class Place:
+    answer: ServerReport | None = STARTING
+    is_removed: bool = False
+
+    async def report(self) -> ServerReport | None:
+        return self.answer
+
+    async def remove(self, drain_s: float) -> None:
+        self.is_removed = True
+
+
+@dataclass
+class Bench:
+    """A controller, and all that it touches."""
+
+    scaling: Scaling
+    now: float = 0.0
+    num_waiting: int = 0
+    pending: dict[str, int] = field(default_factory=dict)
+    served: set[str] = field(default_factory=set)
+    drained: set[str] = field(default_factory=set)
+    places: dict[str, Place] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.controller = Controller(self.scaling, self.place, self, 30.0, lambda: self.now)
+
+    async def place(self, name: str) -> Place:
+        self.places[name] = Place()
+        return self.places[name]
+
+    def num_pending(self, name: str) -> int:
+        return self.pending.get(name, 0)
+
+    def add(self, name: str, url: str) -> None:
+        self.served.add(name)
+
+    def drain(self, name: str) -> None:
+        self.drained.add(name)
+
+    def remove(self, name: str) -> None:
+        self.served.discard(name)
+
+    def look(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        asyncio.run(self.controller.look())
+
+    def ready(self, *names: str) -> None:
+        for name in names:
+            self.places[name].answer = READY
+        self.look()
+
+
+def scaling(least: int, most: int) -> Scaling:
+    return Scaling(least, most, 4.0, down_delay_s=10.0)
+
+
+def test_a_replica_serves_once_it_is_ready() -> None:
+    bench = Bench(scaling(1, 1))
+    bench.look()
+    assert bench.served == set()
+    bench.ready("replica-1")
+    assert bench.served == {"replica-1"}
+    assert "load the model 3.0 s" in bench.controller.events[-1].words
+
+
+def test_load_orders_another_and_its_end_drains_one_before_it_goes() -> None:
+    bench = Bench(scaling(1, 3))
+    bench.look()
+    bench.ready("replica-1")
+    bench.pending = {"replica-1": 7}
+    bench.look()
+    bench.look()
+    assert len(bench.controller.replicas) == 2, "one burst orders one"
+    bench.ready("replica-2")
+    bench.pending = {"replica-1": 1, "replica-2": 1}
+    bench.look()
+    bench.look(5.0)
+    assert not bench.drained, "not at once"
+    bench.look(6.0)
+    assert bench.drained == {"replica-2"}
+    bench.look()
+    assert not bench.places["replica-2"].is_removed, "it still answers"
+    bench.pending = {"replica-1": 1}
+    bench.look()
+    assert bench.places["replica-2"].is_removed
+    assert bench.served == {"replica-1"}
+
+
+def test_a_lost_replica_is_taken_from_the_router_and_replaced() -> None:
+    bench = Bench(scaling(2, 2))
+    bench.look()
+    bench.ready("replica-1", "replica-2")
+    bench.places["replica-1"].answer = None
+    bench.look()
+    assert bench.served == {"replica-2"}
+    assert bench.places["replica-1"].is_removed
+    assert bench.controller.replicas["replica-3"].phase is ReplicaPhase.STARTING
+
+
+def test_a_service_may_rest_and_the_first_request_wakes_it() -> None:
+    bench = Bench(scaling(0, 2))
+    bench.look()
+    assert not bench.controller.replicas
+    bench.num_waiting = 1
+    bench.look()
+    assert len(bench.controller.replicas) == 1
+    bench.ready("replica-1")
+    bench.num_waiting = 0
+    bench.look()
+    bench.look(11.0)
+    bench.look()
+    assert not bench.controller.replicas
+
+
+@pytest.mark.parametrize(("status", "num_tries"), [(2, 1), (1, 3)])
+def test_replicas_that_never_start_end_the_service_with_their_own_words(status: int, num_tries: int) -> None:
+    bench = Bench(scaling(1, 1))
+    words = "loading\npenstock: error: /models/none does not exist"
+    ended = STARTING._replace(status=status, words=words)
+
+    def try_on() -> None:
+        for _ in range(10):
+            bench.look()
+            for place in bench.places.values():
+                place.answer = ended
+
+    with pytest.raises(ConfigError, match="do not start: /models/none does not exist"):
+        try_on()
+    assert len(bench.places) == num_tries
