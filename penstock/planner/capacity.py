@@ -179,12 +179,10 @@ def _bracket(loads: Loads, start: int) -> tuple[int, int]:
         while loads.passes(low + stride):
             low, stride = low + stride, 2 * stride
         return low, low + stride
-    if not loads.passes(LOWEST):
-        return LOWEST - COARSE, LOWEST
     high = start
     while high > LOWEST:
         lower = max(LOWEST, high - stride)
         if loads.passes(lower):
             return lower, high
         high, stride = lower, 3 * stride
-    return LOWEST, LOWEST + COARSE
+    return LOWEST - COARSE, LOWEST

@@ -173,14 +173,15 @@ class Search:
                 rate=demand.rate, replica_rate=option.replica_rate, replica_hourly=option.replica_hourly,
                 sizes=demand.sizes, assumed=self.assumed,
             )  # fmt: skip
-        return replace(plan, at_load=self._serve(option, demand), what_ifs=self._what_ifs(option, demand), cost=cost)
+        at_load = self._serve(option, demand)
+        return replace(plan, at_load=at_load, what_ifs=self._what_ifs(option, demand, at_load), cost=cost)
 
     def _serve(self, option: Option, demand: Demand, num_replicas: int | None = None) -> CapacityTrial:
         self.on_run(option.candidate.name)
         count = (num_replicas or option.num_replicas) * option.candidate.num_copies
         return serve(option.candidate, demand, self.target, demand.rate, count)
 
-    def _what_ifs(self, option: Option, demand: Demand) -> tuple[WhatIf, ...]:
+    def _what_ifs(self, option: Option, demand: Demand, at_load: CapacityTrial) -> tuple[WhatIf, ...]:
         def judged(words: str, run: CapacityTrial, consequence: str = "") -> WhatIf:
             return WhatIf(words, run, run.good_fraction >= self.target.fraction, consequence)
 
@@ -199,7 +200,8 @@ class Search:
             lost = "" if group == 1 else f"a replica of {group} devices goes with it"
             found.append(judged("one device less", self._serve(option, demand, option.num_replicas - 1), lost))
         cold = replace(option, candidate=replace(option.candidate, prefix_caching=False))
-        found.append(judged("no cache hits", self._serve(cold, demand)))
+        has_hits = at_load.summary.num_cached_tokens > 0
+        found.append(judged("no cache hits", self._serve(cold, demand) if has_hits else at_load))
         longer = demand.longer(2.0)
         if longer.sizes.largest_total > min(option.fit.num_tokens, option.candidate.sizing.max_context):
             found.append(
