@@ -2,8 +2,10 @@
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.plan.model import spec_of_config
 from penstock.console.amounts import bytes_in_words, count_in_words
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
@@ -26,18 +28,26 @@ class Config:
     """
 
     model: str = field(default="default", metadata={"positional": True})
-    """A known model, a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    """A known model, a path (a lone config.json will do), hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
     json: bool = False
     """Print JSON for machines"""
 
 
 def run(config: Config) -> int:
-    described = describe_known(config.model) if config.model.lower() in catalog.CONFIGS else _opened(config.model)
+    described = describe(config.model)
     if config.json:
         print_json(described)
     else:
         _print(described)
     return 0
+
+
+def describe(model: str) -> dict[str, Any]:
+    if model.lower() in catalog.CONFIGS:
+        return describe_known(model)
+    if model.endswith(".json") and Path(model).is_file():
+        return {"model": model, **describe_spec(spec_of_config(Path(model)))}
+    return _opened(model)
 
 
 def describe_known(name: str) -> dict[str, Any]:

@@ -235,6 +235,98 @@ _DEVICES = (
         _gpu("mi300x", 192.0, 5300, Flops(163, 1307, 1307, 2615, 2615), 896, "AMD Instinct MI300X datasheet"),
         interconnect="infinity fabric",
     ),
+    replace(
+        _gpu(
+            "gb200",
+            173.2,
+            8000,
+            Flops(80, 2500, 2500, 5000, 5000),
+            1800,
+            "NVIDIA GB200 NVL72 datasheet, one of 72 GPUs of a rack",
+        ),
+        devices_per_machine=72,
+    ),
+    _gpu(
+        "gh200",
+        93.6,
+        4000,
+        Flops(67, 989, 989, 1979, 1979),
+        900,
+        "NVIDIA GH200 datasheet, 96 GB HBM3; the Grace side's 480 GB come over a link of 900 GB/s and are not counted",
+    ),
+    _gpu(
+        "a10",
+        22.5,
+        600,
+        Flops(fp32=31.2, bf16=125, fp16=125, int8=250),
+        64,
+        "NVIDIA A10 datasheet",
+        network_gigabits=25,
+    ),
+    _gpu(
+        "rtx-6000-ada",
+        47.5,
+        960,
+        Flops(91.1, 364, 364, 728, 728),
+        64,
+        "NVIDIA RTX 6000 Ada datasheet",
+        network_gigabits=25,
+    ),
+    replace(
+        _gpu(
+            "rtx-5090",
+            31.8,
+            1792,
+            Flops(104.8, 209.5, 209.5, 419, 838),
+            128,
+            "NVIDIA RTX Blackwell architecture whitepaper, fp32 accumulation",
+            network_gigabits=10,
+        ),
+        devices_per_machine=4,
+    ),
+    replace(
+        _gpu(
+            "dgx-spark",
+            119.0,
+            273,
+            Flops(31, 125, 125, 250, 250),
+            50,
+            "NVIDIA DGX Spark datasheet: GB10, 128 GB of unified memory; dense figures from 1 PFLOP of sparse FP4",
+            network_gigabits=200,
+        ),
+        devices_per_machine=1,
+    ),
+    *(
+        replace(
+            _gpu(
+                name,
+                0.75 * memory_gb,
+                bandwidth,
+                Flops(fp32=tera, bf16=tera, fp16=tera),
+                32,
+                f"Apple {name}: bandwidth and {memory_gb} GB of unified memory as in its technical specifications, three "
+                "quarters of it for the GPU by default; operations from cores times clock",
+                network_gigabits=10,
+            ),
+            devices_per_machine=1,
+        )
+        for name, memory_gb, bandwidth, tera in (
+            ("m2-ultra", 192, 800, 27.2),
+            ("m3-ultra", 512, 819, 28.2),
+            ("m4-max", 128, 546, 18.4),
+        )
+    ),
+    Hardware(
+        "grace",
+        "cpu",
+        480 * GIB,
+        Ceilings(500e9, Flops(fp32=7.1e12, bf16=28.4e12, int8=56.8e12)),
+        900e9,
+        "NVIDIA Grace CPU datasheet, one of two: 72 cores at 3.1 GHz, LPDDR5X; bf16 and int8 by their matrix instructions",
+        interconnect="socket",
+        devices_per_machine=2,
+        network=_network(400),
+    ),
     Hardware(
         "xeon-8480",
         "cpu",
@@ -271,6 +363,35 @@ _DEVICES = (
     ),
 )
 
-HARDWARE: dict[str, Hardware] = {hardware.name: hardware for hardware in _DEVICES}
+
+def mig_slice(whole: Hardware, name: str, sevenths: int, eighths: int) -> Hardware:
+    """A part of a GPU that is one of its own: so many sevenths of the compute, eighths of the memory and its bandwidth.
+
+    As the Multi-Instance GPU user guide lists profiles; slices reach each other by no link.
+    """
+    compute, memory = sevenths / 7, eighths / 8
+    measured = whole.measured and whole.measured.scaled(compute, memory)
+    price = None if whole.price_per_hour is None else whole.price_per_hour * max(compute, memory)
+    return replace(
+        whole,
+        name=name,
+        memory_bytes=round(whole.memory_bytes * memory),
+        peak=whole.peak.scaled(compute, memory),
+        measured=measured,
+        devices_per_machine=1,
+        price_per_hour=price,
+        source=f"{whole.source}; MIG profile: {sevenths}/7 of the compute, {eighths}/8 of the memory",
+    )
+
+
+_WHOLE = {device.name: device for device in _DEVICES}
+_SLICES = tuple(
+    mig_slice(_WHOLE[whole], f"{short}-mig-{sevenths}g.{size}gb", sevenths, eighths)
+    for whole, short, unit in (("a100-80", "a100", 10), ("h100-sxm", "h100", 10))
+    for sevenths, eighths in ((1, 1), (2, 2), (3, 4), (4, 4))
+    for size in (unit * eighths,)
+)
+
+HARDWARE: dict[str, Hardware] = {hardware.name: hardware for hardware in (*_DEVICES, *_SLICES)}
 ALIASES = {"a100": "a100-80", "h100": "h100-sxm"}
 """What people say when they do not say which."""

@@ -37,6 +37,20 @@ def _llama(*shape: Any, context: int, theta: float = 10_000.0, **rest: Any) -> C
     return _config("llama", *shape) | sizes | rest
 
 
+def _llama4(experts: int, moe_step: int, context: int) -> Config:
+    """The text part, as in the published config.json of Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E."""
+    return _config("llama4_text", 202_048, 5120, 8192, 48, "40/8/128") | {
+        "intermediate_size_mlp": 16_384,
+        "max_position_embeddings": context,
+        "rope_theta": 500_000.0,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": moe_step,
+        "attention_chunk_size": 8192,
+    }
+
+
 def _qwen(model_type: str, *shape: Any, context: int, **rest: Any) -> Config:
     sizes = {"max_position_embeddings": context, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
     return _config(model_type, *shape) | sizes | rest
@@ -114,6 +128,8 @@ _DEEPSEEK_V3 = _deepseek(
 
 CONFIGS: dict[str, Config] = {
     "llama-2-7b": _llama(32_000, 4096, 11_008, 32, "32/32", context=4096),
+    "llama-2-13b": _llama(32_000, 5120, 13_824, 40, "40/40", context=4096),
+    "llama-2-70b": _llama(32_000, 8192, 28_672, 80, "64/8", context=4096),
     "llama-3-8b": _llama(128_256, 4096, 14_336, 32, "32/8", context=8192, theta=500_000.0),
     "llama-3-70b": _llama(128_256, 8192, 28_672, 80, "64/8", context=8192, theta=500_000.0),
     "llama-3.1-8b": _llama(
@@ -150,6 +166,8 @@ CONFIGS: dict[str, Config] = {
     "llama-3.3-70b": _llama(
         128_256, 8192, 28_672, 80, "64/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
     ),
+    "llama-4-scout": _llama4(experts=16, moe_step=1, context=10_485_760),
+    "llama-4-maverick": _llama4(experts=128, moe_step=2, context=1_048_576),
     "smollm2-135m": _llama(49_152, 576, 1536, 30, "9/3", context=8192, theta=100_000.0, tie_word_embeddings=True),
     "smollm2-360m": _llama(49_152, 960, 2560, 32, "15/5", context=8192, theta=100_000.0, tie_word_embeddings=True),
     "smollm2-1.7b": _llama(49_152, 2048, 8192, 24, "32/32", context=8192, theta=130_000.0, tie_word_embeddings=True),
@@ -311,6 +329,8 @@ CONFIGS: dict[str, Config] = {
 
 HUB = {
     "llama-2-7b": "meta-llama/Llama-2-7b-chat-hf",
+    "llama-2-13b": "meta-llama/Llama-2-13b-chat-hf",
+    "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf",
     "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct",
     "llama-3-70b": "meta-llama/Meta-Llama-3-70B-Instruct",
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
@@ -319,6 +339,8 @@ HUB = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
     "llama-3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
+    "llama-4-scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "llama-4-maverick": "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",

@@ -17,6 +17,7 @@ from penstock.models.architectures import (
     gpt2,
     gpt_oss,
     llama,
+    llama4,
     mistral,
     mixtral,
     olmo2,
@@ -69,6 +70,8 @@ BY_CLASS: dict[str, Architecture] = {
     "GptOssForCausalLM": gpt_oss,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek,
+    "Llama4ForCausalLM": llama4,
+    "Llama4ForConditionalGeneration": llama4,
     "BertModel": bert,
     "BertForMaskedLM": bert,
 }
@@ -90,6 +93,8 @@ BY_MODEL_TYPE: dict[str, Architecture] = {
     "gpt_oss": gpt_oss,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
+    "llama4": llama4,
+    "llama4_text": llama4,
     "bert": bert,
 }
 """By a config's `model_type`, where it names no `architectures`."""

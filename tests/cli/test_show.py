@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.console.show import print_json, print_table, printable
+from penstock.models import catalog
 
 
 def test_json_reads_back_and_holds_no_number_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +49,10 @@ def test_a_terminal_gets_headings_in_style() -> None:
     assert b"\x1b[1mname" in os.read(terminal, 4096)
     os.close(terminal)
     os.close(process_side)
+
+
+def test_a_lone_config_is_a_model_that_can_be_shown(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(catalog.CONFIGS["llama-3-8b"]))
+    assert main(["show", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["total"] == 8_030_261_248

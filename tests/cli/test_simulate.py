@@ -6,7 +6,9 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.simulate import command
+from penstock.cli.simulate.techniques import Techniques
 from penstock.console.args import build
+from penstock.cost.hardware import Link
 
 SMALL = ("--num-requests", "40", "--rate", "20", "--answers", "5-60")
 
@@ -220,3 +222,36 @@ def test_the_report_tells_what_bound_the_run_and_what_was_used(capsys, words, re
     status, printed = simulate(capsys, *words)
     assert status == 0
     assert reported in printed.out
+
+
+def test_a_link_between_replicas_is_told_as_a_whole() -> None:
+    """However many devices share a replica, its keys and values pass the link that was named."""
+    alone = Techniques(prefill_replicas=1, transfer_gb_s=50.0).split(327_680.0, None)
+    assert alone is not None
+    assert alone.link.bandwidth_bytes_per_s == 50e9
+    network = Link("network", 40e9, 15e-6)
+    shared = Techniques(prefill_replicas=1).split(327_680.0, network, 8)
+    assert shared is not None
+    assert shared.link.bandwidth_bytes_per_s == 8 * 40e9
+    assert shared.kv_bytes_per_token == 327_680.0
+
+
+def test_tenants_sessions_priorities_and_users_are_told_apart(capsys):
+    status, printed = simulate(capsys, "--tenants", "80,20", "--urgent-fraction", "0.3", "--json")
+    assert status == 0
+    groups = json.loads(printed.out)["results"]["continuous"]["groups"]
+    assert {"tenant 1", "tenant 2", "tenant 1, priority 1"} <= set(groups)
+    status, printed = simulate(capsys, "--users", "4", "--think-s", "1", "--json")
+    found = json.loads(printed.out)["results"]["continuous"]
+    assert found["summary"]["outcomes"]["length"] == 40
+    assert found["queue"]["inside"] <= 4
+    assert found["queue"]["stability"]["is_stable"]
+    assert simulate(capsys, "--tenants", "many")[0] == 2
+    assert simulate(capsys, "--users", "0")[0] == 2
+
+
+def test_a_run_whose_queue_grows_says_so_instead_of_latencies(capsys):
+    status, printed = simulate(capsys, "--num-requests", "300", "--rate", "100", "--max-sequences", "2")
+    assert status == 0
+    assert "unstable" in printed.out
+    assert "TTFT" not in printed.out.split("goodput")[1].split("outcome")[0].replace("TTFT up to", "")

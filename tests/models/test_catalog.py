@@ -10,6 +10,8 @@ from penstock.models.registry import BY_CLASS, BY_MODEL_TYPE
 
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
     "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
     "llama-3.1-8b": 8_030_261_248,
@@ -18,6 +20,8 @@ PUBLISHED = {
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.3-70b": 70_553_706_496,
+    "llama-4-scout": 107_769_861_120,
+    "llama-4-maverick": 400_711_848_960,
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,

@@ -210,7 +210,7 @@ def profile_basis(config: Config, path: Path) -> Basis:
     def make(asked: Config) -> Fleet:
         engine = EngineConfig(ModelConfig(profile.model, max_context=asked.max_context), asked.cache, asked.scheduler)
         fleet = fleet_of(profile, engine, num_replicas=machines.replicas, **_ways(asked))
-        return replace(fleet, split=asked.techniques.split(fleet.sizing, None))
+        return replace(fleet, split=asked.techniques.split(fleet.sizing.block_bytes / fleet.sizing.block_size, None))
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:
         error = profile.fitted.errors["all"]
@@ -257,7 +257,9 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         cost=roofline(spec, device, precision, Overhead(overlaps=machines.overlap), layout),
         num_replicas=machines.replicas,
         depth=machines.depth,
-        split=config.techniques.split(sizing, device.network),
+        split=config.techniques.split(
+            spec.kv_bytes_per_token(precision.kv_bytes), device.network, layout.devices_per_copy
+        ),
         **_ways(config),
     )
 

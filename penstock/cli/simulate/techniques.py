@@ -8,7 +8,6 @@ from penstock.errors import ConfigError
 from penstock.sim.handover import Disaggregation
 from penstock.sim.scaling import Scaling
 from penstock.sim.speculation import Guessing
-from penstock.sizing import Sizing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,8 @@ class Techniques:
     local_below: int = 0
     """Prompts of fewer tokens are computed where they are answered"""
     transfer_gb_s: float | None = None
-    """Gigabytes a second at which a prefill device sends keys and values (default: the device's network)"""
+    """Gigabytes a second of the link over which a prefill replica sends keys and values, all its devices together (default:
+    the network of each of them)"""
     scale_to: int | None = None
     """Most replicas there may be: then their number follows the load, from --replicas on"""
     scale_by: Literal["pending", "utilisation"] = "pending"
@@ -54,14 +54,16 @@ class Techniques:
         target = self.scale_target if self.scale_target is not None else {"pending": 16.0}.get(self.scale_by, 0.7)
         return Scaling(num_replicas, self.scale_to, target, self.scale_by, self.cold_start_s, self.down_delay_s)
 
-    def split(self, sizing: Sizing, network: Link | None) -> Disaggregation | None:
-        """Each device of a replica sends its own share of the keys and values."""
+    def split(self, kv_bytes_per_token: float, network: Link | None, num_devices: int = 1) -> Disaggregation | None:
+        """The bytes are of the whole model; `network` is of one device, and each sends its own share at the same time."""
         if not self.prefill_replicas:
             return None
         if self.transfer_gb_s is not None:
             if not 1e-6 <= self.transfer_gb_s <= 1e6:
                 raise ConfigError(f"--transfer-gb-s is {self.transfer_gb_s}; choose a number above 0")
             network = Link("network", self.transfer_gb_s * 1e9, network.latency_s if network else 15e-6)
+        elif network is not None:
+            network = Link(network.kind, num_devices * network.bandwidth_bytes_per_s, network.latency_s)
         if network is None:
             raise ConfigError("a profile does not say how fast keys and values travel; say so with --transfer-gb-s")
-        return Disaggregation(self.prefill_replicas, network, sizing.block_bytes / sizing.block_size, self.local_below)
+        return Disaggregation(self.prefill_replicas, network, kv_bytes_per_token, self.local_below)
