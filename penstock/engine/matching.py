@@ -140,7 +140,10 @@ class Matching:
         self.counts.num_compiled += 1
         request = compiled.request
         for choice in range(request.params.n):
-            self._matchers[request.request_id, choice] = compiled.matcher.fork()
+            matcher = compiled.matcher.fork()
+            if request.resumed:
+                matcher.advance(request.resumed[choice])
+            self._matchers[request.request_id, choice] = matcher
         return True
 
     def drop(self, request: Request) -> None:

@@ -5,14 +5,19 @@ Compiling for a check happens on another thread and needs no engine; the engine 
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from penstock.core.request import Grammar
 from penstock.errors import RequestError
-from penstock.server.generation import OutputForm
+from penstock.server.generation import Chat, Generation, OutputForm, Tool
 from penstock.server.http.faults import busy, invalid, unsupported
 from penstock.server.text import Text
 from penstock.text.grammar.compose import after_thoughts, free_after_thoughts, thoughts_of
+from penstock.text.stream.segments import MakeContentParser
+from penstock.text.tools.grammar import ToolSchema, tools_grammar
+from penstock.text.tools.parser import ToolParser
 
 CHECK_S = 5.0
 """Limits on what a grammar may be keep a check far below this; it bounds the wait for a thread."""
@@ -39,29 +44,74 @@ def source_of(form: OutputForm) -> Grammar | None:
             return Grammar("gbnf" if GBNF_SIGN in str(value) else "lark", str(value))
 
 
-async def checked_grammar(
-    text: Text, form: OutputForm, *, is_open: bool = False, in_chat: bool = False, max_reasoning: int | None = None
-) -> Grammar | None:
-    """The grammar that an answer is held to, if any: it begins where reasoning has ended, and can be used."""
-    grammar = source_of(form)
-    style = text.style if in_chat else None
-    if max_reasoning is not None and style is None:
+class AnswerForm(NamedTuple):
+    """What an answer is held to, and how calls are found in it."""
+
+    grammar: Grammar | None = None
+    make_parser: MakeContentParser | None = None
+    markers: tuple[str, ...] = ()
+    """Special tokens that the parser has to see."""
+
+
+async def answer_form(text: Text, generation: Generation, *, is_open: bool) -> AnswerForm:
+    """The form that a generation asks for, checked. A grammar begins where reasoning has ended."""
+    chat = generation.prompt if isinstance(generation.prompt, Chat) else None
+    style = None if chat is None else text.style
+    budget = generation.max_reasoning_tokens
+    if budget is not None and style is None:
         raise unsupported("max_reasoning_tokens", "this model does not reason, so leave it out")
-    if grammar is None and max_reasoning is None:
-        return None
+    content = source_of(generation.output)
+    if content is not None:
+        await check(text, content, generation.output.param)
+    tools = () if chat is None or chat.tool_choice.mode == "none" else chat.tools
+    if chat is not None and not tools and chat.tool_choice.mode == "required":
+        raise invalid("tool_choice asks for a call but there are no tools; send some", "tool_choice")
     try:
-        if style is not None:
-            thoughts = thoughts_of(style, is_open=is_open, max_tokens=max_reasoning)
-            if grammar is None:
-                grammar = Grammar(*free_after_thoughts(thoughts, text.markers))
-            else:
-                await check(text, grammar, form.param)
-                grammar = Grammar(*after_thoughts(grammar.kind, grammar.source, thoughts, text.markers))
+        grammar = content if chat is None or not tools else _tools_grammar(text, chat, content)
+        if style is not None and (grammar is not None or budget is not None):
+            thoughts = thoughts_of(style, is_open=is_open, max_tokens=budget)
+            thoughts = thoughts._replace(before="") if tools else thoughts
+            source = free_after_thoughts if grammar is None else partial(after_thoughts, grammar.kind, grammar.source)
+            grammar = Grammar(*source(thoughts, text.markers))
     except RequestError as error:
-        raise invalid(str(error), error.param or form.param, error.code) from None
-    if grammar is not None:
-        await check(text, grammar, form.param)
-    return grammar
+        raise invalid(str(error), error.param or generation.output.param, error.code) from None
+    if grammar is not None and grammar is not content:
+        await check(text, grammar, "tools" if tools else generation.output.param)
+    if not tools:
+        return AnswerForm(grammar)
+    row = text.tool_format
+    visible = tuple(token for marker in row.markers for token in text.markers.tokens_in(marker))
+    return AnswerForm(grammar, partial(ToolParser, row, partial(_is_text, tools)), visible)
+
+
+def _tools_grammar(text: Text, chat: Chat, content: Grammar | None) -> Grammar:
+    choice = chat.tool_choice
+    known = {tool.name: tool for tool in chat.tools}
+    if len(known) < len(chat.tools):
+        raise RequestError("two tools have the same name; give each its own", param="tools")
+    unknown = [name for name in choice.names if name not in known]
+    if unknown:
+        raise RequestError(f"tool_choice names {unknown[0][:64]!r}, which is not among the tools", param="tool_choice")
+    allowed = [known[name] for name in choice.names] or list(chat.tools)
+    schemas = [ToolSchema(tool.name, tool.parameters, tool.is_strict) for tool in allowed]
+    return Grammar(
+        *tools_grammar(
+            text.tool_format,
+            schemas,
+            text.markers,
+            is_required=choice.mode == "required",
+            is_parallel=choice.is_parallel,
+            content=None if content is None else (content.kind, content.source),
+        )
+    )
+
+
+def _is_text(tools: Sequence[Tool], name: str, argument: str) -> bool:
+    """The argument is a text by its tool's schema."""
+    tool = next((tool for tool in tools if tool.name == name), None)
+    properties = (tool.parameters or {}).get("properties") if tool is not None else None
+    own = properties.get(argument) if isinstance(properties, dict) else None
+    return isinstance(own, dict) and own.get("type") == "string"
 
 
 async def check(text: Text, grammar: Grammar, param: str) -> None:

@@ -16,15 +16,16 @@ from typing import Any, TypeVar
 
 from penstock.core.request import SamplingParams
 from penstock.errors import RequestError
-from penstock.server.forms import checked_grammar
+from penstock.server.forms import answer_form
 from penstock.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.server.http.call import Call, CallParameters
-from penstock.server.http.faults import Overflow, invalid, unsupported
+from penstock.server.http.faults import Overflow, invalid
 from penstock.server.served import ServedModel
 from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules
 from penstock.text.template.shield import PromptTokens, tokenize_chat
 from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.text.tools.words import described
 
 R = TypeVar("R")
 
@@ -43,7 +44,6 @@ MAX_CHOICES = 1024
 async def prepare(model: ServedModel, caller: Caller, generation: Generation) -> Call:
     """The call, checked against the model's limits."""
     model.check_generates()
-    _refuse_what_is_not_served(generation)
     prompt, sampling = generation.prompt, generation.sampling
     if isinstance(prompt, Chat):
         rendered = await prompt_of_chat(model, prompt)
@@ -57,16 +57,10 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     if len(prompts) * (sampling.n or 1) > MAX_CHOICES:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
     rules = _text_rules(model, sampling, text, continues=continues)
-    grammar = await checked_grammar(
-        model.text,
-        generation.output,
-        is_open=rules.is_open,
-        in_chat=not continues,
-        max_reasoning=generation.max_reasoning_tokens,
-    )
+    form = await answer_form(model.text, generation, is_open=rules.is_open)
     parameters = CallParameters(
-        sampling=replace(sampling_params(model, sampling), grammar=grammar),
-        rules=rules,
+        sampling=replace(sampling_params(model, sampling), grammar=form.grammar),
+        rules=rules._replace(make_parser=form.make_parser, markers=form.markers),
         priority=generation.priority,
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
         tenant=caller.tenant,
@@ -123,14 +117,6 @@ def _num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How far two begin alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _refuse_what_is_not_served(generation: Generation) -> None:
-    if isinstance(generation.prompt, Chat):
-        if generation.prompt.tools:
-            raise unsupported("tools", "describe what to call in the messages")
-        if generation.prompt.tool_choice.mode == "required":
-            raise unsupported("tool_choice", "leave it out")
 
 
 def _check(call: Call, model: ServedModel, param: str) -> None:
@@ -191,7 +177,11 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
         "variables": dict(chat.variables),
     }
     if chat.tools and chat.tool_choice.mode != "none":
-        options["tools"] = [template_tool(tool) for tool in chat.tools]
+        tools = [template_tool(tool) for tool in chat.tools]
+        if model.text.knows_tools:
+            options["tools"] = tools
+        else:
+            messages = described(messages, tools)
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")

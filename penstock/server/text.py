@@ -9,6 +9,7 @@ from penstock.text.grammar.compose import Markers
 from penstock.text.stream.reasoning import ReasoningStyle
 from penstock.text.template.chat import ChatTemplate
 from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.text.tools.formats import FALLBACK, ToolFormat, format_of_template
 
 
 class ModelCard(NamedTuple):
@@ -37,6 +38,17 @@ class Text:
     def grammars(self) -> GrammarCompiler:
         """Tells which grammars can be used."""
         return GrammarCompiler.for_checks(self.tokenizer)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls."""
+        found = None if self.template is None else format_of_template(self.template.tool_source)
+        return found or FALLBACK
+
+    @property
+    def knows_tools(self) -> bool:
+        """The template tells the model of tools itself."""
+        return self.template is not None and "tools" in self.template.tool_source
 
     @cached_property
     def markers(self) -> Markers:

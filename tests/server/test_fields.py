@@ -38,6 +38,7 @@ SHOWN: dict[str, dict[str, Any]] = {
         "messages": user("other words"), "max_completion_tokens": 3, "logprobs": True, "stream": True,
         "return_token_ids": True, "return_timings": True, "add_generation_prompt": False,
         "truncate_prompt_tokens": 3, "service_tier": "priority",
+        "tools": [{"type": "function", "function": {"name": "f"}}],
     },
     "text": {
         "prompt": "other words", "echo": True, "logprobs": 2, "prompt_logprobs": 1, "stream": True,
@@ -64,7 +65,7 @@ LABELS: dict[str, Any] = {
 """Accepted at these values, which ask for what is done anyway, name the caller, or speak to the model's own template."""
 
 NOT_SERVED: dict[str, Any] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "store": True,
+    "store": True,
     "modalities": ["audio"], "verbosity": "low", "best_of": 3,
     "suffix": "after", "max_reasoning_tokens": 9,
 } | dict.fromkeys(REFUSED, "something")  # fmt: skip

@@ -274,10 +274,17 @@ FAULTS = [
     ({"messages": user("x" * 9000)}, openai.BadRequestError, "messages", "context_length_exceeded"),
     ({"model": "other"}, openai.NotFoundError, "model", "model_not_found"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}] * 2},
         openai.BadRequestError,
         "tools",
-        "unsupported_parameter",
+        "invalid_value",
+    ),
+    ({"tool_choice": "required"}, openai.BadRequestError, "tool_choice", "invalid_value"),
+    (
+        {"messages": [*user("x"), {"role": "tool", "tool_call_id": "a", "content": "b"}]},
+        openai.BadRequestError,
+        "messages[1].tool_call_id",
+        "invalid_value",
     ),
     ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format", "invalid_value"),
     (

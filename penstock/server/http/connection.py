@@ -90,8 +90,10 @@ class Connection(HttpToolsProtocol):
         return not self.flow.write_paused and not self.transport.is_closing() and not is_old
 
     def write_part(self, data: bytes) -> None:
-        """A part of a body of unknown length, headers sent: what `send` does, without its ceremony."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        """A part of a body of unknown length, headers sent: what `send` does, without its ceremony. An empty part would be the
+        body's end, so it is none."""
+        if data:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
         """Drop the connection, whether its client reads or not."""

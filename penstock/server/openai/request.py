@@ -139,7 +139,16 @@ def prediction_of(body: ChatBody) -> str:
 
 
 def messages_of(messages: list[Message]) -> tuple[ChatMessage, ...]:
-    return tuple(_message(message, number) for number, message in enumerate(messages))
+    read = tuple(_message(message, number) for number, message in enumerate(messages))
+    called: set[str] = set()
+    for number, message in enumerate(read):
+        called.update(call.call_id for call in message.tool_calls)
+        if message.role == "tool" and message.tool_call_id not in called:
+            raise invalid(
+                f"messages[{number}] answers a call that no message before it makes; put the call before its answer",
+                f"messages[{number}].tool_call_id",
+            )
+    return read
 
 
 def _message(message: Message, number: int) -> ChatMessage:

@@ -44,6 +44,10 @@ class Markers:
             parts.append(quoted(text[position:]))
         return " ".join(parts)
 
+    def tokens_in(self, text: str) -> tuple[str, ...]:
+        """The markers that stand in a text."""
+        return tuple(found[0] for found in self._pattern.finditer(text)) if self._pattern else ()
+
     def until(self, name: str, marker: str, max_tokens: int | None = None) -> tuple[str, list[str]]:
         """Any text up to a marker, it included: a symbol, and the rules that it needs beside `TEXT`.
 

@@ -65,6 +65,8 @@ class TextRules(NamedTuple):
     """The tokens begin a text of their own, as a chat answer does; False where they continue the prompt's."""
     make_parser: MakeContentParser | None = None
     """Makes what finds tool calls in the content; None where none are looked for."""
+    markers: tuple[str, ...] = ()
+    """Special tokens, by their texts, that the parser has to see."""
 
 
 PLAIN = TextRules()
@@ -78,7 +80,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN) -> None:
-        markers = () if rules.style is None else rules.style.markers
+        markers = rules.markers if rules.style is None else (*rules.markers, *rules.style.markers)
         marker_ids = (tokenizer.token_id(marker) for marker in markers)
         self._detokenizer = Detokenizer(
             tokenizer,

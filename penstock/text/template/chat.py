@@ -88,6 +88,11 @@ class ChatTemplate:
         return self._sources[self._name(None, has_tools=False)]
 
     @property
+    def tool_source(self) -> str:
+        """The template that is used where there are tools."""
+        return self._sources[self._name(None, has_tools=True)]
+
+    @property
     def variables(self) -> frozenset[str]:
         """Names a request may set: those the template reads, less those that are not a request's to set."""
         return self._template(self._name(None, has_tools=False)).variables

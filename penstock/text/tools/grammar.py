@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.text.grammar.compose import COMPOSED, TEXT_RULE, Markers, composed
-from penstock.text.grammar.kinds import quoted, schema_text
+from penstock.text.grammar.kinds import quoted, schema_text, translate
 from penstock.text.grammar.limits import parse_schema
 from penstock.text.tools.formats import HeadedCall, JsonCall, PythonCall, TaggedCall, ToolFormat
 
@@ -28,12 +28,19 @@ def tools_grammar(
     *,
     is_required: bool = False,
     is_parallel: bool = True,
+    content: tuple[str, str] | None = None,
 ) -> tuple[str, str]:
-    """Kind and source of the grammar. `is_required`: calls and nothing else."""
+    """Kind and source of the grammar. `is_required`: calls and nothing else. `content`: what an answer without calls is held
+    to, as kind and source."""
     maker = _Rules(row, markers)
     maker.add_calls(tools, is_parallel)
-    maker.rules[:0] = [maker.start(is_required, is_parallel), TEXT_RULE]
-    return COMPOSED, composed(maker.rules)
+    start = maker.start(is_required or content is not None, is_parallel)
+    if content is None or is_required:
+        return COMPOSED, composed([start, TEXT_RULE, *maker.rules])
+    start += f" | {markers.literal(row.speech)} @content"
+    return COMPOSED, composed(
+        [start, TEXT_RULE, *maker.rules], [{"name": "content", "lark_grammar": translate(*content)}]
+    )
 
 
 class _Rules:
@@ -132,8 +139,8 @@ def _schema(tool: ToolSchema) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, whatever was sent."""
     schema = parse_schema(json.dumps(dict(tool.parameters or {})))
     schema.setdefault("type", "object")
-    if "properties" not in schema and not {"$ref", "anyOf", "oneOf", "allOf", "additionalProperties"} & schema.keys():
-        schema["additionalProperties"] = False
+    if not {"$ref", "anyOf", "oneOf", "allOf", "additionalProperties", "patternProperties"} & schema.keys():
+        schema["additionalProperties"] = False  # arguments that nobody has described help nobody
     return dict(schema)
 
 

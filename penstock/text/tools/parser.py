@@ -142,10 +142,10 @@ class ToolParser:
             if row.separator is None or not (yield from self._separated(row.separator.strip())):
                 break
         if row.list_closes:
-            yield from reader.starts(row.list_closes)
+            yield from reader.ends(row.list_closes)
             yield from reader.blanks()
         if row.closes:
-            yield from reader.starts(row.closes)
+            yield from reader.ends(row.closes)
         return True
 
     def _separated(self, separator: str) -> Step:
@@ -153,7 +153,7 @@ class ToolParser:
         if separator:
             return (yield from self._reader.starts(separator))
         row = self._format
-        if row.closes and (yield from self._reader.starts(row.closes)):
+        if row.closes and (yield from self._reader.ends(row.closes)):
             return False
         return (yield from self._reader.peek()) != ""
 
@@ -234,7 +234,7 @@ class ToolParser:
             self._end()
             yield from reader.blanks()
             if syntax.after:
-                yield from reader.starts(syntax.after.strip())
+                yield from reader.ends(syntax.after.strip())
         return True
 
     def _python_call(self) -> Step:
@@ -286,9 +286,9 @@ class ToolParser:
             self._argue(f"{before}{json.dumps(key)}: {self._tagged_value(name, key, text, syntax.pad)}")
             before = ", "
         if syntax.after:
-            yield from reader.starts(syntax.after)
+            yield from reader.ends(syntax.after)
             yield from reader.blanks()
-        if self._format.closes and not (yield from reader.starts(self._format.closes)):
+        if self._format.closes and not (yield from reader.ends(self._format.closes)):
             return True
         self._argue("{}" if before == "{" else "}")
         self._end()

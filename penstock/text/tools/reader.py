@@ -67,6 +67,14 @@ class Reader:
                 return False
             yield
 
+    def ends(self, literal: str) -> Need:
+        """Take a literal, or as much of it as there is where the text breaks off in it."""
+        if (yield from self.starts(literal)):
+            return True
+        if self.is_closed and literal.startswith(self.left):
+            self.take(len(self.left))
+        return False
+
     def until(self, marker: str, limit: int | None = MAX_HELD) -> Text:
         """The text up to a marker, which is taken too; None if it does not come."""
         begin = 0
