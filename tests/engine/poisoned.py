@@ -14,7 +14,7 @@ from penstock.core.request import SamplingParams
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Machine
 from penstock.engine.process import OnPhase, run_engine
-from penstock.engine.runner import Runner
+from penstock.engine.runner import Masks, Runner
 from penstock.engine.scripted import Done
 from penstock.engine.wire import decode_config
 
@@ -35,7 +35,7 @@ class Upset:
         self._runner = runner
         self._params: dict[int, SamplingParams] = {}
 
-    def launch(self, batch: Batch) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         for chunk in batch.chunks:
             first = chunk.token_ids[0] if chunk.arrival is not None else None
             if first == RAISE:
@@ -48,7 +48,7 @@ class Upset:
                 time.sleep(3600)
             if chunk.arrival is not None:
                 self._params[chunk.row] = chunk.arrival.params
-        output = self._runner.launch(batch).result()
+        output = self._runner.launch(batch, masks).result()
         options = [self._params[chunk.row] for chunk in batch.chunks]
         drawn = [
             tuple(made_up(token, params.logprobs) for token in tokens) if params.logprobs is not None else ()
@@ -71,7 +71,7 @@ class Upset:
 def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
     machine = make_engine(config, on_phase)
     engine = machine.engine
-    upset = Engine(engine.scheduler, Upset(engine._runner), time.monotonic)
+    upset = Engine(engine.scheduler, Upset(engine._runner), time.monotonic, matching=engine.matching)
     return machine._replace(engine=upset)
 
 
