@@ -17,7 +17,7 @@ settings.load_profile("default suite")
 
 TESTS = Path(__file__).parent
 TIERS = {
-    "torch": ("ops", "layers", "runtime", "models", "test_llm.py", "test_real_model.py", "test_beam.py"),
+    "torch": ("ops", "layers", "runtime", "models", "assembly", "test_llm.py", "test_real_model.py", "test_beam.py"),
     "server": ("server", "router", "gateway", "cluster", "cli", "bench", "doctor", "engine", "measure", "conform"),
     "web": ("web",),
     "cuda": ("gpu",),

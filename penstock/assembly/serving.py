@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from penstock.assembly.banner import banner
+from penstock.assembly.integrity import CANARY_PROMPT, CANARY_TOKENS, Canary
 from penstock.config import EngineConfig, ServerConfig
 from penstock.engine.client import EngineClient
 from penstock.engine.spawn import Spawned
@@ -52,6 +53,8 @@ def serve(
     command: list[str],
     text: Callable[[], Text],
     spawned: Spawned | None = None,
+    damage: Callable[[], list[str]] | None = None,
+    canary: Canary | None = None,
 ) -> int:
     """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
     import uvloop
@@ -61,7 +64,9 @@ def serve(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
         start_s = time.monotonic() if spawned is None else spawned.start_s
-        return runner.run(Serving(client, server, text, start_s).run())
+        serving = Serving(client, server, text, start_s)
+        serving.damage, serving.canary = damage, canary
+        return runner.run(serving.run())
 
 
 class Serving:
@@ -70,6 +75,9 @@ class Serving:
     def __init__(self, client: EngineClient, server: ServerConfig, text: Callable[[], Text], start_s: float) -> None:
         self._config = server
         self._open_text = text
+        self.damage: Callable[[], list[str]] | None = None
+        """Which files of the model are not what they were; asked in the background, once it serves."""
+        self.canary: Canary | None = None
         self._start_s = start_s
         self._phases: list[tuple[str, float]] = []
         self._client = client
@@ -99,7 +107,9 @@ class Serving:
             is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
             await resume_background(service)
             await runner.resume()
+            verifying = asyncio.create_task(self._verify())
             await _first(supervisor, asyncio.create_task(self._stopping.wait()))
+            verifying.cancel()
             if supervisor.done():
                 await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
                 supervisor.result()
@@ -140,6 +150,20 @@ class Serving:
         finally:
             for task in (stopping, ready):
                 task.cancel()
+
+    async def _verify(self) -> None:
+        """Whether the model is what it was; if not, it is not ready for anybody."""
+        try:
+            if self.canary is not None and self._model.facts.can_generate:
+                token_ids = await self._model.greedy_tokens(CANARY_PROMPT, CANARY_TOKENS)
+                if token_ids and self.canary.has_changed(token_ids):
+                    self._model.fault = "the model answers otherwise than it did on this machine; run `penstock verify`"
+            if self.damage is not None and (damaged := await asyncio.to_thread(self.damage)):
+                self._model.fault = f"files of the model are damaged: {', '.join(damaged[:5])}; fetch it again"
+        except Exception:
+            LOGGER.exception("the model could not be verified")
+        if self._model.fault:
+            LOGGER.error("%s", self._model.fault)
 
     def _on_phase(self, name: str, seconds: float) -> None:
         self._phases.append((name, seconds))

@@ -1,6 +1,7 @@
 """The words of a model by its name: what the server needs of it beside the engine."""
 
 from collections import Counter
+from pathlib import Path
 
 from penstock.assembly.machines import is_arithmetic
 from penstock.console.progress import ProgressBar
@@ -21,6 +22,11 @@ def fetch(model: str) -> None:
     if not is_arithmetic(model) and dummy_spec(model) is None:
         with ProgressBar() as progress:
             open_files(model, progress=progress)
+
+
+def fetched_path(model: str) -> Path | None:
+    """Where the model's files are; None for one that has none."""
+    return None if is_arithmetic(model) or dummy_spec(model) is not None else open_files(model).path
 
 
 def open_text(model: str) -> Text:

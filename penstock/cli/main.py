@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "conform": Command("penstock.cli.conform.run", "Judge any server through the real clients of three dialects"),
     "pull": Command("penstock.cli.pull", "Fetch a model"),
+    "verify": Command("penstock.cli.verify", "Compare a fetched model with the checksums of its fetching"),
     "list": Command("penstock.cli.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.show_model", "Tell what a model is made of and what it takes"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from penstock.config import (
@@ -52,12 +53,19 @@ def run(config: Config) -> int:
     if config.step_log is not None:
         command.append(f"--step-log={config.step_log.absolute()}")
     with Spawned(command) as spawned:  # it imports torch while we import a web server
-        from penstock.assembly.serving import serve
-        from penstock.assembly.text import fetch, open_text
+        from penstock.assembly.integrity import Canary, damage_of
+        from penstock.assembly.serving import package_version, serve
+        from penstock.assembly.text import fetch, fetched_path, open_text
+        from penstock.measure.this_machine import cache_folder, machine_facts
 
         fetch(model)
         server = with_key_of_environment(config.server)
-        return serve(config.engine, server, command, lambda: open_text(model), spawned)
+        path = fetched_path(model)
+        damage = None if path is None else partial(damage_of, path)
+        machine = machine_facts()
+        facts = {"version": package_version(), "machine": machine, "engine": asdict(config.engine), "path": path}
+        canary = None if path is None or machine["gpus"] else Canary(cache_folder(), facts)
+        return serve(config.engine, server, command, lambda: open_text(model), spawned, damage, canary)
 
 
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+from penstock.core.request import Request, SamplingParams
 from penstock.engine.client import EngineClient, Facts, StepReport
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import greedy_canary
@@ -33,6 +34,8 @@ class ServedModel:
         self.meters = Meters(client, self.admission)
         self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
+        self.fault = ""
+        """Why nobody should be served: the model is not what it was."""
         self._text: Text | None = None
         self._canary_s = -1e9
         self.live = LiveView(client, self.meters, self.admission)
@@ -91,7 +94,7 @@ class ServedModel:
 
     async def is_ready(self) -> bool:
         """A token has come through the real path lately, or comes now."""
-        if not self.is_open or not self.is_alive:
+        if not self.is_open or not self.is_alive or self.fault:
             return False
         now = time.monotonic()
         if not self.facts.can_generate:
@@ -111,6 +114,21 @@ class ServedModel:
         finally:
             self.client.cancel(request.request_id)
         return False
+
+    async def greedy_tokens(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """What the model answers to a prompt of its own; empty if it does not come to an end."""
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        request = Request(
+            request_id=self.client.next_id(), prompt=prompt, params=params, arrival_s=time.monotonic(), salt="canary"
+        )
+        stream = self.client.submit(request)
+        token_ids: list[int] = []
+        try:
+            async for delta in stream:
+                token_ids += delta.token_ids
+        finally:
+            self.client.cancel(request.request_id)
+        return tuple(token_ids) if len(token_ids) == count else ()
 
 
 class ServedModels:
