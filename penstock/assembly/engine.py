@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
 from penstock.config import EngineConfig
 from penstock.core.features import StepTime
+from penstock.cost.memory import workspace_bytes
 from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
 from penstock.engine.matching import Matching
@@ -291,10 +292,7 @@ def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
 
 
 def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:
-    """On a GPU: activations of the widest step, scores of every sequence for each recorded batch size, and slack."""
+    """On a GPU as planner and simulator count it."""
     if device.torch_device.type == "cpu":
         return 0
-    widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
-    activations = num_tokens * (6 * widest + 12 * spec.hidden_size) * 2
-    scores = 8 * config.scheduler.max_sequences * spec.vocab_size * 4
-    return activations + scores + GIB
+    return workspace_bytes(spec, num_tokens, config.scheduler.max_sequences)

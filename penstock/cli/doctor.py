@@ -21,11 +21,11 @@ from typing import Any, Literal
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.console.show import print_json, print_table, printable
 from penstock.doctor.finding import Finding, Verdict
-from penstock.doctor.page import Page, parse_page
 from penstock.doctor.rule import Diagnosis, diagnose
 from penstock.doctor.rules import RULES
 from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
 from penstock.errors import ConfigError
+from penstock.metrics.page import Page, parse_page
 
 TIMEOUT_S = 5.0
 HASTY_S = 0.25

@@ -5,10 +5,10 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
+from penstock.metrics.page import Page, parse_page, sum_of
 
 TIMEOUT_S = 5.0
 
@@ -35,16 +35,6 @@ class Config:
             raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
 
 
-class TopSample(NamedTuple):
-    """A line of the exposition: labels as they are written."""
-
-    labels: str
-    value: float
-
-
-Samples = dict[str, list[TopSample]]
-
-
 def run(config: Config) -> int:
     before, before_s = read(config), time.monotonic()
     while True:
@@ -57,30 +47,19 @@ def run(config: Config) -> int:
         before, before_s = now, now_s
 
 
-def read(config: Config) -> Samples:
+def read(config: Config) -> Page:
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     request = urllib.request.Request(config.url.rstrip("/") + "/metrics", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return parse(response.read().decode("utf-8", "replace"))
+            return parse_page(response.read().decode("utf-8", "replace"))
     except urllib.error.HTTPError as error:
         raise ConfigError(f"{config.url} answers {error.code}; is --api-key right?") from error
     except OSError as error:
         raise ConfigError(f"{config.url} does not answer: {error}; is the server running?") from error
 
 
-def parse(text: str) -> Samples:
-    samples: Samples = {}
-    for line in text.splitlines():
-        if not line or line.startswith("#"):
-            continue
-        left, _, value = line.rpartition(" ")
-        name, _, labels = left.partition("{")
-        samples.setdefault(name, []).append(TopSample(labels.rstrip("}"), float(value)))
-    return samples
-
-
-def figures(before: Samples, now: Samples, seconds: float) -> dict[str, float | None]:
+def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
     """What has happened between two looks, a second; and how things stand."""
 
     def rate(name: str) -> float:
@@ -110,23 +89,22 @@ def _percent(part: float, whole: float) -> float | None:
     return 100 * part / whole if whole else None
 
 
-def _sum(samples: Samples, name: str) -> float:
-    return sum(sample.value for sample in samples.get(name, ()))
+def _sum(samples: Page, name: str) -> float:
+    return sum_of(samples, name) or 0.0
 
 
-def _quantile(before: Samples, now: Samples, name: str, fraction: float) -> float | None:
+def _quantile(before: Page, now: Page, name: str, fraction: float) -> float | None:
     """The bucket's upper bound, in milliseconds; None if nothing happened."""
-    old = {sample.labels: sample.value for sample in before.get(f"{name}_bucket", ())}
-    buckets = [(_bound(labels), value - old.get(labels, 0.0)) for labels, value in now.get(f"{name}_bucket", ())]
-    buckets.sort()
+    found: dict[float, float] = {}
+    for page, sign in ((now, 1.0), (before, -1.0)):
+        for sample in page.get(f"{name}_bucket", ()):
+            bound = float(sample.labels.get("le", "inf"))
+            found[bound] = found.get(bound, 0.0) + sign * sample.value
+    buckets = sorted(found.items())
     if not buckets or not buckets[-1][1]:
         return None
     wanted = fraction * buckets[-1][1]
     return next(bound for bound, count in buckets if count >= wanted) * 1000
-
-
-def _bound(labels: str) -> float:
-    return float(labels.rpartition('le="')[2].rstrip('"'))
 
 
 def _show(config: Config, row: dict[str, float | None]) -> None:

@@ -9,6 +9,9 @@ from penstock.models.spec import Layer, ModelSpec, MoE
 
 _ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 4
+GRAPH_SCORES = 8
+"""Recorded steps that keep scores of their own."""
+SLACK_BYTES = 1 << 30
 
 
 def weight_bytes(spec: ModelSpec, precision: Precision, layout: Layout = SINGLE) -> int:
@@ -36,15 +39,20 @@ def kv_fraction(spec: ModelSpec, layout: Layout = SINGLE) -> float:
 
 
 def workspace_bytes(spec: ModelSpec, max_batch_tokens: int, max_sequences: int, layout: Layout = SINGLE) -> int:
-    """The largest step: residual and normed input of every token beside the widest thing made of them, and the logits."""
-    widest = 0.0
-    for layer in spec.layers:
-        mlp = layer.mlp
-        width = mlp.num_active * mlp.expert.width if isinstance(mlp, MoE) else mlp.width
-        attention = 2 * layer.attention.q_size + layer.attention.kv_values_per_token
-        widest = max(widest, 3 * width / layout.tensor, attention / layout.tensor)
-    activations = max_batch_tokens * (2 * spec.hidden_size + widest) * _ACTIVATION_BYTES
-    return round(activations + max_sequences * spec.vocab_size * _LOGIT_BYTES)
+    """What an engine sets aside on a GPU beside weights and cache; on a CPU it sets nothing aside."""
+    return activation_bytes(spec, max_batch_tokens, layout) + reserve_bytes(spec, max_sequences)
+
+
+def activation_bytes(spec: ModelSpec, max_batch_tokens: int, layout: Layout = SINGLE) -> int:
+    """Of the largest step: its vectors, and the widest things made of them, before and after their gates."""
+    widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
+    values = 6 * widest / layout.tensor + 12 * spec.hidden_size
+    return round(max_batch_tokens * values * _ACTIVATION_BYTES)
+
+
+def reserve_bytes(spec: ModelSpec, max_sequences: int) -> int:
+    """Scores of every sequence for each recorded batch size, and what allocators lose."""
+    return GRAPH_SCORES * max_sequences * spec.vocab_size * _LOGIT_BYTES + SLACK_BYTES
 
 
 def _stages(spec: ModelSpec, layout: Layout) -> list[Sequence[Layer]]:

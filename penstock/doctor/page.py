@@ -1,41 +1,14 @@
-"""A page of metrics as Prometheus reads it, and the change between two of them.
+"""The change between two pages of metrics.
 
 What a page does not tell is NaN: every comparison with it is false, so a rule that lacks a figure stays silent.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
-_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+from penstock.metrics.page import Page
 
 Where = Callable[[Mapping[str, str]], bool]
-
-
-class MetricSample(NamedTuple):
-    labels: Mapping[str, str]
-    value: float
-
-
-Page = Mapping[str, list[MetricSample]]
-
-
-def parse_page(text: str) -> Page:
-    """The samples of a page by name. Lines that are no samples are passed over: a page may be anybody's."""
-    page: dict[str, list[MetricSample]] = {}
-    for line in text.splitlines():
-        match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
-        if match is None:
-            continue
-        name, labels, number = match.groups()
-        try:
-            value = float(number)
-        except ValueError:
-            continue
-        page.setdefault(name, []).append(MetricSample(dict(_LABEL.findall(labels or "")), value))
-    return page
 
 
 class Change:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.doctor.page import Change, Page
+from penstock.doctor.page import Change
+from penstock.metrics.page import Page
 
 REFUSED, SILENT, UNREACHABLE, UNINTELLIGIBLE = 0.0, 1.0, 2.0, 3.0
 """In place of an HTTP status, where none came."""

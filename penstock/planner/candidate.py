@@ -11,16 +11,12 @@ from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerCon
 from penstock.cost.cost import Cost
 from penstock.cost.hardware import Hardware
 from penstock.cost.layout import Layout
-from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
+from penstock.cost.memory import activation_bytes, kv_fraction, reserve_bytes, weight_bytes
 from penstock.cost.precision import Precision
 from penstock.cost.roofline import Roofline, roofline
 from penstock.models.spec import ModelSpec
 from penstock.sim.simulation import Fleet
 from penstock.sizing import GIB, Memory, Sizing, size_engine
-
-GRAPH_SCORES = 7
-"""Recorded decode steps keep scores of their own, beside those of the step under way: as the engine reserves them."""
-SLACK_BYTES = GIB
 
 
 class MeasuredEngine(NamedTuple):
@@ -96,14 +92,14 @@ class Candidate:
         """None is set aside on a CPU, whose memory is not ours alone to begin with."""
         if self.hardware.kind == "cpu":
             return 0
-        return workspace_bytes(self.spec, self.max_batch_tokens, self.max_sequences, self.layout)
+        return activation_bytes(self.spec, self.max_batch_tokens, self.layout)
 
     @property
     def reserve_bytes(self) -> int:
         """For recorded steps and what allocators lose; a CPU has neither."""
         if self.hardware.kind == "cpu":
             return 0
-        return GRAPH_SCORES * self.max_sequences * self.spec.vocab_size * 4 + SLACK_BYTES
+        return reserve_bytes(self.spec, self.max_sequences)
 
     @cached_property
     def sizing(self) -> Sizing:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.bench.client.http import Client, TransportError
+from penstock.metrics.page import Page, parse_page, sum_of
 
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total")
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total")
@@ -42,21 +43,12 @@ async def read_counters(client: Client, timeout_s: float = METRICS_S) -> Counter
 
 def parse_counters(text: str) -> Counters:
     """Sums over labels of those counters we know, from the text form that Prometheus reads."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("#"):
-            continue
-        left, _, value = line.rpartition(" ")
-        name = left.partition("{")[0].strip()
-        try:
-            sums[name] = sums.get(name, 0.0) + float(value)
-        except ValueError:
-            continue
-    return Counters(*(_first(sums, names) for names in (HITS, QUERIES, REQUESTS, PREEMPTIONS)))
+    page = parse_page(text)
+    return Counters(*(_first(page, names) for names in (HITS, QUERIES, REQUESTS, PREEMPTIONS)))
 
 
-def _first(sums: dict[str, float], names: tuple[str, ...]) -> float | None:
-    return next((sums[name] for name in names if name in sums), None)
+def _first(page: Page, names: tuple[str, ...]) -> float | None:
+    return next((sum_of(page, name) for name in names if name in page), None)
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

@@ -247,7 +247,9 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     memory = Memory(
         free_bytes=device.memory_bytes,
         weight_bytes=weight_bytes(spec, precision, layout),
-        workspace_bytes=workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
+        workspace_bytes=0
+        if device.kind == "cpu"
+        else workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
     sizing = size_engine(engine, spec, memory, pace)

@@ -11,12 +11,12 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any
 
-from penstock.doctor.page import parse_page
 from penstock.doctor.rule import diagnose
 from penstock.doctor.rules import RULES
 from penstock.doctor.signs import Look, Signs, signs_of
 from penstock.engine.client import EngineClient, EngineView, StepReport, StepView
 from penstock.metrics.exposition import exposition
+from penstock.metrics.page import parse_page
 from penstock.metrics.summary import quantile
 from penstock.server.http.admission import Admission
 from penstock.server.http.meters import Meters
