@@ -20,8 +20,8 @@ test: .venv/.installed-dev web check  ## lint, types and all tests
 test-fast: .venv/.installed-dev  ## the plain tier: what to run on every save
 	$(BIN)/python -m pytest -m "plain and not slow" -n $(WORKERS)
 
-test-gpu:  ## laws over the CUDA runner and parity of its kernels, on a machine with a GPU
-	python3 -m pytest -m cuda tests/gpu
+test-gpu:  ## laws over the CUDA runner and parity of its kernels; needs a GPU, torch and triton, nothing installed
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -64,8 +64,9 @@ class Driver:
     def __init__(self, model: Decoder, num_blocks: int = 128, max_sequences: int = 16, max_context: int = 160) -> None:
         self.start(ModelRunner(model, num_blocks, BLOCK_SIZE, max_sequences, max_context), num_blocks, max_sequences)
 
-    def start(self, runner: Runner, num_blocks: int, max_sequences: int) -> None:
+    def start(self, runner: Runner, num_blocks: int, max_sequences: int, block_size: int = BLOCK_SIZE) -> None:
         self.runner = runner
+        self.block_size = block_size
         self.free = list(range(num_blocks))
         random.Random(7).shuffle(self.free)
         self.rows = list(range(max_sequences))
@@ -94,7 +95,7 @@ class Driver:
             end = min(len(known), text.start + text.chunk_size)
             token_ids = tuple(known[text.start : end])
         held = len(text.blocks)
-        while len(text.blocks) * BLOCK_SIZE < end:
+        while len(text.blocks) * self.block_size < end:
             text.blocks.append(self.free.pop())
         new_blocks = tuple(text.blocks if arrival else text.blocks[held:])
         samples = end >= len(known)
