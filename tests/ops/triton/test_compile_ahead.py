@@ -1,6 +1,9 @@
 """Kernels asked for and compiled by other processes, on a machine that need not have a GPU."""
 
-import time
+import json
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from penstock.ops.triton.host import compile_ahead as ahead
+from penstock.ops.triton.host import compile_ahead
 from penstock.ops.triton.host.compile_ahead import Compilers
-from penstock.ops.triton.host.launch import Variant, asking
+from penstock.ops.triton.host.launch import Variant, asking, decode_variant, encode_variant
 from penstock.ops.triton.norm import rms_norm_rows
 from penstock.ops.triton.rows import keep_in_one
 
@@ -40,10 +43,12 @@ class Driver:
 
 
 @pytest.fixture(autouse=True)
-def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(driver, "_active", Driver())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # newer versions remark on it if it is not set
+    yield
+    compile_ahead.HELPERS.end()  # it has begun with these settings
 
 
 def asked(size: int = 64) -> list[Variant]:
@@ -68,6 +73,8 @@ def test_rows_anywhere_in_memory_need_one_variant() -> None:
 
 
 def test_a_launch_finds_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process, with its threads and its GPU, is never forked: a fork could wait for ever for a lock nobody holds."""
+    monkeypatch.setattr(os, "fork", None)
     (variant,) = asked(96)
     compilers = Compilers([variant])
     assert compilers.are_ready(wait=True)
@@ -88,8 +95,27 @@ def test_nobody_waits_for_what_cannot_be_compiled() -> None:
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_compile", lambda *of_it: time.sleep(3))
-    monkeypatch.setattr(ahead, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", "input(); input()"))
+    monkeypatch.setattr(compile_ahead, "PATIENCE_S", 0.05)
     compilers = Compilers(asked())
     assert not compilers.are_ready()
     assert compilers.are_ready(wait=True)
+
+
+def test_nobody_waits_for_a_helper_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", "input()"))
+    assert Compilers(asked()).are_ready(wait=True)
+
+
+def test_a_helper_that_has_ended_is_replaced() -> None:
+    first = compile_ahead.HELPERS.begin()
+    assert compile_ahead.HELPERS.begin() is first
+    first.end()
+    assert compile_ahead.HELPERS.begin() is not first
+
+
+def test_a_variant_reaches_another_process_as_it_is() -> None:
+    (variant,) = asked()
+    told = decode_variant(json.loads(json.dumps(encode_variant(variant))))
+    assert told.source.hash() == variant.source.hash()
+    assert told.options == variant.options

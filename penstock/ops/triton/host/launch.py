@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from triton import knobs
@@ -45,6 +46,30 @@ class Variant(NamedTuple):
     @property
     def source(self) -> ASTSource:
         return ASTSource(self.function, self.signature, self.constants, self.attributes)
+
+
+def encode_variant(variant: Variant) -> dict[str, Any]:
+    """As JSON holds it, for another process."""
+    return {
+        "function": [variant.function.__module__, variant.function.__name__],
+        "signature": variant.signature,
+        "constants": [[key, value] for key, value in variant.constants.items()],
+        "attributes": [[key, value] for key, value in variant.attributes.items()],
+        "options": variant.options,
+    }
+
+
+def decode_variant(told: dict[str, Any]) -> Variant:
+    module, name = told["function"]
+    found = getattr(import_module(module), name)
+    constants, attributes = ({_key(key): value for key, value in told[kind]} for kind in ("constants", "attributes"))
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in told["options"].items()}
+    return Variant(found.function, told["signature"], constants, attributes, options)
+
+
+def _key(told: Any) -> Any:
+    """Keys are names, or places in nested arguments."""
+    return tuple(map(_key, told)) if isinstance(told, list) else told
 
 
 @contextmanager
