@@ -19,7 +19,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["plain", "json"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Speculate = Literal["off", "auto", "ngram", "suffix", "prediction"]
+Speculate = Literal["off", "auto", "ngram", "suffix", "prediction", "model"]
 MAX_DRAFT_TOKENS = 64
 
 
@@ -132,7 +132,9 @@ class SpeculationConfig:
 
     speculate: Speculate = "off"
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
-    the client expects), auto (whoever is right most often) or off"""
+    the client expects), model (--draft-model), auto (whoever is right most often) or off"""
+    draft_model: str | None = None
+    """Smaller model of the same vocabulary that guesses, named as MODEL is (default: none)"""
     draft_tokens: int | None = None
     """Guesses to check in each step, for each sequence (default: as many as pay, by what steps take and how many come true)"""
 
@@ -141,6 +143,10 @@ class SpeculationConfig:
         _check_positive("--draft-tokens", self.draft_tokens)
         if self.draft_tokens is not None and self.draft_tokens > MAX_DRAFT_TOKENS:
             raise ConfigError(f"--draft-tokens is {self.draft_tokens}; choose at most {MAX_DRAFT_TOKENS}")
+        if self.speculate == "model" and self.draft_model is None:
+            raise ConfigError("--speculate model needs a model that guesses; name one with --draft-model")
+        if self.draft_model is not None and self.speculate not in ("auto", "model"):
+            raise ConfigError(f"--draft-model guesses under --speculate auto or model, not {self.speculate}")
         if self.draft_tokens is not None and self.speculate == "off":
             raise ConfigError("--draft-tokens says how many guesses to check but nobody guesses; add --speculate auto")
 

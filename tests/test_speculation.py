@@ -6,7 +6,8 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.config import configure
-from tests.real import DEFAULT, model_path
+from penstock.errors import ConfigError
+from tests.real import DEFAULT, RANDOM_LLAMA, model_path
 
 PASSAGE = (
     "The penstock at Hollow Creek was built in 1931. It carries water from the upper reservoir, at an elevation of 612 "
@@ -47,3 +48,21 @@ def test_a_quotation_takes_half_the_steps(llm: LLM) -> None:
     guessing = LLM.over(llm.loaded, configure(llm.config, speculate="ngram", draft_tokens=6))
     (answer,) = guessing.generate([QUOTE], SamplingParams(temperature=0.0, max_tokens=16))
     assert guessing.engine.num_steps < len(answer.choices[0].token_ids) / 2
+
+
+def test_a_draft_model_guesses_and_nothing_else_changes(llm: LLM) -> None:
+    """The model as its own draft is nearly always right."""
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    settings = {"speculate": "model", "draft_model": str(model_path(DEFAULT)), "draft_tokens": 3}
+    guessing = LLM.over(llm.loaded, configure(llm.config, **settings))
+    (found,), (plain,) = guessing.generate([STORY], params), llm.generate([STORY], params)
+    assert found.choices[0].token_ids == plain.choices[0].token_ids
+    proposals = guessing.engine.proposals
+    assert proposals is not None
+    assert proposals.num_accepted >= 0.9 * proposals.num_checked > 0
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(llm: LLM) -> None:
+    config = configure(llm.config, speculate="model", draft_model=str(model_path(RANDOM_LLAMA)))
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        LLM.over(llm.loaded, config)

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from penstock.assembly.drafting import check_files, draft_config, make_drafter
 from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
 from penstock.config import EngineConfig
 from penstock.core.features import StepTime
 from penstock.cost.memory import workspace_bytes
+from penstock.draft.model import ModelDrafter
 from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
 from penstock.engine.matching import Matching
@@ -199,7 +201,8 @@ def make_engine(
     room = _room(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
-    speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens)
+    drafter = _drafter(config, loaded, sizing)
+    speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens, drafter)
     make = partial(Engine, scheduler, clock=time.monotonic, on_step=on_step, speculator=speculator)
     if loaded.group is not None:
         world = loaded.group.world
@@ -218,6 +221,14 @@ def make_engine(
     if not isinstance(loaded.network, Decoder):
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
     return make(runner=ModelRunner(loaded.network, *room, cache_dtype))
+
+
+def _drafter(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> ModelDrafter | None:
+    name = config.speculation.draft_model
+    if name is None:
+        return None
+    check_files(loaded.files, open_files(name), loaded.device.free_bytes)
+    return make_drafter(load(draft_config(config, name)).network, config, sizing, loaded.spec.vocab_size)
 
 
 def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:

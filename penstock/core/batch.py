@@ -11,8 +11,9 @@ from typing import NamedTuple
 from penstock.core.request import SamplingParams
 
 make = tuple.__new__
-"""`make(Chunk, (row, start, ...))` is `Chunk(row, start, ...)` in half the time, or less where a step has just swept the
-processor's caches: no code of the class is run. All fields are told, in their order."""
+"""`make(Chunk, (row, start, ...))` is `Chunk(row, start, ...)` in 0.6 us instead of 1.5 (`timeit`, best of seven, Python 3.11):
+no code of the class is run. For what is made once a sequence and step, or once a simulated event, and nothing else.
+All fields are given, in their order."""
 
 
 class Arrival(NamedTuple):
@@ -35,8 +36,10 @@ class Chunk(NamedTuple):
                                            [.. | drafts   ]
 
     The last `len(token_ids)` tokens are new to the runner; those before them it sampled itself or saw earlier. The last
-    `num_drafts` of them are guesses to be verified; without tokens for them they are steps that the runner goes on by itself,
-    one token each. Attention reads positions 0 .. start + length through the row's blocks.
+    `num_drafts` of them are guesses to be verified. Attention reads positions 0 .. start + length through the row's blocks.
+
+    A chunk that fast-forwards brings no tokens: the runner draws one, goes on with it, and so on for `num_fast_forward` steps
+    more, one position each.
     """
 
     row: int
@@ -49,6 +52,7 @@ class Chunk(NamedTuple):
     """Draw a token after the last position (and after each draft)."""
     arrival: Arrival | None
     num_drafts: int = 0
+    num_fast_forward: int = 0
 
     @property
     def end(self) -> int:

@@ -13,10 +13,10 @@ Knows token ids and hashes, never tensors.
 from collections import OrderedDict
 from collections.abc import Iterable, KeysView
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from penstock.core.holding import Holding
 from penstock.core.prefix import TOKEN_BYTES, Content, Namespace, block_hash, first_difference, packed
-from penstock.core.sequence import Sequence
 
 
 class Match(NamedTuple):
@@ -28,6 +28,16 @@ class Match(NamedTuple):
     """What the last of them holds."""
     differs: tuple[int, int, int] | None = None
     """Where the latest cached prompt that begins with them goes on otherwise: position, its token, the token there."""
+
+
+class PoolListener(Protocol):
+    """Hears which content can be found and which no longer, as it happens, on the scheduler's thread."""
+
+    def published(self, hash: bytes, parent: bytes, tokens: bytes) -> None:
+        """A block with these tokens, packed, after the content named by `parent`: a block's hash or a namespace's."""
+
+    def removed(self, hash: bytes) -> None:
+        """Evicted, retracted, or its block taken for something else."""
 
 
 NO_MATCH = Match((), "prefix caching is off")
@@ -65,6 +75,7 @@ class BlockPool:
         self._pins: dict[int, float] = {}
         self._pin_ends: list[tuple[float, int, int]] = []
         self._num_pin_ends = 0
+        self._listeners: tuple[PoolListener, ...] = ()
         self.num_evictions = 0
         self.num_shared = 0
         """References beyond the first to each block: what a step in which everybody takes part reads again."""
@@ -110,37 +121,37 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def match(self, sequence: Sequence) -> Match:
+    def match(self, holding: Holding) -> Match:
         """The longest run of published blocks that begins the sequence, leaving at least one token to compute."""
         if not self._caching:
             return NO_MATCH
-        num_full = (len(sequence.tokens) - 1) // self.block_size
+        num_full = (len(holding.tokens) - 1) // self.block_size
         if not num_full:
             return Match((), "shorter than a block")
-        self._extend_hashes(sequence, num_full)
+        self._extend_hashes(holding, num_full)
         found: list[int] = []
         tail: Content | None = None
-        for number, hash_ in enumerate(sequence.hashes[:num_full]):
+        for number, hash_ in enumerate(holding.hashes[:num_full]):
             block = self._index.get(hash_)
             content = None if block is None else self._contents[block]
             if block is None or content is None:
                 break
-            if not content.continues(tail or sequence.namespace, self._tokens_of(sequence, number, number + 1)):
+            if not content.continues(tail or holding.namespace, self._tokens_of(holding, number, number + 1)):
                 break
             found.append(block)
             tail = content
         if len(found) == num_full:
             return Match(tuple(found), "", tail)
         miss = "differs from every cached prompt" if found else "nothing cached begins alike"
-        return Match(tuple(found), miss, tail, self._difference(sequence, len(found), tail))
+        return Match(tuple(found), miss, tail, self._difference(holding, len(found), tail))
 
-    def check(self, holders: Iterable[Sequence]) -> None:
+    def check(self, holders: Iterable[Holding]) -> None:
         """Raise RuntimeError if the books do not balance, given every sequence that holds blocks."""
         counts = [0] * self.num_blocks
-        for sequence in holders:
-            if len(set(sequence.blocks)) != len(sequence.blocks):
-                raise RuntimeError(f"{sequence} holds a block twice: {sequence.blocks}")
-            for block in sequence.blocks:
+        for holding in holders:
+            if len(set(holding.blocks)) != len(holding.blocks):
+                raise RuntimeError(f"a holder has a block twice: {holding.blocks}")
+            for block in holding.blocks:
                 counts[block] += 1
         if counts != self._references:
             raise RuntimeError("reference counts differ from the sequences that hold blocks")
@@ -163,27 +174,31 @@ class BlockPool:
 
     # Commands
 
-    def reserve(self, sequence: Sequence, num_tokens: int, match: Match | None = None, spare: int = 0) -> bool:
+    def listen(self, listener: PoolListener) -> None:
+        """Let somebody hear what is published and removed from now on."""
+        self._listeners += (listener,)
+
+    def reserve(self, holding: Holding, num_tokens: int, match: Match | None = None, spare: int = 0) -> bool:
         """Give the sequence blocks for its first `num_tokens` positions, starting with `match` if it holds none yet.
 
         All or nothing; refuses if fewer than `spare` blocks would stay available.
         """
         matched = match.blocks if match else ()
-        num_new = self.blocks_for(num_tokens) - len(sequence.blocks) - len(matched)
+        num_new = self.blocks_for(num_tokens) - len(holding.blocks) - len(matched)
         num_idle_matched = sum(1 for block in matched if block in self._cached)
         if num_new + spare > self.num_available - num_idle_matched:
             return False
         for block in matched:
             self._hold(block)
         if matched:
-            sequence.blocks.extend(matched)
-            sequence.num_published = len(matched)
-            sequence.tail = match.tail if match else None
+            holding.blocks.extend(matched)
+            holding.num_published = len(matched)
+            holding.tail = match.tail if match else None
         if num_new > 0:
-            sequence.blocks.extend(self._take(num_new))
+            holding.blocks.extend(self._take(num_new))
         return True
 
-    def fork(self, parent: Sequence, child: Sequence, num_tokens: int, spare: int = 0) -> Fork | None:
+    def fork(self, parent: Holding, child: Holding, num_tokens: int, spare: int = 0) -> Fork | None:
         """Let `child` start with the parent's first `num_tokens` positions, and room for one more.
 
         Whole blocks are shared. The block the child will write next is its own, filled with a copy of the parent's, since a
@@ -206,31 +221,31 @@ class BlockPool:
         partial = num_tokens % self.block_size
         return Fork(num_tokens, ((parent.blocks[num_shared], own),) if partial else ())
 
-    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+    def publish(self, holding: Holding, num_tokens: int) -> None:
         """Offer the full blocks among the sequence's first tokens to later sequences that begin alike.
 
         They are computed, or will be before anyone who finds them reads them: see `retract` for when that fails. Where
         another block already holds the same content that one stands, and ours stays private.
         """
         num_full = num_tokens // self.block_size
-        if not self._caching or num_full <= sequence.num_published:
+        if not self._caching or num_full <= holding.num_published:
             return
-        hashes, blocks, index, contents = sequence.hashes, sequence.blocks, self._index, self._contents
-        first, size = sequence.num_published, self._block_bytes
+        hashes, blocks, index, contents = holding.hashes, holding.blocks, self._index, self._contents
+        first, size = holding.num_published, self._block_bytes
         if len(hashes) < first:
-            self._extend_hashes(sequence, first)
-        parent: Content | Namespace = sequence.tail or sequence.namespace
-        tokens = self._tokens_of(sequence, first, num_full)
+            self._extend_hashes(holding, first)
+        parent: Content | Namespace = holding.tail or holding.namespace
+        tokens = self._tokens_of(holding, first, num_full)
         for number in range(first, num_full):
             own = tokens[(number - first) * size : (number - first + 1) * size]
             if number == len(hashes):
-                hashes.append(block_hash(hashes[-1] if hashes else sequence.namespace.hash, own))
+                hashes.append(block_hash(hashes[-1] if hashes else holding.namespace.hash, own))
             hash_ = hashes[number]
             present = index.get(hash_)
             content = None if present is None else contents[present]
             if present is not None and content is not None:
                 if content.continues(parent, own):
-                    parent = sequence.tail = content
+                    parent = holding.tail = content
                     continue
                 self._forget(present)
             block = blocks[number]
@@ -239,47 +254,49 @@ class BlockPool:
                 parent.child = content
             else:
                 self._beginnings[parent] = content
-            parent = sequence.tail = contents[block] = content
+            parent = holding.tail = contents[block] = content
             index[hash_] = block
-        sequence.num_published = num_full
+            for listener in self._listeners:
+                listener.published(hash_, hashes[number - 1] if number else holding.namespace.hash, own)
+        holding.num_published = num_full
 
-    def adopt(self, sequence: Sequence, spare: int = 0) -> int:
+    def adopt(self, holding: Holding, spare: int = 0) -> int:
         """Full blocks that came filled from elsewhere are offered to whoever begins like the sequence, and held by nobody.
 
         Returns how many tokens they have: 0 if there is no room or no prefixes are cached.
         """
-        num_tokens = sequence.num_prompt // self.block_size * self.block_size
-        if not self._caching or not num_tokens or not self.reserve(sequence, num_tokens, self.match(sequence), spare):
+        num_tokens = len(holding.tokens) // self.block_size * self.block_size
+        if not self._caching or not num_tokens or not self.reserve(holding, num_tokens, self.match(holding), spare):
             return 0
-        self.publish(sequence, num_tokens)
-        self.release(sequence)
+        self.publish(holding, num_tokens)
+        self.release(holding)
         return num_tokens
 
-    def retract(self, sequence: Sequence, first: int) -> set[int]:
+    def retract(self, holding: Holding, first: int) -> set[int]:
         """What the sequence was to write from its block number `first` on may not be there: nobody is to find it any more.
 
         Returns the blocks, for whoever has found them already. What was built on them is found no more either: its parent
         is gone, and another one that holds the same is not the same.
         """
-        found = [self._index.get(hash_) for hash_ in sequence.hashes[first:]]
+        found = [self._index.get(hash_) for hash_ in holding.hashes[first:]]
         lost = {block for block in found if block is not None}
         for block in lost:
             self._forget(block)
         return lost
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, holding: Holding) -> None:
         """Take all blocks back. The last goes first, so that a prefix outlives what was built on it."""
         references = self._references
         idle = []
-        for block in reversed(sequence.blocks):
+        for block in reversed(holding.blocks):
             references[block] -= 1
             if not references[block]:
                 idle.append(block)
-        self.num_shared -= len(sequence.blocks) - len(idle)
+        self.num_shared -= len(holding.blocks) - len(idle)
         self._rest(idle)
-        sequence.blocks.clear()
-        sequence.num_published = 0
-        sequence.tail = None
+        holding.blocks.clear()
+        holding.num_published = 0
+        holding.tail = None
 
     def pin(self, match: Match, until_s: float) -> None:
         """Keep matched blocks from being taken until then; the later of two ends holds."""
@@ -308,26 +325,26 @@ class BlockPool:
 
     # The books
 
-    def _tokens_of(self, sequence: Sequence, first: int, end: int) -> bytes:
+    def _tokens_of(self, holding: Holding, first: int, end: int) -> bytes:
         """Packed tokens of some of its blocks."""
-        return packed(sequence.tokens[first * self.block_size : end * self.block_size])
+        return packed(holding.tokens[first * self.block_size : end * self.block_size])
 
-    def _difference(self, sequence: Sequence, number: int, tail: Content | None) -> tuple[int, int, int] | None:
+    def _difference(self, holding: Holding, number: int, tail: Content | None) -> tuple[int, int, int] | None:
         """The first token of its block `number` that is not as in the block last published after `tail`."""
-        rival = self._beginnings.get(sequence.namespace) if tail is None else tail.child
+        rival = self._beginnings.get(holding.namespace) if tail is None else tail.child
         if rival is None:
             return None
-        place = first_difference(rival.tokens, self._tokens_of(sequence, number, number + 1))
+        place = first_difference(rival.tokens, self._tokens_of(holding, number, number + 1))
         position = number * self.block_size + (place or 0)
-        return None if place is None else (position, sequence.tokens[position], rival.token(place))
+        return None if place is None else (position, holding.tokens[position], rival.token(place))
 
-    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        """Hashes are a memo of the tokens, kept on the sequence: computing them changes no state of the pool."""
-        hashes = sequence.hashes
+    def _extend_hashes(self, holding: Holding, num_blocks: int) -> None:
+        """Hashes are a memo of the tokens, kept on the holding: computing them changes no state of the pool."""
+        hashes = holding.hashes
         if len(hashes) >= num_blocks:
             return
-        parent = hashes[-1] if hashes else sequence.namespace.hash
-        tokens, size = self._tokens_of(sequence, len(hashes), num_blocks), self._block_bytes
+        parent = hashes[-1] if hashes else holding.namespace.hash
+        tokens, size = self._tokens_of(holding, len(hashes), num_blocks), self._block_bytes
         for start in range(0, len(tokens), size):
             parent = block_hash(parent, tokens[start : start + size])
             hashes.append(parent)
@@ -377,6 +394,8 @@ class BlockPool:
                     parent.child = None
             elif self._beginnings.get(parent) is content:
                 del self._beginnings[parent]
+            for listener in self._listeners:
+                listener.removed(content.hash)
         self._contents[block] = None
 
     def _forget(self, block: int) -> None:

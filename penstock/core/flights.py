@@ -3,7 +3,7 @@
 A result that comes for an epoch that is over is nobody's. Knows who and in which order, not what is computed.
 """
 
-from penstock.core.batch import Batch, make
+from penstock.core.batch import Batch
 from penstock.core.sequence import Sequence
 
 Flight = tuple[list[Sequence], int]
@@ -50,6 +50,6 @@ class Flights:
         for chunk, sequence in zip(batch.chunks, sequences, strict=True):
             self._last += 1
             self._flights[self._last] = ([sequence], last_epoch)
-            parts.append(make(Batch, (self._last, (chunk,), copies, batch.num_shared)))
+            parts.append(Batch(self._last, (chunk,), copies, batch.num_shared))
             copies = ()
         return tuple(parts)

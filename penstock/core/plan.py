@@ -52,7 +52,7 @@ class StepPlan:
             index = self.sequences.index(sequence)
             del self.sequences[index]
             chunk = self.chunks.pop(index)
-            self.budget += chunk.length if chunk.token_ids else 1
+            self.budget += chunk.length - chunk.num_fast_forward
 
     # Those inside
 
@@ -85,16 +85,16 @@ class StepPlan:
             if end >= sequence.limit:
                 continue  # its last token is on the way
             drafts: tuple[int, ...] = ()
-            num_drafts = 0
-            if sequence.drafts or sequence.fast_forward_steps:
-                drafts = sequence.drafts and self._usable_drafts(sequence, self.budget - (len(running) - index))
-                num_drafts = len(drafts)
-                if sequence.fast_forward_steps:
-                    num_drafts = min(sequence.fast_forward_steps, sequence.limit - len(sequence.tokens) - 1)
-                    sequence.num_verifying = num_drafts
-                end += num_drafts
+            num_more = num_steps = 0
+            if sequence.fast_forward_steps:
+                num_more = num_steps = min(sequence.fast_forward_steps, sequence.limit - len(sequence.tokens) - 1)
+                sequence.num_verifying = num_steps
+            elif sequence.drafts:
+                drafts = self._usable_drafts(sequence, self.budget - (len(running) - index))
+                num_more = len(drafts)
+            end += num_more
             new_blocks: tuple[int, ...] = ()
-            if num_drafts or not start % capacity:  # else its last block has room
+            if num_more or not start % capacity:  # else its last block has room
                 num_held = len(sequence.blocks)
                 if end > num_held * capacity:
                     if not self._make_room(sequence, end):
@@ -102,12 +102,11 @@ class StepPlan:
                     new_blocks = tuple(sequence.blocks[num_held:])
             sequence.num_launched = end
             sequences.append(sequence)
-            if num_drafts:
-                chunks.append(make(Chunk, (row, start, end - start, drafts, new_blocks, True, None, num_drafts)))
-                if sequence.fast_forward_steps:
-                    roster.begin_fast_forward(sequence)
-            else:
-                chunks.append(make(Chunk, (row, start, 1, (), new_blocks, True, None, 0)))
+            chunks.append(
+                make(Chunk, (row, start, 1 + num_more, drafts, new_blocks, True, None, len(drafts), num_steps))
+            )
+            if num_steps:
+                roster.begin_fast_forward(sequence)
             self.budget -= 1 + len(drafts)
         return prompts
 
@@ -138,18 +137,18 @@ class StepPlan:
         samples = end == len(sequence.tokens)
         token_ids = tuple(sequence.tokens[start:end])
         self.sequences.append(sequence)
-        self.chunks.append(make(Chunk, (row, start, end - start, token_ids, new_blocks, samples, arrival, 0)))
+        self.chunks.append(Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival))
         self.budget -= end - start
         sequence.num_launched = end
         if samples:
             sequence.holds_next = True
         if end - start > 1:
-            self._pool.publish(sequence, end)
+            self._pool.publish(sequence.holding, end)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for a running sequence, pushing others out if need be; False if it had to leave itself."""
         pool, roster = self._pool, self._roster
-        while not pool.reserve(sequence, num_tokens):
+        while not pool.reserve(sequence.holding, num_tokens):
             if len(roster.running) == 1 and pool.num_pinned:
                 pool.unpin_all()  # it would leave, come back, and lose each time what is being computed for it
                 continue
@@ -214,15 +213,15 @@ class StepPlan:
         spare = 0 if is_whole else len(self._roster.running)
         parent = sequence.parent
         if parent is not None and parent.row is not None and parent.num_computed >= sequence.num_prompt:
-            fork = self._pool.fork(parent, sequence, sequence.num_prompt - 1, spare)
+            fork = self._pool.fork(parent.holding, sequence.holding, sequence.num_prompt - 1, spare)
             if fork is None:
                 return None
             self.copies.extend(fork.copies)
             sequence.prefix = PrefixHit(fork.num_tokens, "", self._roster.now)
             return fork.num_tokens
-        match = WHOLE_PROMPT if sequence.wants_prompt_logprobs else self._pool.match(sequence)
+        match = WHOLE_PROMPT if sequence.wants_prompt_logprobs else self._pool.match(sequence.holding)
         num_tokens = sequence.limit - 1 if is_whole else len(sequence.tokens)
-        if not self._pool.reserve(sequence, num_tokens, match, spare):
+        if not self._pool.reserve(sequence.holding, num_tokens, match, spare):
             return None
         num_cached = len(match.blocks) * self._limits.block_size
         if sequence.prefix is None:

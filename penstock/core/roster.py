@@ -136,7 +136,7 @@ class Roster:
         self.present.pop(sequence, None)
         self.batch.pop(sequence, None)
         self.behind.pop(sequence, None)
-        self._pool.release(sequence)
+        self._pool.release(sequence.holding)
         sequence.leave()
 
     def preempt(self, sequence: Sequence) -> None:

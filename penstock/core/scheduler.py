@@ -16,9 +16,11 @@ from penstock.core.batching import CONTINUOUS, Batching
 from penstock.core.blocks import BlockPool
 from penstock.core.deadlines import Deadlines
 from penstock.core.flights import Flights
+from penstock.core.holding import Holding
 from penstock.core.limits import Limits
 from penstock.core.order import Order, Queue, by_arrival
 from penstock.core.plan import StepPlan
+from penstock.core.prefix import Namespace
 from penstock.core.request import Request
 from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence
@@ -64,9 +66,8 @@ class Scheduler:
         roster = self.roster
         num_waiting = 0 if roster.waiting_since is None else len(self._order) - roster.num_batch_waiting
         usage_fraction = self.pool.usage_fraction
-        return make(
-            SchedulerLoad,
-            (len(roster.running), num_waiting, roster.num_waiting_tokens, usage_fraction, self.num_preemptions),
+        return SchedulerLoad(
+            len(roster.running), num_waiting, roster.num_waiting_tokens, usage_fraction, self.num_preemptions
         )
 
     @property
@@ -107,7 +108,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise RuntimeError if any book does not balance. Costs O(blocks)."""
-        self.pool.check(self.roster.running)
+        self.pool.check([sequence.holding for sequence in self.roster.running])
         self.roster.check()
 
     # Commands
@@ -176,8 +177,14 @@ class Scheduler:
 
     def pin(self, request: Request, until_s: float) -> int:
         """Keep what is cached of a request's prompt until then; returns how many tokens that is."""
-        match = self.pool.match(Sequence(request, 0, 0, 0))
+        match = self.pool.match(_holding(request))
         self.pool.pin(match, until_s)
+        return len(match.blocks) * self.limits.block_size
+
+    def unpin(self, request: Request) -> int:
+        """Let go of what is pinned of a request's prompt, before its time; returns how many tokens that is."""
+        match = self.pool.match(_holding(request))
+        self.pool.unpin(match)
         return len(match.blocks) * self.limits.block_size
 
     def adopt(self, request: Request) -> int:
@@ -185,7 +192,7 @@ class Scheduler:
 
         Returns how many tokens that is: 0 if the cache has no room or caches no prefixes.
         """
-        return self.pool.adopt(Sequence(request, 0, 0, 0), spare=self.num_running)
+        return self.pool.adopt(_holding(request), spare=self.num_running)
 
     def draft(self, sequence: Sequence, token_ids: tuple[int, ...], source: str) -> None:
         """Guesses for a sequence whose tokens are all known, to be checked in its next step as far as there is room."""
@@ -203,7 +210,7 @@ class Scheduler:
             return None
         step = self.flights.launch(plan.sequences, self.roster.num_epochs)
         num_shared = self.pool.num_shared * self.limits.block_size
-        return make(Batch, (step, tuple(plan.chunks), tuple(plan.copies), num_shared))
+        return Batch(step, tuple(plan.chunks), tuple(plan.copies), num_shared)
 
     def commit(
         self, batch: Batch, output: StepOutput, now: float, fast_forward: tuple[int, ...] = ()
@@ -242,7 +249,7 @@ class Scheduler:
                 if counts_service:
                     order.charge(sequence, 1)
                 if not num_known % block_size:
-                    self.pool.publish(sequence, num_known)
+                    self.pool.publish(sequence.holding, num_known)
                 deltas.append(make(Delta, (sequence.request_id, sequence.choice, drawn, None, (), (), None, ())))
                 continue
             if index in failures:
@@ -265,23 +272,24 @@ class Scheduler:
         if chunk.samples and not drawn:
             return self._finish(sequence, Finish(FinishReason.ERROR, "the model drew no token", Fault.ENGINE))
         sequence.num_computed = chunk.end
-        if chunk.num_drafts:
+        if chunk.num_drafts or chunk.num_fast_forward:
             # Positions of rejected drafts are computed again, with the tokens that were drawn instead.
             sequence.num_computed = sequence.num_launched = chunk.start + len(drawn)
             sequence.num_verifying = 0
-            self.roster.end_fast_forward(sequence)
+            if chunk.num_fast_forward:
+                self.roster.end_fast_forward(sequence)
         finish = None
         num_accepted = len(drawn) - 1
         if drawn:
             drawn, finish = sequence.append(drawn)
             self._order.charge(sequence, len(drawn))
         drafts: tuple[Drafted, ...] = ()
-        if chunk.num_drafts and chunk.token_ids:
+        if chunk.num_drafts:
             drafts = (Drafted(chunk.num_drafts, min(num_accepted, len(drawn)), sequence.draft_source),)
         if output.drafts and not sequence.num_pending:
             sequence.drafts = output.drafts[index]
-        if sequence.num_computed >= (sequence.num_published + 1) * self.limits.block_size:
-            self.pool.publish(sequence, sequence.num_computed)
+        if sequence.num_computed >= (sequence.holding.num_published + 1) * self.limits.block_size:
+            self.pool.publish(sequence.holding, sequence.num_computed)
         if sequence.request.pins and drawn and not sequence.is_prefix_reported and not sequence.choice:
             self._pin_prompt(sequence.request)
         logprobs = output.logprobs[index][: len(drawn)] if output.logprobs else ()
@@ -296,14 +304,14 @@ class Scheduler:
 
     def _pin_prompt(self, request: Request) -> None:
         """Its prompt is computed: what it asked to be kept of it is."""
-        match = self.pool.match(Sequence(request, 0, 0, 0))
+        match = self.pool.match(_holding(request))
         for num_tokens, ttl_s in request.pins:
             blocks = match.blocks[: num_tokens // self.limits.block_size]
             self.pool.pin(match._replace(blocks=blocks), self.roster.now + ttl_s)
 
     def _retract(self, sequence: Sequence, last_epoch: int, chunk: Chunk) -> None:
         """A chunk was not computed: whoever took what it was to write as cached leaves, and comes back to compute it."""
-        lost = self.pool.retract(sequence, chunk.start // self.limits.block_size)
+        lost = self.pool.retract(sequence.holding, chunk.start // self.limits.block_size)
         trusting = [one for one in self.roster.running if not lost.isdisjoint(one.blocks)] if lost else []
         for one in trusting:
             if one is not sequence or one.epoch > last_epoch:
@@ -349,3 +357,8 @@ class Scheduler:
         for sequence in choices:
             sequence.siblings = tuple([sibling for sibling in sequence.siblings if sibling not in choices])
         return tuple(self._finish(sequence, finish) for sequence in choices)
+
+
+def _holding(request: Request) -> Holding:
+    """Of nothing yet, for a prompt that no sequence generates from."""
+    return Holding(list(request.prompt), Namespace(request.salt, request.adapter))

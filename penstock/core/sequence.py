@@ -10,8 +10,9 @@ Written by the scheduler on the engine's thread; its blocks by the pool alone. P
 
 from functools import lru_cache
 
-from penstock.core.batch import Chunk, Delta, Drafted, Finish, FinishReason, Logprob, PrefixHit, make
-from penstock.core.prefix import Content, Namespace
+from penstock.core.batch import Chunk, Delta, Drafted, Finish, FinishReason, Logprob, PrefixHit
+from penstock.core.holding import Holding
+from penstock.core.prefix import Namespace
 from penstock.core.request import Request
 
 
@@ -42,19 +43,16 @@ class SequenceProgress:
 class Sequence(SequenceProgress):
     __slots__ = (
         "finish",
-        "hashes",
+        "holding",
         "is_announced",
         "is_waiting",
         "min_length",
-        "namespace",
         "num_prompt",
         "num_prompt_logprobs",
-        "num_published",
         "number",
         "parent",
         "prefix",
         "request",
-        "tail",
     )
 
     def __init__(self, request: Request, choice: int, number: int, limit: int) -> None:
@@ -92,7 +90,7 @@ class Sequence(SequenceProgress):
         self.num_computed = 0
         self.num_launched = 0
         self.num_verifying = 0
-        """Drafts in the launched step; until it is committed the sequence's length is unknown."""
+        """Drafts, or fast-forwarded steps, in the launched step; until it is committed the sequence's length is unknown."""
         self.holds_next = False
         """The runner drew the token at `num_launched` itself and holds it in its row."""
         self.drafts: tuple[int, ...] = ()
@@ -101,14 +99,10 @@ class Sequence(SequenceProgress):
         self.fast_forward_steps = 0
         """Steps it goes on by itself after the next; while it fast-forwards it takes one token of every step's budget."""
 
-        # Owned by BlockPool.
-        self.blocks: list[int] = []
-        self.namespace = Namespace(request.salt, request.adapter)
-        self.hashes: list[bytes] = []
-        self.num_published = 0
-        """Blocks offered to others, counted from the first."""
-        self.tail: Content | None = None
-        """What the last published block holds."""
+        self.holding = Holding(self.tokens, Namespace(request.salt, request.adapter))
+        """Its blocks, the pool's to write."""
+        self.blocks = self.holding.blocks
+        """The same list, nearer at hand."""
 
     @property
     def is_running(self) -> bool:
@@ -177,7 +171,7 @@ class Sequence(SequenceProgress):
         if not self.is_prefix_reported:
             prefix = self.prefix
             self.is_prefix_reported = True
-        return make(Delta, (self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix, drafts))
+        return Delta(self.request_id, self.choice, token_ids, finish, logprobs, prompt_logprobs, prefix, drafts)
 
     def enter(self, row: int, num_cached: int, epoch: int) -> None:
         self.epoch = epoch

@@ -13,6 +13,9 @@ LEVELS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
 """Agreements that are told apart: from each of these to the next."""
 FIRST_CHANCES = (0.30, 0.35, 0.40, 0.50, 0.60, 0.65, 0.70, 0.80, 0.85, 0.90, 0.93)
 """What is believed before anything was seen."""
+MADE_CHANCES = (0.65,) * len(LEVELS)
+"""Likewise, of guesses that are not found but made by a model: their places are told apart instead of agreements."""
+MADE = ("model",)
 FIRST_WEIGHT = 4.0
 """Guesses that the first belief counts for."""
 OWN_WEIGHT = 6.0
@@ -55,7 +58,7 @@ class Acceptance:
 
     def chances(self, key: Key, guess: Guess) -> list[float]:
         """For each token of a guess, the chance that it and all before it come true."""
-        by_level = self._chances.get(guess.source, FIRST_CHANCES)
+        by_level = self._chances.get(guess.source) or _first_chances(guess.source)
         own = self._own.get(key)
         num_hits, num_trials = (own.num_hits, own.num_trials) if own else (0.0, 0.0)
         chance, chances, top = 1.0, [], len(_LEVEL_OF) - 1
@@ -68,7 +71,8 @@ class Acceptance:
     def learn(self, key: Key, guess: Guess, num_before: int, drawn: Sequence[int]) -> int:
         """Compare what was drawn with a guess, of which `num_before` tokens had come true; returns how many more did."""
         levels = self._levels.setdefault(guess.source, [Rate(MEMORY) for _ in LEVELS])
-        chances = self._chances.setdefault(guess.source, list(FIRST_CHANCES))
+        first = _first_chances(guess.source)
+        chances = self._chances.setdefault(guess.source, list(first))
         own = self._own.setdefault(key, Rate(OWN_MEMORY))
         num_right = 0
         for expected, token in zip(guess.tokens[num_before:], drawn):
@@ -76,7 +80,7 @@ class Acceptance:
             is_hit = expected == token
             levels[level].add(is_hit)
             own.add(is_hit)
-            chances[level] = levels[level].mean(FIRST_CHANCES[level], FIRST_WEIGHT)
+            chances[level] = levels[level].mean(first[level], FIRST_WEIGHT)
             if not is_hit:
                 break
             num_right += 1
@@ -84,3 +88,7 @@ class Acceptance:
 
     def forget(self, key: Key) -> None:
         self._own.pop(key, None)
+
+
+def _first_chances(source: str) -> Sequence[float]:
+    return MADE_CHANCES if source in MADE else FIRST_CHANCES

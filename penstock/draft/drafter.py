@@ -45,5 +45,8 @@ class Drafter(Protocol):
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         """One guess for each view, of at most so many tokens; an empty one where it has no idea."""
 
+    def seconds(self, length: int) -> float:
+        """What a guess of so many tokens takes, as far as it counts beside a step; 0 where it is a look into a table."""
+
     def finish(self, view: View) -> None:
         """A generation has ended: nothing is kept for it alone any more."""

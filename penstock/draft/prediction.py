@@ -61,6 +61,9 @@ class PredictionDrafter:
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         return [self._guess(view, most) if view.prediction else NO_GUESS for view in views]
 
+    def seconds(self, length: int) -> float:
+        return 0.0
+
     def finish(self, view: View) -> None:
         self._followers.pop(view.key, None)
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from penstock.draft.acceptance import Acceptance
 from penstock.draft.drafter import NO_GUESS, Drafter, Guess, Key, View
-from penstock.draft.rule import choose_lengths
+from penstock.draft.rule import LEAST_GAIN, choose_lengths
 from penstock.draft.step_cost import StepCost
 
 MAX_DRAFTS = 16
 """Of one sequence in one step, unless told otherwise."""
+PROBE, PROBE_EVERY = 2, 64
+"""Tokens that a drafter is asked for in every so many steps though they would not pay."""
 
 
 @dataclass(slots=True)
@@ -36,12 +38,13 @@ class Speculator:
         self._length = length
         self._most = most if length is None else length
         self._standing: dict[Key, Standing] = {}
+        self._num_asked = 0
 
     def propose(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
         """What to check of each view in a step of so many sequences: guesses cut to what pays, empty where nothing does."""
         for view in views:
             self._learn(view)
-        guesses = self._best(views)
+        guesses = self._best(views, num_sequences)
         for view, guess in zip(views, guesses):
             self._stand(view, guess)
         lengths = self._lengths(views, guesses, num_sequences)
@@ -67,12 +70,29 @@ class Speculator:
         standing.num_right = standing.num_right + right if right == len(drawn) else len(standing.guess.tokens)
         standing.num_tokens = len(view.tokens)
 
-    def _best(self, views: Sequence[View]) -> list[Guess]:
+    def _best(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
         """Of all drafters' guesses for a view the one of which most is expected to come true."""
-        if len(self._drafters) == 1:
-            return self._drafters[0].propose(views, self._most)
-        columns = zip(*(drafter.propose(views, self._most) for drafter in self._drafters))
+        asked = [(drafter, self._asked(drafter, views, num_sequences)) for drafter in self._drafters]
+        columns = zip(*(drafter.propose(views, most) for drafter, most in asked))
         return [self._likeliest(view.key, column) for view, column in zip(views, columns)]
+
+    def _asked(self, drafter: Drafter, views: Sequence[View], num_sequences: int) -> int:
+        """How many tokens to have guessed. Where guessing itself takes time it is as many as would pay, and from time to time a
+        few although they would not: nothing else tells when they would again."""
+        if not drafter.seconds(1) or self._length is not None:
+            return self._most
+        self._num_asked += 1
+        if not self._num_asked % PROBE_EVERY:
+            return PROBE
+        chances = [self.acceptance.chances(view.key, Guess((0,) * self._most, drafter.name)) for view in views]
+        best, length = num_sequences / self.cost(num_sequences) * LEAST_GAIN, 0
+        expected = float(num_sequences)
+        for count in range(1, self._most + 1):
+            expected += sum(each[count - 1] for each in chances)
+            seconds = self.cost(num_sequences + count * len(views)) + drafter.seconds(count)
+            if expected / seconds > best:
+                best, length = expected / seconds, count
+        return length
 
     def _likeliest(self, key: Key, guesses: Sequence[Guess]) -> Guess:
         known = [guess for guess in guesses if guess.tokens]

@@ -48,6 +48,9 @@ class SuffixDrafter:
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         return [self._guess(view, most) for view in views]
 
+    def seconds(self, length: int) -> float:
+        return 0.0
+
     def finish(self, view: View) -> None:
         """Keep what was answered, and forget the tenants that have been silent longest if there is too much."""
         answers = self._tenants.pop(view.tenant, None) or Answers()

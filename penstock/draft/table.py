@@ -12,11 +12,15 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
     "prediction": (PredictionDrafter,),
     "ngram": (PredictionDrafter, NgramDrafter),
     "suffix": (PredictionDrafter, NgramDrafter, SuffixDrafter),
+    "model": (PredictionDrafter,),
     "auto": (PredictionDrafter, NgramDrafter, SuffixDrafter),
 }
 """`suffix` looks for the longest end of the text that was seen before, in the request as well as in the last answers."""
 
 
-def make_speculator(name: str, length: int | None = None) -> Speculator | None:
-    """None where nobody is to guess."""
-    return None if name == "off" else Speculator([make() for make in DRAFTERS[name]], length=length)
+def make_speculator(name: str, length: int | None = None, model: Drafter | None = None) -> Speculator | None:
+    """None where nobody is to guess. A draft model guesses beside those that are named, or alone under `model`."""
+    if name == "off":
+        return None
+    drafters = [make() for make in DRAFTERS[name]]
+    return Speculator([*drafters, model] if model is not None else drafters, length=length)

@@ -109,6 +109,8 @@ class Engine:
         """What `wait` took out of the inbox: older than all that is in it."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
+        self._num_checked_steps = 0
+        """Ever launched when the books were last checked."""
         self._num_lost_steps = 0
         self._num_raised = 0
         """Chunks of the failed step that fail by themselves. Others may come out wrong for want of what those were to write."""
@@ -138,8 +140,19 @@ class Engine:
             try:
                 self._taken.append(self._inbox.get(timeout=timeout_s))
             except Empty:
+                if not self.has_work and self.num_steps != self._num_checked_steps:
+                    self.check()
                 return False
         return True
+
+    def check(self) -> None:
+        """Raise EngineError if the scheduler's books do not balance. Called when idle, and by whoever wants to know; it
+        belongs to the loop's thread, between two steps."""
+        self._num_checked_steps = self.num_steps
+        try:
+            self.scheduler.check()
+        except RuntimeError as error:
+            raise EngineError(f"the engine's books do not balance: {error}; it must be started anew") from error
 
     def step(self) -> tuple[Delta, ...]:
         """Take in what was handed over, launch a step if there is one, and collect the oldest if it is due."""

@@ -142,7 +142,7 @@ class FastForwardReplica(Replica):
             self._runs[row] = run
             heappush(self._due, run)
             self._num_positions += chunk.start + 1
-            self._num_unused += chunk.num_drafts
+            self._num_unused += chunk.num_fast_forward
             self._num_fresh += 1
 
     def _enter(self, row: int, chunk: Chunk, arrival: Arrival) -> None:
@@ -174,7 +174,7 @@ class FastForwardReplica(Replica):
         summing = self._summing
         if summing is None:
             singles = [
-                make(Chunk, (row, run.batch.chunks[0].start + self._step - run.first_step, 1, (), (), True, None, 0))
+                make(Chunk, (row, run.batch.chunks[0].start + self._step - run.first_step, 1, (), (), True, None, 0, 0))
                 for row, run in self._runs.items()
             ]
             num_shared = self.scheduler.pool.num_shared * self.scheduler.limits.block_size

@@ -62,6 +62,9 @@ class ChanceDrafter:
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         return [Guess(self._tokens(most), self.name) for _ in views]
 
+    def seconds(self, length: int) -> float:
+        return 0.0
+
     def finish(self, view: View) -> None:
         pass
 

@@ -20,6 +20,6 @@ def make_sequence(
 
 def compute(pool: BlockPool, sequence: Sequence) -> Sequence:
     """Reserve and publish all of a sequence's tokens, starting from what is cached of them."""
-    assert pool.reserve(sequence, len(sequence.tokens), pool.match(sequence))
-    pool.publish(sequence, len(sequence.tokens))
+    assert pool.reserve(sequence.holding, len(sequence.tokens), pool.match(sequence.holding))
+    pool.publish(sequence.holding, len(sequence.tokens))
     return sequence

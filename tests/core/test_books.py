@@ -44,11 +44,11 @@ def corrupt_index(pool, sequence):
 
 
 def corrupt_index_entry(pool, sequence):
-    pool._index[sequence.hashes[0]] = sequence.blocks[1]
+    pool._index[sequence.holding.hashes[0]] = sequence.blocks[1]
 
 
 def corrupt_lost_index(pool, sequence):
-    del pool._index[sequence.hashes[0]]
+    del pool._index[sequence.holding.hashes[0]]
 
 
 def corrupt_free_content(pool, sequence):

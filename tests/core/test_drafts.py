@@ -45,7 +45,7 @@ def test_rejected_drafts_are_computed_again(num_drawn):
     sequence = running(scheduler)[1, 0]
     assert sequence.tokens[3:] == [9, *drawn]
     assert sequence.num_computed == 3 + num_drawn
-    assert sequence.num_published == (3 + num_drawn) // 2
+    assert sequence.holding.num_published == (3 + num_drawn) // 2
     scheduler.check()
     (chunk,) = scheduler.schedule(0.0).chunks
     assert (chunk.start, chunk.length) == (3 + num_drawn, 1)

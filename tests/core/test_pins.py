@@ -6,7 +6,7 @@ from penstock.core import blocks
 from penstock.core.blocks import BlockPool
 from tests.core.sequences import compute, make_sequence
 from tests.core.steps import add, finish, inside, make_scheduler, output_of, step
-from tests.engine.answers import make_request
+from tests.engine.answers import drain, make_engine, make_request
 
 
 def make_pool(num_blocks=8, block_size=4, **options):
@@ -16,8 +16,8 @@ def make_pool(num_blocks=8, block_size=4, **options):
 def cached_pool():
     """4 blocks: two cached, two free."""
     pool = BlockPool(4, 4)
-    pool.release(compute(pool, make_sequence(range(8))))
-    return pool, pool.match(make_sequence(range(9)))
+    pool.release(compute(pool, make_sequence(range(8))).holding)
+    return pool, pool.match(make_sequence(range(9)).holding)
 
 
 def test_pinned_blocks_are_not_for_taking():
@@ -28,9 +28,9 @@ def test_pinned_blocks_are_not_for_taking():
     assert pool.num_held == 0
     assert pool.usage_fraction == 0.5
     holder = make_sequence()
-    assert not pool.reserve(holder, 9)
-    assert pool.reserve(holder, 8)
-    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    assert not pool.reserve(holder.holding, 9)
+    assert pool.reserve(holder.holding, 8)
+    assert len(pool.match(make_sequence(range(9)).holding).blocks) == 2
     pool.check([holder])
 
 
@@ -42,7 +42,7 @@ def test_pins_end_when_they_say():
     pool.unpin_expired(10.0)
     assert pool.num_pinned == 0
     assert pool.num_available == 4
-    assert len(pool.match(make_sequence(range(9))).blocks) == 2
+    assert len(pool.match(make_sequence(range(9)).holding).blocks) == 2
     pool.check([])
 
 
@@ -71,7 +71,7 @@ def test_a_pin_renewed_for_the_same_time_is_one_pin():
 def test_a_pin_covers_all_of_a_match_though_its_tail_is_pinned_for_longer():
     pool, match = cached_pool()
     pool.pin(match, 20.0)
-    pool.unpin(pool.match(make_sequence(range(5))))
+    pool.unpin(pool.match(make_sequence(range(5)).holding))
     assert pool.num_pinned == 1
     pool.pin(match, 10.0)
     assert pool.num_pinned == 2
@@ -84,14 +84,27 @@ def test_pins_expire_one_by_one():
     pool = make_pool()
     matches = []
     for start, until_s in ((0, 30.0), (100, 10.0), (200, 20.0)):
-        pool.release(compute(pool, make_sequence(range(start, start + 4))))
-        matches.append(pool.match(make_sequence(range(start, start + 5))))
+        pool.release(compute(pool, make_sequence(range(start, start + 4))).holding)
+        matches.append(pool.match(make_sequence(range(start, start + 5)).holding))
         pool.pin(matches[-1], until_s)
     left = []
     for now in (9.0, 10.0, 20.0, 30.0):
         pool.unpin_expired(now)
         left.append(pool.num_pinned)
     assert left == [3, 2, 1, 0]
+
+
+def test_a_scheduler_pins_and_unpins_prompts() -> None:
+    engine = make_engine()
+    request = make_request(1, range(10), max_tokens=1)
+    engine.submit(request)
+    drain(engine)
+    scheduler = engine.scheduler
+    assert scheduler.pin(request, until_s=1e9) == 8
+    assert scheduler.pool.num_pinned == 2
+    assert scheduler.unpin(request) == 8
+    assert scheduler.pool.num_pinned == 0
+    scheduler.check()
 
 
 def test_a_pin_can_be_broken():
@@ -124,11 +137,11 @@ def test_a_pinned_block_in_use_goes_back_to_its_pin():
     pool, match = cached_pool()
     pool.pin(match, 10.0)
     user = make_sequence(range(9))
-    assert pool.reserve(user, 9, match)
+    assert pool.reserve(user.holding, 9, match)
     assert pool.num_held == 3
     assert pool.num_available == 1
     pool.check([user])
-    pool.release(user)
+    pool.release(user.holding)
     assert pool.num_pinned == 2
     assert pool.num_available == 2
     pool.check([])
@@ -137,13 +150,13 @@ def test_a_pinned_block_in_use_goes_back_to_its_pin():
 def test_a_block_pinned_in_use_becomes_cached_when_the_pin_ends_first():
     pool, match = cached_pool()
     user = make_sequence(range(9))
-    pool.reserve(user, 9, match)
+    pool.reserve(user.holding, 9, match)
     pool.pin(match, 10.0)
     assert pool.num_available == 1
     pool.unpin_expired(10.0)
     assert pool.num_available == 1
     pool.check([user])
-    pool.release(user)
+    pool.release(user.holding)
     assert pool.num_available == 4
     pool.check([])
 
@@ -153,20 +166,20 @@ def test_unpinned_tails_go_before_heads():
     pool.pin(match, 10.0)
     pool.unpin_all()
     holder = make_sequence()
-    pool.reserve(holder, 12)
-    assert len(pool.match(make_sequence(range(9))).blocks) == 1
+    pool.reserve(holder.holding, 12)
+    assert len(pool.match(make_sequence(range(9)).holding).blocks) == 1
     pool, match = cached_pool()
     pool.pin(match, 10.0)
     pool.unpin_expired(10.0)
-    pool.reserve(make_sequence(), 12)
-    assert len(pool.match(make_sequence(range(9))).blocks) == 1
+    pool.reserve(make_sequence().holding, 12)
+    assert len(pool.match(make_sequence(range(9)).holding).blocks) == 1
 
 
 def test_a_collision_takes_the_pin_with_the_content(monkeypatch):
     monkeypatch.setattr(blocks, "block_hash", lambda parent, tokens: b"same")
     pool = BlockPool(4, 4)
-    pool.release(compute(pool, make_sequence(range(4))))
-    pool.pin(pool.match(make_sequence(range(5))), 10.0)
+    pool.release(compute(pool, make_sequence(range(4))).holding)
+    pool.pin(pool.match(make_sequence(range(5)).holding), 10.0)
     assert pool.num_pinned == 1
     other = compute(pool, make_sequence(range(4, 8)))
     assert pool.num_pinned == 0

@@ -19,9 +19,15 @@ class Fixed:
         self.name = name
         self._tokens = tokens
         self.finished: list[View] = []
+        self.step_s = 0.0
+        self.num_asked = 0
 
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+        self.num_asked += most > 0
         return [Guess(self._tokens[:most], self.name, 8) for _ in views]
+
+    def seconds(self, length: int) -> float:
+        return self.step_s * length
 
     def finish(self, view: View) -> None:
         self.finished.append(view)
@@ -93,6 +99,18 @@ def test_of_two_drafters_the_one_that_was_right_is_asked() -> None:
         (guess,) = speculator.propose([View((0, 0), tokens, 1)], 1)
         tokens.append(7)
     assert guess.source == "right"
+
+
+def test_a_drafter_that_takes_long_is_asked_only_as_far_as_it_pays() -> None:
+    """One that costs as much as the model's own steps is tried now and then, and no more."""
+    lengths = {}
+    for step_s in (0.05, 1.0):
+        drafter = Fixed((7, 7, 7, 7), "model")
+        drafter.step_s = step_s
+        run(measured(Speculator([drafter], most=4)), 7, 300)
+        lengths[step_s] = drafter.num_asked
+    assert lengths[0.05] > 250
+    assert lengths[1.0] < 20
 
 
 def test_every_drafter_hears_the_whole_answer_when_it_has_ended() -> None:

@@ -325,6 +325,26 @@ def test_wait_returns_when_something_is_handed_over():
     assert len(engine.step()) == 1
 
 
+def test_books_are_checked_once_when_nothing_comes():
+    engine = make_engine()
+    engine.submit(make_request(1, (1, 2, 3), max_tokens=2))
+    drain(engine)
+    looks = []
+    engine.scheduler.check = lambda: looks.append(None)
+    assert not engine.wait(0.0)
+    assert not engine.wait(0.0)
+    assert len(looks) == 1
+
+
+def test_books_that_do_not_balance_end_the_engine():
+    engine = make_engine()
+    engine.submit(make_request(1, (1, 2, 3), max_tokens=2))
+    drain(engine)
+    engine.scheduler.pool._free.append(3)
+    with pytest.raises(EngineError, match="do not balance"):
+        engine.wait(0.0)
+
+
 def test_threads_may_submit_and_cancel():
     engine = make_engine(LIMITS._replace(max_waiting=10_000))
     requests = [make_request(number, (number % VOCAB_SIZE, 7), max_tokens=5, seed=number) for number in range(200)]

@@ -269,7 +269,7 @@ def has_waiting_siblings(engine):
 
 
 def waits_again(engine):
-    return any(one.request.request_id == 1 and one.stay for one in engine.scheduler.roster.order)
+    return any(one.request.request_id == 1 and one.epoch for one in engine.scheduler.roster.order)
 
 
 def waits_at_first(engine):

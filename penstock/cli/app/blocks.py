@@ -60,10 +60,10 @@ def _paged(lengths: list[int], block: int, share: bool, ended: list[int]) -> tup
             request_id=number, prompt=(first + own)[:length], params=SamplingParams(max_tokens=1), arrival_s=0.0
         )
         sequence = Sequence(request, 0, number, length + 1)
-        if pool.reserve(sequence, length, pool.match(sequence)):
-            pool.publish(sequence, length)
+        if pool.reserve(sequence.holding, length, pool.match(sequence.holding)):
+            pool.publish(sequence.holding, length)
             live[number] = sequence
     for number in ended:
         if number in live:
-            pool.release(live.pop(number))
+            pool.release(live.pop(number).holding)
     return pool, live

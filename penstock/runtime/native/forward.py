@@ -72,7 +72,7 @@ class NativeForward:
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
         draws = plan.is_pure_argmax and not has_drafts
-        rows, starts, lengths, _, _, samples, _, _ = zip(*chunks)
+        rows, starts, lengths, _, _, samples, *_ = zip(*chunks)
         self._step.num_blocks = None
         self._step.draws = draws
         self._tell((rows, starts, lengths, samples), sum(lengths))
