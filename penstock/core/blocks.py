@@ -15,8 +15,7 @@ from collections.abc import Iterable, KeysView
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
-from penstock.core.holding import Holding
-from penstock.core.prefix import TOKEN_BYTES, Content, Namespace, block_hash, first_difference, packed
+from penstock.core.prefix import TOKEN_BYTES, Content, Holding, Namespace, block_hash, first_difference, packed
 
 
 class Match(NamedTuple):

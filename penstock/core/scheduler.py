@@ -16,11 +16,10 @@ from penstock.core.batching import CONTINUOUS, Batching
 from penstock.core.blocks import BlockPool
 from penstock.core.deadlines import Deadlines
 from penstock.core.flights import Flights
-from penstock.core.holding import Holding
 from penstock.core.limits import Limits
 from penstock.core.order import Order, Queue, by_arrival
 from penstock.core.plan import StepPlan
-from penstock.core.prefix import Namespace
+from penstock.core.prefix import Holding, Namespace
 from penstock.core.request import Request
 from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence

@@ -11,8 +11,7 @@ Written by the scheduler on the engine's thread; its blocks by the pool alone. P
 from functools import lru_cache
 
 from penstock.core.batch import Chunk, Delta, Drafted, Finish, FinishReason, Logprob, PrefixHit
-from penstock.core.holding import Holding
-from penstock.core.prefix import Namespace
+from penstock.core.prefix import Holding, Namespace
 from penstock.core.request import Request
 
 
