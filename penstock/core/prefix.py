@@ -87,7 +87,8 @@ class Content:
 class Holding:
     """What one holder has of the KV blocks: written by the pool alone, read by whoever holds it.
 
-    Blocks in the order of positions, and how far they are published. Empty when made and after a release. `tokens` is the holder's own list, which grows; only what is published is taken as final.
+    Blocks in the order of positions, and how far they are published. Empty when made and after a release.
+    `tokens` is the holder's own list, which grows; only what is published is taken as final.
     """
 
     __slots__ = ("blocks", "hashes", "namespace", "num_published", "tail", "tokens")
