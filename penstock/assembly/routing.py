@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.assembly.gateway import add_outside, open_gateway
 from penstock.assembly.serving import BACKLOG, SEND_BYTES, package_version
 from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import ConfigError, PenstockError
@@ -31,6 +32,7 @@ class Routing:
     replicas_file: Path | None = None
     replica_key: str = ""
     admin_key: str = ""
+    gateway: Path | None = None
 
 
 def route(routing: Routing) -> int:
@@ -45,7 +47,12 @@ def route(routing: Routing) -> int:
 
 async def _run(routing: Routing) -> int:
     loop = asyncio.get_running_loop()
-    app = RouterApp(routing.listen, routing.config, replica_key=routing.replica_key, version=package_version())
+    gateway = open_gateway(routing.gateway) if routing.gateway is not None else None
+    app = RouterApp(
+        routing.listen, routing.config, replica_key=routing.replica_key, version=package_version(), gateway=gateway
+    )
+    if gateway is not None:
+        add_outside(app, gateway.settings)
     app.on_change = _say
     for name, url in named(routing.replicas):
         app.add_replica(name, url)
@@ -77,6 +84,8 @@ async def _run(routing: Routing) -> int:
             watching.cancel()
         server.close()
         await app.close()
+        if gateway is not None:
+            gateway.database.close()
 
 
 def named(addresses: Iterable[str]) -> list[tuple[str, str]]:

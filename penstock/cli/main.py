@@ -39,6 +39,8 @@ COMMANDS: Mapping[str, Command] = {
     "up": Command("penstock.cli.fleet.up", "Place replicas on a Ray cluster, route to them, replace and scale them"),
     "status": Command("penstock.cli.fleet.status", "Tell what penstock up has placed, and how starts went"),
     "route": Command("penstock.cli.fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
+    "keys": Command("penstock.cli.fleet.keys", "Make, list, rotate or revoke API keys of a gateway"),
+    "usage": Command("penstock.cli.fleet.usage", "Tell what was used through a gateway and what it cost"),
     "doctor": Command("penstock.cli.doctor", "Tell what is wrong with this machine or a server, and what to do"),
     "top": Command("penstock.cli.top", "Watch a running server: who runs, who waits, how fast tokens come"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),

@@ -36,7 +36,7 @@ class DeltaStream:
         """Choices whose finish has not arrived."""
         self.is_started = False
         """Something of the answer has arrived: it can no longer be begun anew unnoticed."""
-        self.tokens: list[list[int]] = [[] for _ in range(request.params.n)]
+        self.tokens = [list(tokens) for tokens in request.resumed] or [[] for _ in range(request.params.n)]
         """Of each choice so far: from there another engine can go on."""
         self.num_computed = 0
         """Prompt tokens computed, while the prompt is being computed in parts."""

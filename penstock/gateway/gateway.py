@@ -86,7 +86,8 @@ class Gateway:
         self.tokens = Counter("penstock_gateway_tokens", "Tokens, by tenant, model and kind")
         self.cost = Counter("penstock_gateway_cost_dollars", "What they cost, by tenant and model")
         self.num_lost = 0
-        self._num_unwritten = 0
+        self.num_unwritten = 0
+        """Records on their way to the database."""
         self._meters: dict[str, Meter] = {}
         self._ring = KeyRing([])
         self._budgeted: set[str] = set()
@@ -210,14 +211,14 @@ class Gateway:
             for record in records:
                 insert_record(transaction, record)
 
-        if reservation is None and self._num_unwritten >= MAX_UNWRITTEN:
+        if reservation is None and self.num_unwritten >= MAX_UNWRITTEN:
             self.num_lost += 1
             return
-        self._num_unwritten += 1
+        self.num_unwritten += 1
         self.database.write(work).add_done_callback(self._written)
 
     def _written(self, done: object) -> None:
-        self._num_unwritten -= 1
+        self.num_unwritten -= 1
 
     # Reading
 
@@ -227,7 +228,7 @@ class Gateway:
             self.tokens,
             self.cost,
             Gauge(
-                "penstock_gateway_unwritten", "Records on the way to the database", lambda: float(self._num_unwritten)
+                "penstock_gateway_unwritten", "Records on the way to the database", lambda: float(self.num_unwritten)
             ),
             Gauge("penstock_gateway_records_lost", "Records the database did not take", lambda: float(self.num_lost)),
             Gauge("penstock_gateway_cache_hits", "Answers given again", lambda: float(self.answers.num_hits)),

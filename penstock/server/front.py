@@ -4,7 +4,6 @@ Knows no dialect: a route reads a body of its own, makes a `Prepared` call of it
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from penstock.server.http.body import BodiesInFlight, parse, read_body
 from penstock.server.http.call import Call
 from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
+from penstock.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
 from penstock.server.http.trace import SpanTracer
 from penstock.server.served import ServedModel, ServedModels, loading
 from penstock.server.ui.tools import Tools
@@ -80,11 +80,11 @@ class Front:
 
     @staticmethod
     def unix_time() -> int:
-        return int(time.time())
+        return unix_time()
 
     @staticmethod
     def new_id(prefix: str) -> str:
-        return prefix + secrets.token_hex(12)
+        return prefix + random_hex()
 
     @property
     def num_open(self) -> int:
@@ -109,6 +109,10 @@ class Front:
         tenant = request.scope.get("penstock.tenant", "")
         with self.bodies.open(tenant) as account:
             data = await read_body(request, self.config.max_body_mib << 20, account)
+            relayed = relayed_of(request)
+            if relayed is not None:
+                data, relayed.resumed = split_body(request, data)
+                RELAYED.set(relayed)
             body, ignored = parse(data, type_, refused)
         if ignored and self.config.strict:
             raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
@@ -192,8 +196,11 @@ def tenant_of(request: Request) -> str:
 
 def caller_of(request: Request) -> Caller:
     scope = request.scope
+    tenant, relayed = scope.get("penstock.tenant", ""), relayed_of(request)
+    if relayed is not None and relayed.tenant:
+        tenant = f"{tenant}/{relayed.tenant}"  # behind one key of a router are many; nobody can be another key's
     return Caller(
-        tenant=tenant_of(request),
+        tenant=tenant,
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
         request_id=scope.get("penstock.request_id", b"").decode(),
     )

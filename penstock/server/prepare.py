@@ -5,7 +5,6 @@ Everything that can be wrong with a request is found here, before the first byte
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from penstock.server.forms import answer_form
 from penstock.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.server.http.call import Call, CallParameters
 from penstock.server.http.faults import Overflow, invalid
+from penstock.server.http.relay import priority_of, random_seed
 from penstock.server.served import ServedModel
 from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules
@@ -61,7 +61,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     parameters = CallParameters(
         sampling=replace(sampling_params(model, sampling), grammar=form.grammar),
         rules=rules._replace(make_parser=form.make_parser, markers=form.markers),
-        priority=generation.priority,
+        priority=priority_of(generation.priority),
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
         tenant=caller.tenant,
         salt=_salt(caller.tenant, generation.cache),
@@ -272,7 +272,7 @@ def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParam
         repetition_penalty=_or(asked.repetition_penalty, 1.0),
         logit_bias=_logit_bias(asked, vocab_size),
         allowed_token_ids=_token_set(asked.allowed_token_ids, vocab_size, "allowed_token_ids"),
-        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+        seed=random_seed() if asked.seed is None else asked.seed,
         max_tokens=asked.max_tokens,
         min_tokens=_or(asked.min_tokens, 0),
         stop=asked.stops,

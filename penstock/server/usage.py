@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from penstock.marks import TokenCount
 from penstock.server.http.call import Call
 
 
@@ -29,7 +30,7 @@ def usage_of(call: Call) -> Usage:
     written = _written(call)
     return Usage(
         num_prompt=sum(map(len, call.prompts)),
-        num_cached=sum(writer.num_cached for writer in call.writers[::num_choices]),
+        num_cached=sum(map(min, [writer.num_cached for writer in call.writers[::num_choices]], map(len, call.prompts))),
         num_output=sum(writer.num_tokens for writer in call.writers),
         num_reasoning=sum(writer.num_reasoning_tokens for writer in call.writers),
         num_accepted=sum(writer.predicted[1] for writer in call.writers),
@@ -51,3 +52,9 @@ def _written(call: Call) -> tuple[tuple[float, int], ...]:
                 written.append((ttl_s, num_tokens - start))
                 start = num_tokens
     return tuple(written)
+
+
+def token_count(call: Call) -> TokenCount:
+    """As a router is told."""
+    usage = usage_of(call)
+    return TokenCount(usage.num_prompt, usage.num_output, usage.num_cached)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from penstock import marks
 from penstock.config import ListenConfig, RouterConfig
 from penstock.router.app import RouterApp
 from penstock.router.fleet import ReplicaState
-from penstock.router.proxy import marks
 from penstock.router.proxy.client import InboundConnection
 
 Handler = Callable[["ScriptedReplica", dict, bytes, asyncio.StreamWriter], Awaitable[None]]

@@ -23,6 +23,8 @@ class Config:
     """Address of a server to send requests to, http://HOST:PORT or NAME=http://HOST:PORT"""
     replicas_file: Path | None = None
     """File with an address a line, looked at all the time: replicas come and go with its lines"""
+    gateway: Path | None = None
+    """File with tiers, tenants, prices and names of models: only keys of its database are let in"""
     listen: ListenConfig = field(default_factory=ListenConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
 
@@ -34,7 +36,7 @@ def run(config: Config) -> int:
     listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
     if not config.replica and config.replicas_file is None:
         raise ConfigError("there is nobody to route to; name servers with --replica or --replicas-file")
-    if not listen.api_key and not is_loopback(listen.host):
+    if not listen.api_key and config.gateway is None and not is_loopback(listen.host):
         raise ConfigError(
             f"--host {listen.host} can be reached from other machines but there is no key; "
             "give one with --api-key, or listen on 127.0.0.1"
@@ -43,4 +45,6 @@ def run(config: Config) -> int:
     if listen.admin_port is not None and len(admin_key) < 8:
         raise ConfigError(f"--admin-port needs a key of 8 characters or more in {ADMIN_VARIABLE}")
     replica_key = os.environ.get(REPLICA_VARIABLE, "")
-    return route(Routing(listen, config.router, config.replica, config.replicas_file, replica_key, admin_key))
+    return route(
+        Routing(listen, config.router, config.replica, config.replicas_file, replica_key, admin_key, config.gateway)
+    )

@@ -6,9 +6,10 @@ it works in front of any engine.
 """
 
 from hashlib import blake2b
-from typing import NamedTuple
 
 import msgspec
+
+from penstock.marks import TokenCount
 
 CHUNK_BYTES = 256
 """Of a prompt that one hash stands for, some 64 tokens."""
@@ -91,14 +92,6 @@ def chunk_hashes(prompt: bytes, root: bytes) -> tuple[bytes, ...]:
         parent = hasher.digest()
         hashes.append(parent)
     return tuple(hashes)
-
-
-class TokenCount(NamedTuple):
-    """Tokens of a request, once it is over."""
-
-    num_prompt: int = 0
-    num_output: int = 0
-    num_cached: int = 0
 
 
 class _Details(msgspec.Struct):

@@ -3,9 +3,10 @@
 from enum import Enum
 from typing import Any
 
+from penstock import marks
+from penstock.marks import TokenCount
 from penstock.router.policy import RouteChoice, RoutedCall
-from penstock.router.proxy import marks
-from penstock.router.proxy.asked import TokenCount, Wanted, replaced
+from penstock.router.proxy.asked import Wanted, replaced
 from penstock.router.proxy.client import Incoming
 from penstock.router.proxy.endpoint import ConnectionPool
 

@@ -7,10 +7,11 @@ continues after them (`marks.py`). The client sees one answer. Callbacks only: n
 
 import asyncio
 
+from penstock import marks
 from penstock.errors import CapacityError
+from penstock.marks import TokenCount
 from penstock.router.fleet import LiveReplica
-from penstock.router.proxy import marks
-from penstock.router.proxy.asked import TokenCount, usage_in
+from penstock.router.proxy.asked import usage_in
 from penstock.router.proxy.client import InboundConnection, Incoming
 from penstock.router.proxy.endpoint import ConnectionPool, Headers, UpstreamConnection
 from penstock.router.proxy.faults import Refusal, unavailable

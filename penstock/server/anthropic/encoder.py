@@ -18,6 +18,7 @@ from penstock.server.anthropic.dialect import DIALECT
 from penstock.server.http import sse
 from penstock.server.http.call import Call
 from penstock.server.http.faults import ApiError
+from penstock.server.http.relay import random_hex
 from penstock.server.usage import usage_of
 from penstock.server.writer import LENGTH, TOOL_CALLS, Piece
 from penstock.text.stream.segments import (
@@ -198,7 +199,7 @@ def _blocks(segments: Sequence[Segment]) -> list[dict[str, Any]]:
 
 
 def _tool_use(name: str, call_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id or f"toolu_{secrets.token_hex(12)}", "name": name, "input": arguments}
+    return {"type": "tool_use", "id": call_id or f"toolu_{random_hex()}", "name": name, "input": arguments}
 
 
 def _signature(thoughts: str) -> str:

@@ -6,16 +6,21 @@ has to wait longer gets its headers and then comments, which tell proxies and cl
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from penstock import marks
 from penstock.core.batch import FinishReason
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import Delivery
 from penstock.server.http.call import Call, Failure, Pipe
 from penstock.server.http.faults import error_of_finish
+from penstock.server.http.relay import RELAYED, Marker
+from penstock.server.usage import token_count
 from penstock.server.writer import Piece
 
 Send = Callable[[Any], Any]
@@ -45,12 +50,17 @@ class HttpAnswer:
         self._timings = timings
         self._retry_after_s = retry_after_s
         self._headers = headers
+        self._is_resumed = False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         call = self._call
         connection = scope["penstock.connection"]
         call.abort = connection.abort
-        call.start()
+        relayed = RELAYED.get()
+        if relayed is not None and relayed.resumed is not None and self._is_stream:
+            self._pass_over(relayed.resumed)
+        if not call.is_over:
+            call.start()
         watcher = asyncio.create_task(_cancel_when_gone(receive, call))
         try:
             await (self._stream(send, connection) if self._is_stream else self._whole(send))
@@ -61,6 +71,15 @@ class HttpAnswer:
         finally:
             watcher.cancel()
             call.close()
+
+    def _pass_over(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Say again, to nobody, what another replica has said: all that follows is as it would have been there."""
+        call, encoder = self._call, self._encoder
+        shown = call.resume(tokens)
+        encoder.opening(call)
+        if shown:
+            encoder.reporting(shown)
+        self._is_resumed = True
 
     async def _whole(self, send: Send) -> None:
         call, encoder = self._call, self._encoder
@@ -74,34 +93,50 @@ class HttpAnswer:
             (b"server-timing", server_timing(times)),
             *self._headers,
         ]
+        if RELAYED.get() is not None:
+            headers.append((marks.USAGE_HEADER, b"%d %d %d" % token_count(call)))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send, pipe: Pipe) -> None:
         call, encoder = self._call, self._encoder
-        pieces = await self._first_news()
+        marker = Marker(call) if RELAYED.get() is not None else None
+        pieces = await self._first_news() if not call.is_over else []
         waited = f"wait;dur={(time.monotonic() - call.arrival_s) * 1000:.1f}".encode()
         headers = [*encoder.dialect.stream_headers, (b"server-timing", waited), *self._headers]
+        report: Callable[[Any], bytes] = encoder.reporting
+        if marker is not None:
+            call.is_marked = True
+            headers.append((marks.RELAY_HEADER, b"1"))
+            report = partial(copy_context().run, marker.marked(encoder.reporting))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         call.is_streaming = True
         try:
-            data = encoder.opening(call)
+            data = b"" if self._is_resumed else encoder.opening(call)
             if pieces:
                 data += encoder.reporting(pieces)
+            if marker is not None:
+                data += marker.mark()
             await self._write(send, data)
-            call.report_at_once(pipe, encoder.reporting)
+            if not call.is_over:
+                call.report_at_once(pipe, report)
             while not call.is_over:
                 pieces = await call.news()
                 if pieces:
-                    await self._write(send, encoder.reporting(pieces))
+                    await self._write(send, report(pieces))
             call.is_streaming = False
             data = encoder.closing(call, self._timings(call) if self._reports_timings else None)
+            if marker is not None:
+                data += marks.end_mark(token_count(call))
             await send({"type": "http.response.body", "body": data})
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return
             error = error_of_finish(failure.finish, self._retry_after_s())
-            await send({"type": "http.response.body", "body": encoder.failing(error)})
+            data = encoder.failing(error)
+            if marker is not None and error.status < 500:  # else another replica may do better: the router sees no end
+                data += marks.end_mark(token_count(call))
+            await send({"type": "http.response.body", "body": data})
 
     async def _first_news(self) -> list[Piece]:
         """The first news, or nothing if they take long."""

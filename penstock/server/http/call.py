@@ -5,8 +5,8 @@ A call has one or more prompts with the same parameters, n choices each; choice 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.core.batch import Delta, Finish, FinishReason
@@ -68,6 +68,8 @@ class Call:
         """Its client asked to be told how far it is while it waits."""
         self.is_streaming = False
         """Its headers have been sent and events follow."""
+        self.is_marked = False
+        """A router reads the stream: every write ends in a mark."""
         self.wrote_s = self.arrival_s
         self.abort: Callable[[], None] = lambda: None
         """Drops the connection without waiting for the client to read."""
@@ -102,8 +104,26 @@ class Call:
         for request in self._requests:
             self._client.check(request)
 
+    def resume(self, tokens: Mapping[int, Sequence[int]]) -> list[Piece]:
+        """Before `start`: go on after these tokens, by choice, which another engine drew. Returns what was told of them."""
+        pieces, num_choices = [], self._num_choices
+        for number, request in enumerate(self._requests):
+            resumed = []
+            for choice in range(num_choices):
+                seen = tuple(tokens.get(number * num_choices + choice, ()))
+                delta = Delta(request.request_id, choice, seen, _finish_of(request, seen))
+                pieces += self._written(number, [delta])
+                is_over = self.writers[number * num_choices + choice].is_over
+                resumed.append(seen[:-1] if is_over else seen)  # its last token is drawn again, and nobody is told
+            self._requests[number] = replace(request, resumed=tuple(resumed))
+        return pieces
+
     def start(self) -> None:
         self._streams = [self._client.submit(request) for request in self._requests]
+        for number, request in enumerate(self._requests):
+            for choice in range(self._num_choices if request.resumed else 0):
+                if self.writers[number * self._num_choices + choice].is_over:
+                    self._client.cancel_choice(request.request_id, choice)
         if len(self._streams) > 1:
             self._queue = asyncio.Queue()
             self._pumps = [
@@ -206,6 +226,17 @@ class Call:
     async def _pump(self, number: int, stream: DeltaStream, queue: "asyncio.Queue[tuple[int, list[Delta]]]") -> None:
         while not stream.is_over:
             queue.put_nowait((number, await stream.take()))
+
+
+def _finish_of(request: Request, tokens: Sequence[int]) -> Finish | None:
+    """How an answer ended that has these tokens; None if it goes on."""
+    params = request.params
+    is_stop = not params.ignore_eos and len(tokens) > params.min_tokens
+    if tokens and is_stop and tokens[-1] in params.stop_token_ids:
+        return Finish(FinishReason.STOP, stop_token_id=tokens[-1])
+    if params.max_tokens is not None and len(tokens) >= params.max_tokens:
+        return Finish(FinishReason.LENGTH)
+    return None
 
 
 def greedy_canary(request_id: int) -> Request:

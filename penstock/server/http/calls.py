@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any, NamedTuple
 
+from penstock import marks
 from penstock.server.dialect import Dialect, Progress
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import Call
@@ -72,6 +73,8 @@ async def _ping(opened: OpenCall) -> None:
     data = _sign_of_life(opened)
     if not data:
         return
+    if call.is_marked:
+        data += marks.mark_of(())
     call.sending_since_s = call.wrote_s
     with contextlib.suppress(RuntimeError):  # the answer may end while this waits to be written
         if call.is_streaming:

@@ -1,6 +1,5 @@
 """/v1/chat/completions: messages in, a message or its chunks out."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from penstock.server.generation import Caller
 from penstock.server.http import sse
 from penstock.server.http.call import Call
 from penstock.server.http.faults import ApiError
+from penstock.server.http.relay import random_hex
 from penstock.server.openai.dialect import DIALECT
 from penstock.server.openai.logprobs import chat_entries
 from penstock.server.openai.protocol import REFUSED, ChatBody
@@ -196,4 +196,4 @@ def _whole_calls(segments: Sequence[Segment]) -> list[dict[str, Any]]:
 
 
 def _new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{random_hex()}"

@@ -4,7 +4,6 @@ Every event has a `sequence_number` from 0 and those of items say which item and
 by the same steps, with the events thrown away.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from penstock.server.http import sse
 from penstock.server.http.call import Call
 from penstock.server.http.faults import ApiError
+from penstock.server.http.relay import random_hex
 from penstock.server.openai.dialect import DIALECT
 from penstock.server.openai.logprobs import chat_entries
 from penstock.server.responses.items import new_id
@@ -120,7 +120,7 @@ class ResponseEncoder:
                 self._add_text("reasoning", text, logprobs, parts)
             case ToolCallStart(_, name, call_id):
                 item = {"type": "function_call", "id": new_id("function_call"), "name": name, "arguments": ""}
-                self._open(item | {"call_id": call_id or f"call_{secrets.token_hex(12)}"}, parts)
+                self._open(item | {"call_id": call_id or f"call_{random_hex()}"}, parts)
             case ToolCallArguments(_, text):
                 if self._item is not None:
                     self._item["arguments"] += text

@@ -6,12 +6,12 @@ function_call         a call of the assistant; calls in a row are one message
 function_call_output  a tool's message
 """
 
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.server.generation import ChatMessage, ToolCall
 from penstock.server.http.faults import invalid, unsupported
+from penstock.server.http.relay import random_hex
 from penstock.server.responses.protocol import Item
 
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text"}
@@ -29,7 +29,7 @@ def input_items(given: str | list[Item] | None) -> list[Item]:
 
 
 def new_id(kind: str) -> str:
-    return ID_PREFIX.get(kind, "item_") + secrets.token_hex(12)
+    return ID_PREFIX.get(kind, "item_") + random_hex()
 
 
 def messages_of(items: Iterable[Item]) -> list[ChatMessage]:

@@ -1,9 +1,9 @@
 """What the routes of the Responses API share: what is kept, and what is being made while nobody waits."""
 
-import secrets
 from dataclasses import dataclass
 
 from penstock.server.front import Front
+from penstock.server.http.relay import random_hex
 from penstock.server.responses.background import BackgroundResponses
 from penstock.server.responses.kept import KeptResponses
 from penstock.store.database import Database
@@ -21,4 +21,4 @@ def make_responses(front: Front, database: Database) -> Responses:
 
 
 def new_response_id() -> str:
-    return f"resp_{secrets.token_hex(12)}"
+    return f"resp_{random_hex()}"

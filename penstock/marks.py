@@ -14,8 +14,16 @@ these tokens, and the rest is the request as the client sent it.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from penstock.router.proxy.asked import TokenCount
+
+class TokenCount(NamedTuple):
+    """Tokens of a request, once it is over."""
+
+    num_prompt: int = 0
+    num_output: int = 0
+    num_cached: int = 0
+
 
 RELAY_HEADER = b"x-penstock-relay"
 RESUME_HEADER = b"x-penstock-resume"
@@ -86,7 +94,25 @@ def tokens_of(shown: Sequence[bytes]) -> dict[int, list[int]]:
     return found
 
 
+def mark_of(tokens: Sequence[tuple[int, Sequence[int]]]) -> bytes:
+    """After a write that took in these tokens, by choice."""
+    return _TOKENS + _listed(tokens) + _BREAK
+
+
+def end_mark(count: TokenCount) -> bytes:
+    """After the last write."""
+    return b":u %d %d %d\n\n" % count
+
+
+def resumed_tokens(prefix: bytes) -> dict[int, list[int]]:
+    """Tokens by choice that a request goes on after; raises ValueError for what is no list of them."""
+    return tokens_of([_TOKENS + prefix])
+
+
+def _listed(tokens: Sequence[tuple[int, Sequence[int]]]) -> bytes:
+    return b" ".join(b"%d=%b" % (choice, b",".join(b"%d" % one for one in ids)) for choice, ids in tokens if ids)
+
+
 def resumed(shown: Sequence[bytes]) -> bytes:
     """All marks as one, for the replica that goes on."""
-    tokens = tokens_of(shown)
-    return b" ".join(b"%d=%b" % (choice, b",".join(b"%d" % one for one in ids)) for choice, ids in tokens.items())
+    return _listed(list(tokens_of(shown).items()))

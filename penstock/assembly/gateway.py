@@ -1,0 +1,36 @@
+"""A gateway put together: its settings, its database, and the outside APIs it may turn to."""
+
+import os
+import time
+from pathlib import Path
+
+from penstock.errors import ConfigError
+from penstock.gateway.gateway import Gateway
+from penstock.gateway.schema import GATEWAY
+from penstock.gateway.settings import GatewaySettings, read_settings
+from penstock.router.app import RouterApp
+from penstock.store.database import Database, SqliteDatabase
+
+POSTGRES = ("postgresql://", "postgres://")
+
+
+def open_gateway_database(settings: GatewaySettings) -> Database:
+    if settings.database.startswith(POSTGRES):
+        from penstock.store.postgres import PostgresDatabase
+
+        return PostgresDatabase(settings.database, [GATEWAY])
+    return SqliteDatabase(settings.database, [GATEWAY])
+
+
+def open_gateway(path: Path) -> Gateway:
+    settings = read_settings(path)
+    return Gateway(settings, open_gateway_database(settings), time.time())
+
+
+def add_outside(app: RouterApp, settings: GatewaySettings) -> None:
+    """Keys of outside APIs come from the environment, so that no file holds them."""
+    for name, outside in settings.outside.items():
+        key = os.environ.get(outside.key_variable, "") if outside.key_variable else ""
+        if outside.key_variable and not key:
+            raise ConfigError(f"the outside API {name!r} needs a key in {outside.key_variable}, which is not set")
+        app.add_outside(name, outside.url, outside.model, key)

@@ -1,0 +1,95 @@
+"""`penstock keys`: API keys of a gateway, made, listed, rotated and revoked."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ConfigError
+
+UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d{1,6})([mhd])")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Make, list, rotate or revoke API keys.
+
+    A key is shown once, when it is made; only a digest of it is kept.
+    """
+
+    action: Literal["create", "list", "rotate", "revoke"] = field(metadata={"positional": True})
+    """What to do"""
+    gateway: Path = field(metadata={"metavar": "FILE"})
+    """The gateway's settings, which name its database"""
+    key_id: str = ""
+    """Which key: the part between psk_ and the next _"""
+    tenant: str = ""
+    """Whose key it is"""
+    name: str = ""
+    """What it is for"""
+    scope: tuple[str, ...] = ("inference",)
+    """What it is good for: inference, usage"""
+    model: tuple[str, ...] = ()
+    """Model it may ask; without one, all"""
+    expires: str = ""
+    """How long it lasts, as 90m, 12h or 30d"""
+    grace: str = "1h"
+    """How long a rotated key still lasts"""
+    budget_usd: float | None = None
+    """Dollars that may be spent with it"""
+    budget_period: Literal["total", "day", "month"] = "total"
+    """In what time"""
+
+
+def run(config: Config) -> int:
+    from penstock.assembly.gateway import open_gateway_database
+    from penstock.gateway import budgets, keys
+    from penstock.gateway.money import nanodollars
+    from penstock.gateway.settings import read_settings
+
+    database = open_gateway_database(read_settings(config.gateway))
+    now = time.time()
+    try:
+        if config.action == "list":
+            for record in keys.list_keys(database):
+                print(_row(record, now))
+        elif config.action == "revoke":
+            keys.revoke_key(database, config.key_id, now)
+            print(f"{config.key_id} is refused from now on")
+        else:
+            if config.action == "rotate":
+                key, record = keys.rotate_key(database, config.key_id, now, seconds(config.grace))
+            else:
+                expires_at = now + seconds(config.expires) if config.expires else None
+                key, record = keys.create_key(
+                    database,
+                    name=config.name,
+                    tenant=config.tenant,
+                    now=now,
+                    scopes=config.scope,
+                    models=config.model,
+                    expires_at=expires_at,
+                )
+            if config.budget_usd is not None:
+                scope = f"key:{record.key_id}"
+                budgets.set_budget(database, scope, nanodollars(config.budget_usd), config.budget_period, now)
+            print(key)
+    finally:
+        database.close()
+    return 0
+
+
+def seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text)
+    if not found:
+        raise ConfigError(f"{text!r} is no time; write 90m, 12h or 30d")
+    return int(found.group(1)) * UNITS[found.group(2)]
+
+
+def _row(record: object, now: float) -> str:
+    key_id, name, tenant = record.key_id, record.name, record.tenant  # type: ignore[attr-defined]
+    state = "valid" if record.is_valid(now) else "revoked" if record.revoked_at else "expired"  # type: ignore[attr-defined]
+    scopes = ",".join(record.scopes)  # type: ignore[attr-defined]
+    return f"{key_id}  {state:8}  {tenant:16}  {scopes:16}  {name}"
