@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from penstock.core.batch import Delta, Fault, Finish, FinishReason, Logprob, PrefixHit
 from penstock.core.request import Request
 from penstock.errors import CapacityError, EngineError, PenstockError, RequestError
+from penstock.text.stream.segments import ToolCallArguments, ToolCallStart
 from penstock.text.stream.stream import TextDelta, TextStream
 
 Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class OfflineCall:
+    """A tool that an answer calls; the arguments are JSON text."""
+
+    name: str
+    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -21,6 +30,8 @@ class Choice:
     reasoning: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
+    tool_calls: list[OfflineCall] = field(default_factory=list)
+    """Tools it calls, where tools were given."""
     finish: Finish | None = None
     stop: str | int | None = None
     """The stop string or token that ended it."""
@@ -103,6 +114,11 @@ class Running:
             text = text.then(stream.finish())
         choice.text += text.content
         choice.reasoning += text.reasoning
+        for segment in text.segments:
+            if isinstance(segment, ToolCallStart):
+                choice.tool_calls.append(OfflineCall(segment.name))
+            elif isinstance(segment, ToolCallArguments):
+                choice.tool_calls[segment.call].arguments += segment.text
         self.news.append((self, Update(self.completion, delta.choice, text.content, text.reasoning, num_kept)))
         return choice.finish is not None and delta.finish is None
 

@@ -16,7 +16,7 @@ from penstock.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.config import EngineConfig, configure
 from penstock.core.batch import Logprob
-from penstock.core.request import Request, SamplingParams
+from penstock.core.request import Grammar, Request, SamplingParams
 from penstock.engine.engine import Engine
 from penstock.errors import ConfigError, RequestError
 from penstock.files import ModelFiles, no_words
@@ -24,11 +24,13 @@ from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
 from penstock.runtime.eager.encoder import TextEncoder
 from penstock.sizing import OFFLINE_STEP_S, Sizing
+from penstock.text.grammar.compose import Markers, after_thoughts, thoughts_of
 from penstock.text.stream.reasoning import ReasoningStyle
 from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules, TextStream
 from penstock.text.stream.styles import style_of_template
 from penstock.text.template.shield import PromptTokens, tokenize_chat
+from penstock.text.tools.speech import ToolSpeech
 
 __all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
 
@@ -174,28 +176,58 @@ class LLM:
         news: deque[News] = deque()
         yield from self._run([self._prepare(prompt, params or SamplingParams(), news)], news)
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation."""
-        *_, last = self.stream_chat(messages, params)
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Message] = (),
+        requires_call: bool = False,
+    ) -> Completion:
+        """Answer a conversation. With tools, described as OpenAI's API does, the answer may call them, or has to."""
+        *_, last = self.stream_chat(messages, params, tools=tools, requires_call=requires_call)
         return last.completion
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Update]:
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Message] = (),
+        requires_call: bool = False,
+    ) -> Iterator[Update]:
         """Answer a conversation, yielding text as it comes. Leaving the loop cancels it."""
-        prompt = self._tokenize_chat(messages)
+        params = params or SamplingParams()
+        speech = ToolSpeech(self.files.tokenizer, self.files.chat_template) if tools else None
+        prompt = self._tokenize_chat(messages, tools, speech)
         style = self._reasoning_style
         rules = TextRules(style=style, is_open=style is not None and style.is_open(prompt.text))
+        if speech is not None:
+            rules = rules._replace(make_parser=speech.parser(tools), markers=speech.visible)
+            params = replace(params, grammar=Grammar(*speech.grammar(tools, is_required=requires_call)))
+        if params.grammar is not None and style is not None:
+            thoughts = thoughts_of(style, is_open=rules.is_open)
+            thoughts = thoughts if speech is None else thoughts._replace(before="")
+            markers = Markers(self.files.tokenizer)
+            grammar = after_thoughts(params.grammar.kind, params.grammar.source, thoughts, markers)
+            params = replace(params, grammar=Grammar(*grammar))
         news: deque[News] = deque()
-        yield from self._run([self._prepare(prompt.token_ids, params or SamplingParams(), news, rules)], news)
+        yield from self._run([self._prepare(prompt.token_ids, params, news, rules)], news)
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt a conversation becomes."""
         return self._tokenize_chat(messages).text
 
-    def _tokenize_chat(self, messages: Sequence[Message]) -> PromptTokens:
+    def _tokenize_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), speech: ToolSpeech | None = None
+    ) -> PromptTokens:
         template = self.files.chat_template
         if template is None:
             raise ConfigError(f"{self.files.name} has no chat template: it completes text but was not made to chat")
-        return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True)
+        given: dict[str, Any] = {}
+        if speech is not None:
+            messages, given = speech.tell(messages, tools)
+        return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
 
     def beam_search(self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0) -> list[Beam]:
         """The likeliest answers, best first. The prefix cache holds what beams share."""

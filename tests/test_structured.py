@@ -76,3 +76,20 @@ def test_forced_tokens_need_fewer_steps(llm: LLM) -> None:
 def test_what_cannot_be_used_is_refused_by_name(llm: LLM) -> None:
     with pytest.raises(RequestError, match='"not"'):
         llm.generate("x", SamplingParams(schema={"not": {}}))
+
+
+def test_tools_are_called_as_their_schemas_say(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    ask = [{"role": "user", "content": "How is the weather in Rome?"}]
+    completion = llm.chat(ask, SamplingParams(temperature=0.0, max_tokens=80), tools=tools, requires_call=True)
+    calls = completion.choices[0].tool_calls
+    assert calls
+    assert completion.text == ""
+    assert calls[0].name == "weather"
+    jsonschema.validate(json.loads(calls[0].arguments), schema)

@@ -13,6 +13,7 @@ from penstock.cli.sampling import SamplingConfig
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.progress import ProgressBar
 from penstock.console.speech import dimmed, write_text
+from penstock.core.request import SamplingParams
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,23 @@ class ModelByFlag(ModelConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class FormConfig:
+    """What every answer must be; at most one of them."""
+
+    schema: Path | None = None
+    """File with a JSON schema: answers are instances of it"""
+    regex: str | None = None
+    """Regular expression that answers match from end to end"""
+    choice: tuple[str, ...] = ()
+    """Text that the answer may be; several times for several"""
+
+    def params(self, sampling: SamplingParams) -> SamplingParams:
+        """Sampling parameters that hold answers to the form."""
+        schema = None if self.schema is None else _text_of(self.schema)
+        return replace(sampling, schema=schema, regex=self.regex, choice=self.choice or None)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Complete prompts, all of them at once.
 
@@ -46,6 +64,7 @@ class Config:
     """Print a line of JSON for each prompt: text, counts, why it ended, what was cached, how long it took"""
     model: ModelByFlag = field(default_factory=ModelByFlag)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    form: FormConfig = field(default_factory=FormConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -62,7 +81,7 @@ def run(config: Config) -> int:
         ProgressBar("prompts") as progress,
     ):
         report = Report(len(prompts), config.json, progress)
-        llm.generate(prompts, [sampling.params() for _ in prompts], on_update=report.take)
+        llm.generate(prompts, [config.form.params(sampling.params()) for _ in prompts], on_update=report.take)
     return 0
 
 

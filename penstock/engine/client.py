@@ -20,6 +20,7 @@ from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.child import Child
 from penstock.engine.machine import Facts, Vector
+from penstock.engine.matching import MatchingCounts
 from penstock.engine.observer import EngineView, StepView
 from penstock.engine.spawn import Spawned
 from penstock.engine.stream import DeltaStream, folded
@@ -49,6 +50,7 @@ __all__ = [
     "EngineClient",
     "EngineView",
     "Facts",
+    "MatchingCounts",
     "StepReport",
     "StepView",
     "Vector",

@@ -71,6 +71,10 @@ class MatchingCounts:
     compile_s: float = 0.0
     mask_s: float = 0.0
 
+    @property
+    def num_asked(self) -> int:
+        return self.num_compiled + self.num_refused
+
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:

@@ -196,7 +196,10 @@ def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler
-    reports.send(encode(StepReport(time.monotonic(), deltas, scheduler.load, engine.num_steps, scheduler.prompts)))
+    matching = engine.matching
+    grammars = matching.counts if matching is not None and matching.counts.num_asked else None
+    now = time.monotonic()
+    reports.send(encode(StepReport(now, deltas, scheduler.load, engine.num_steps, scheduler.prompts, grammars)))
     return True
 
 

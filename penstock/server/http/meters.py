@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from penstock.core.batch import Drafted
-from penstock.engine.client import EngineClient, StepReport
+from penstock.engine.client import EngineClient, MatchingCounts, StepReport
 from penstock.metrics.exposition import (
     COUNT_BUCKETS,
     DURATION_BUCKETS,
@@ -21,6 +21,16 @@ from penstock.server.http.call import Call
 from penstock.server.http.record import TraceRecorder
 
 FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
+
+GRAMMARS = (
+    ("num_compiled", "penstock_grammars_compiled", "Requests whose grammar was compiled"),
+    ("num_refused", "penstock_grammars_refused", "Requests whose grammar the engine could not use"),
+    ("compile_s", "penstock_grammar_compile_seconds", "Seconds spent compiling grammars"),
+    ("num_masks", "penstock_grammar_masks", "Masks made, one a token under a grammar"),
+    ("mask_s", "penstock_grammar_mask_seconds", "Seconds spent making masks"),
+    ("num_forced", "penstock_grammar_forced_tokens", "Tokens that a grammar left no choice about"),
+)
+"""Counted by the engine: field, name and meaning."""
 
 
 class Watch:
@@ -44,6 +54,7 @@ class Meters:
         self._client = client
         self._admission = admission
         self._open: dict[int, Watch] = {}
+        self._grammars = MatchingCounts()
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens of requests that began")
         self.cached_tokens = Counter("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache gave")
         self.output_tokens = Counter("vllm:generation_tokens", "Tokens generated")
@@ -90,6 +101,8 @@ class Meters:
         """Take in a step before its readers do."""
         now = time.monotonic()
         self.steps.add()
+        if step.grammars is not None:
+            self._grammars = step.grammars
         num_tokens = 0
         watches = self._open
         for delta in step.deltas:
@@ -202,6 +215,7 @@ class Meters:
             _counted("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
+        counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
 
