@@ -94,6 +94,9 @@ class RankGroup:
             with contextlib.suppress(RankLostError):
                 self._world.announce(encode_step(None))
         self.processes.close()
+        if self._world is not None:
+            self._world.close()
+            self._world = None
 
 
 def agree_with_first(world: World, own: Sizing) -> Sizing:

@@ -9,6 +9,7 @@ torch's global one, so that several worlds may live in one process. Nothing here
     pipe         hidden states to the stage after, tokens back to the first
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,9 +109,10 @@ class World:
         self.stage = self._peers(f"stage.{place.stage}", [first + i for i in range(ranks.per_stage)])
 
     def close(self) -> None:
-        """What is on its way arrives first."""
-        while self._sending:
-            _wait(self._sending.popleft()[0])
+        """What is on its way arrives first, unless those it goes to are gone."""
+        with contextlib.suppress(RankLostError):
+            while self._sending:
+                _wait(self._sending.popleft()[0])
         for peers in (self.tensor, self.stage):
             if isinstance(peers, SharedPeers):
                 peers.close()
