@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from penstock.calculate.sheet import Sheet, positive
 from penstock.calculate.subject import DeviceInputs, DeviceNumbers, ModelInputs, ModelNumbers
+from penstock.cost.hardware import find
+from penstock.cost.hierarchy import levels_of, read_s
 from penstock.errors import ConfigError
 from penstock.planner import figures
 
@@ -174,3 +176,28 @@ def speculation(inputs: SpeculationInputs, sheet: Sheet) -> None:
         step_s = positive("step_ms", inputs.step_ms) / 1e3
         sheet.put("tpot_s", step_s / gain, "s", "time a token", "step / gain")
     sheet.notes.append("helps TPOT while the batch leaves compute idle; never TTFT")
+
+
+@dataclass(frozen=True)
+class HierarchyInputs:
+    """How long bytes take from each place they can lie in."""
+
+    hardware: str = "h100"
+    """A device by name"""
+    moved: float = 1e9
+    """Bytes to read"""
+
+
+def hierarchy(inputs: HierarchyInputs, sheet: Sheet) -> None:
+    device = find(inputs.hardware)
+    before = None
+    for level in levels_of(device):
+        key = level.name.lower().replace(" ", "_")
+        sheet.take(f"{key}_bandwidth", level.bandwidth_bytes_per_s, "bytes/s", f"{device.name}, peak")
+        seconds = read_s(level, inputs.moved)
+        sheet.put(f"{key}_s", seconds, "s", f"from {level.name}", "moved / bandwidth")
+        if before is not None:
+            sheet.put(
+                f"{key}_slower", seconds / before, "", "times slower than the level inside it", "ratio of the two"
+            )
+        before = seconds

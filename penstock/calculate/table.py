@@ -30,6 +30,7 @@ _ROWS: tuple[tuple[str, type, Callable[[Any, Sheet], None]], ...] = (
     ("memory", memory.MemoryInputs, memory.memory),
     ("users", memory.UsersInputs, memory.users),
     ("roofline", speed.RooflineInputs, speed.roofline),
+    ("hierarchy", speed.HierarchyInputs, speed.hierarchy),
     ("attention", speed.AttentionInputs, speed.attention),
     ("speculation", speed.SpeculationInputs, speed.speculation),
     ("metrics", service.MetricsInputs, service.metrics),

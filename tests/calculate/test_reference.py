@@ -62,6 +62,10 @@ CASES = [
     (f"roofline {MATRIX}", {"read_s": 40.1e-6, "compute_s": 0.136e-6, "read_over_compute": 295, "bound": "memory"}),
     (f"roofline {MATRIX} --batch 256", {"compute_s": 34.7e-6}),
     (f"roofline {MATRIX} --batch 512", {"compute_s": 69.5e-6, "bound": "compute"}),
+    (
+        "hierarchy",
+        {"shared_memory_s": 0.03e-3, "l2_s": 0.083e-3, "memory_s": 0.299e-3, "host_s": 15.6e-3, "nvme_s": 143e-3},
+    ),
     ("attention --tokens 4096 --heads 64", {"scores_bytes": 8.59 * GB}),
     ("attention", {"plain_bytes": 35.7e6, "tiled_bytes": 9.44e6}),
     *(

@@ -8,6 +8,8 @@ import pytest
 
 from penstock.cli import serve
 from penstock.cli.main import main
+from penstock.cli.plan.command import demand_of
+from penstock.cli.plan.config import ExpectedLoad, PlanGoal
 from penstock.cli.plan.model import describe
 from penstock.cli.plan.report import _print_constraint, print_plan
 from penstock.cli.plan.verify import candidate_of, config_of, predict, read_plan
@@ -292,3 +294,12 @@ def test_a_model_over_several_devices_launches_and_its_cluster_file_reads_back(t
     assert config.model.model == str(tmp_path)
     assert config.parallel.tensor * config.parallel.pipeline == chosen["devices_per_replica"]
     assert config.cluster.min_replicas == max(chosen["num_replicas"], 1)
+
+
+def test_users_become_the_rate_at_which_they_ask_if_they_wait_as_long_as_allowed():
+    """N = X (R + Z), with R the longest the SLO allows."""
+    load = ExpectedLoad(users=100, think_s=10.0, prompts="50", answers="101")
+    demand = demand_of(load, PlanGoal("ttft<1s,tpot<50ms"))
+    assert demand.rate == pytest.approx(100 / (10.0 + 1.0 + 100 * 0.05))
+    with pytest.raises(ConfigError, match="think"):
+        demand_of(ExpectedLoad(users=100, prompts="50", answers="1"), PlanGoal("tpot<50ms"))

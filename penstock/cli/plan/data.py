@@ -34,6 +34,8 @@ def plan_data(
         },
         "demand": {
             "rate": plan.demand.rate,
+            "users": config.load.users,
+            "think_s": config.load.think_s,
             "mean_prompt": sizes.mean_prompt,
             "mean_answer": sizes.mean_answer,
             "p95_total": sizes.p95_total,

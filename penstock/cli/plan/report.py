@@ -39,8 +39,8 @@ def _print_head(data: Data) -> None:
         ("model", f"{model['name']}, {count_in_words(count)} parameters, {count_in_words(active)} used for a token"),
         (
             "load",
-            f"{demand['rate']:g} requests/s of {demand['mean_prompt']:,.0f} prompt and {demand['mean_answer']:,.0f} answer "
-            f"tokens on average, 95 % below {demand['p95_total']:,.0f} in all"
+            f"{_who(demand)}{demand['rate']:.4g} requests/s of {demand['mean_prompt']:,.0f} prompt and "
+            f"{demand['mean_answer']:,.0f} answer tokens on average, 95 % below {demand['p95_total']:,.0f} in all"
             + (f"; conversations of {demand['num_turns']} turns" if demand["num_turns"] > 1 else ""),
         ),
         ("target", f"{bounds} for {100 * target['fraction']:g} % of requests"),
@@ -100,9 +100,15 @@ def _print_capacity(chosen: Data) -> None:
     print_table(("", ""), rows)
 
 
+def _who(demand: Data) -> str:
+    """Where people were asked for and not a rate: the rate at which they ask while each answer takes all the SLO allows."""
+    users = demand.get("users")
+    return f"{users:,} users who think for {demand['think_s']:g} s: at most " if users else ""
+
+
 def _print_latency(run: Data, chosen: Data) -> None:
     devices = f"{counted(chosen['num_replicas'], 'replica')}, {counted(chosen['num_devices'], 'device')}"
-    _title(f"Latency at {run['rate']:g} requests/s on {devices}")
+    _title(f"Latency at {run['rate']:.4g} requests/s on {devices}")
     names = ("p50", "p90", "p99")
     rows = [(name.upper(), *(1e3 * run[name][share] for share in names)) for name in ("ttft", "tpot", "e2e")]
     print_table(("ms", *names), rows)
