@@ -75,7 +75,7 @@ export interface Simulated {
   frames?: Record<string, Frames>;
 }
 
-export const LANE = crypto.randomUUID().slice(0, 8);
+export const LANE = Math.random().toString(36).slice(2, 10);
 
 export async function simulate(flags: Flags, options: { lane: string; frames?: boolean; signal?: AbortSignal; onProgress?: (virtual_s: number) => void }): Promise<Simulated> {
   const body = { flags, frames: options.frames ?? false, lane: `${LANE} ${options.lane}` };

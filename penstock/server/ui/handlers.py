@@ -179,7 +179,7 @@ async def plan(request: Request) -> Json:
     model = flags.pop("model", "llama-3.1-8b")
     if model not in CONFIGS:
         raise invalid(f"{str(model)[:60]!r} is no known model", "flags")
-    task = {"task": "command", "words": ["plan", str(model), *words_of("plan", flags)]}
+    task = {"task": "command", "words": ["plan", str(model), *words_of("plan", flags), "--json"]}
     return Json(await front.tools.result(_client(request), f"plan {body.lane}", task))
 
 
@@ -189,7 +189,7 @@ async def bench(request: Request) -> Json:
     body, _ = await front.body(request, ToolBody, {})
     host, port = request.scope["server"]
     address = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
-    words = ["bench", address, *words_of("bench", body.flags)]
+    words = ["bench", address, *words_of("bench", body.flags), "--json=-"]
     key = request.headers.get("authorization", "").partition(" ")[2]
     task = {"task": "command", "words": words, "key": key}
     return Json(await front.tools.result(_client(request), f"bench {body.lane}", task))
@@ -201,6 +201,16 @@ async def blocks(request: Request) -> Json:
     body, _ = await front.body(request, BlocksBody, {})
     task = {"task": "blocks", "inputs": msgspec.structs.asdict(body)}
     return Json(await front.tools.result(_client(request), "blocks", task))
+
+
+async def fleet(request: Request) -> Json:
+    """What serves: this server's models, each an engine of its own. A router before it has a surface of its own."""
+    rows = [
+        {"name": one.known_name, "state": "ready" if one.is_alive and one.is_open else "unavailable"}
+        | one.client.load._asdict()
+        for one in _front(request).models
+    ]
+    return Json({"replicas": rows})
 
 
 async def machine(request: Request) -> Json:

@@ -17,6 +17,7 @@ ROWS = (
     ("POST", "/app/v1/plan", handlers.plan, "Run the planner", ToolBody),
     ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server", ToolBody),
     ("POST", "/app/v1/machine", handlers.machine, "Measure what this machine reaches", EmptyBody),
+    ("GET", "/app/v1/fleet", handlers.fleet, "What serves here"),
     ("POST", "/app/v1/blocks", handlers.blocks, "Lay sequences out in memory", BlocksBody),
     ("GET", "/app/v1/advice", learning.advice, "Decision trees, checklists, the cheat sheet"),
     ("POST", "/app/v1/lint", learning.check_settings, "Common mistakes of a deployment's settings", LintBody),

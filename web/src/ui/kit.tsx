@@ -249,6 +249,11 @@ export function Button(props: {
 export function Copy({ text, label = "Copy" }: { text: string; label?: string }): JSX.Element {
   const [done, setDone] = useState(false);
   const copy = () => {
+    // Browsers give a page the clipboard over HTTPS and on this machine only.
+    if (!("clipboard" in navigator)) {
+      prompt("Copy this", text);
+      return;
+    }
     void navigator.clipboard.writeText(text).then(() => {
       setDone(true);
       setTimeout(() => setDone(false), 1500);

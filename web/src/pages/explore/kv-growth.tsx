@@ -11,7 +11,7 @@ import { useAsked, useKept } from "../../ui/hooks";
 import { Bar, Card, Legend, Note, Select, Slider, Stat, Stats } from "../../ui/kit";
 import { Frame } from "./frame";
 
-const DEFAULTS = { model: "llama-3-70b", hardware: "h200-sxm", context: 4096, sequences: 1, kv: "bf16", heads: "as built" };
+const DEFAULTS = { model: "llama-3-70b", hardware: "h200", context: 4096, sequences: 1, kv: "bf16", heads: "as built" };
 
 export function KvGrowth(): JSX.Element {
   useEffect(useStream, []);
