@@ -70,6 +70,7 @@ def test_explorations_show_the_reference_values(seen: Seen) -> None:
 def test_a_wrong_answer_of_a_quiz_is_told_why(seen: Seen) -> None:
     page = seen.go("explore/hierarchy")
     question = page.locator("fieldset.quiz").first
+    expect(question).to_be_visible()
     for number in range(question.locator("button.quiz-option").count()):
         question.locator("button.quiz-option").nth(number).click()
         expect(question.locator(".why")).not_to_be_empty()

@@ -51,8 +51,11 @@ export function Planner(): JSX.Element {
 }
 
 function Plan({ data }: { data: Data }): JSX.Element {
-  const chosen = object(data["chosen"] ?? list(data["ranked"])[0]);
-  const ranked = list(data["ranked"] ?? data["candidates"]);
+  const chosen = object(data["chosen"]);
+  const options = list(data["options"]);
+  const load = object(data["at_load"]);
+  const constraint = data["constraint"];
+  const host = object(data["self_host"]);
   return (
     <>
       {Object.keys(chosen).length === 0 ? (
@@ -60,21 +63,64 @@ function Plan({ data }: { data: Data }): JSX.Element {
           No layout within these bounds meets the SLO at that rate. Allow more devices, other precisions or a looser SLO.
         </Note>
       ) : (
-        <Card title="Best of all" about={String(chosen["name"] ?? chosen["label"] ?? "")} aside={<Badge kind="good">meets the SLO</Badge>}>
-          <Leaves data={chosen} />
+        <Best option={chosen} load={load} />
+      )}
+      {constraint && <Card title="What limits it">{typeof constraint === "string" ? <p>{constraint}</p> : <Leaves data={object(constraint)} />}</Card>}
+      {options.length > 0 && (
+        <Card title="Ranked" about="Each the best limits found for its layout and precision.">
+          <Table
+            label="Candidates"
+            columns={[["configuration", ""], ["replicas", "n"], ["devices", "n"], ["requests/s a replica", "n"], ["tokens/s a device", "n"], ["users", "n"], ["$ an hour", "n"]]}
+            rows={options.slice(0, 12).map((option) => {
+              const capacity = object(option["capacity"]);
+              return [String(option["name"]), ...[option["num_replicas"], option["num_devices"], capacity["requests_per_s"], capacity["tokens_per_s_per_device"], capacity["users"]].map((value) => format("", value ?? null)), format("dollars", option["dollars_per_hour"] ?? null)];
+            })}
+          />
         </Card>
       )}
-      {ranked.length > 0 && (
-        <Card title="Ranked">
-          <Ranked rows={ranked} />
+      {list(data["what_ifs"]).length > 0 && (
+        <Card title="What if">
+          <Ranked rows={list(data["what_ifs"])} />
         </Card>
       )}
-      {(["constraint", "binding", "what_ifs", "trust", "money", "api"] as const).filter((key) => data[key]).map((key) => (
-        <Card key={key} title={key.replaceAll("_", " ")}>
-          {typeof data[key] === "string" ? <p>{data[key]}</p> : Array.isArray(data[key]) ? <Ranked rows={list(data[key])} /> : <Leaves data={object(data[key])} />}
+      {Object.keys(host).length > 0 && (
+        <Card title="A month, and an API beside it">
+          <Leaves data={host} />
         </Card>
-      ))}
+      )}
+      <Card title="How far to trust it">
+        <Leaves data={object(data["trust"])} />
+      </Card>
     </>
+  );
+}
+
+function Best({ option, load }: { option: Data; load: Data }): JSX.Element {
+  const capacity = object(option["capacity"]);
+  const price = object(option["dollars_per_million"]);
+  const launch = option["launch"];
+  const lines = Array.isArray(launch) ? launch.map(String) : [String(launch ?? "")];
+  const at = (name: string) => object(load[name]);
+  return (
+    <Card title="Best of all" about={String(option["name"])} aside={<Badge kind="good">meets the SLO</Badge>}>
+      <div class="stack">
+        <Stats>
+          <Stat label="replicas" value={format("", option["num_replicas"] ?? null)} note={`${format("", option["num_devices"] ?? null)} devices`} />
+          <Stat label="carries" value={format("", capacity["requests_per_s"] ?? null)} unit="requests/s each" note={`${format("", capacity["users"] ?? null)} users`} />
+          <Stat label="tokens/s a device" value={format("", capacity["tokens_per_s_per_device"] ?? null)} />
+          <Stat label="TTFT p50 at this load" value={seconds(at("ttft")["p50"] as number)} note={`p99 ${seconds(at("ttft")["p99"] as number)}`} />
+          <Stat label="TPOT p50" value={seconds(at("tpot")["p50"] as number)} note={`p99 ${seconds(at("tpot")["p99"] as number)}`} />
+          <Stat label="ρ" value={format("", load["rho"] ?? null)} />
+          <Stat label="an hour" value={format("dollars", option["dollars_per_hour"] ?? null)} />
+          {Object.entries(price).slice(0, 2).map(([name, value]) => (
+            <Stat key={name} label={`$ a million, ${name.replaceAll("_", " ")}`} value={format("dollars", value)} />
+          ))}
+        </Stats>
+        {lines.filter(Boolean).map((line) => (
+          <Command key={line} text={line} />
+        ))}
+      </div>
+    </Card>
   );
 }
 

@@ -48,7 +48,7 @@ export function useFrames(on: boolean, step: (seconds: number) => void): void {
     if (!on) return;
     let last = performance.now();
     let id = requestAnimationFrame(function turn(now) {
-      latest.current(Math.min((now - last) / 1000, 0.1));
+      latest.current(Math.min(Math.max((now - last) / 1000, 0), 0.1));
       last = now;
       id = requestAnimationFrame(turn);
     });
