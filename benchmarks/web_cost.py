@@ -1,0 +1,117 @@
+"""What looking costs: tokens a second with two dashboards open over without, by turns, and with ten cockpit runs asked for.
+
+    python benchmarks/web_cost.py http://127.0.0.1:8000 [TURNS]
+
+Each turn sends the same load three ways, in changing order; the medians of the turns' ratios are printed. The machine
+should do nothing else.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import httpx
+
+STREAMS, TOKENS = 8, 64
+
+
+async def load(client: httpx.AsyncClient) -> tuple[float, float]:
+    """Tokens a second of some streams at once, and the p95 of their gaps."""
+    gaps: list[float] = []
+
+    async def one(number: int) -> int:
+        body = {
+            "prompt": f"{time.time()} {number} once upon a time",
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        count, last_s = 0, 0.0
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    now = time.monotonic()
+                    if last_s:
+                        gaps.append(now - last_s)
+                    last_s = now
+                    count += 1
+        return count
+
+    start_s = time.monotonic()
+    counts = await asyncio.gather(*(one(number) for number in range(STREAMS)))
+    gaps.sort()
+    return sum(counts) / (time.monotonic() - start_s), gaps[int(0.95 * len(gaps))]
+
+
+@asynccontextmanager
+async def nobody(client: httpx.AsyncClient) -> AsyncIterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def dashboards(client: httpx.AsyncClient) -> AsyncIterator[None]:
+    async def read() -> None:
+        async with client.stream("GET", "/app/v1/events") as response:
+            async for _ in response.aiter_bytes():
+                pass
+
+    tasks = [asyncio.create_task(read()) for _ in range(2)]
+    await asyncio.sleep(1.0)
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def cockpits(client: httpx.AsyncClient) -> AsyncIterator[None]:
+    async def run(number: int) -> None:
+        body = {"flags": {"num-requests": 5000, "speculate": 4}, "lane": f"{number % 4}"}
+        headers = {"x-penstock-tab": str(number // 4)}
+        async with client.stream("POST", "/app/v1/simulate", json=body, headers=headers) as response:
+            async for _ in response.aiter_bytes():
+                pass
+
+    tasks = [asyncio.create_task(run(number)) for number in range(10)]
+    await asyncio.sleep(1.0)
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+WAYS: dict[str, Callable[[httpx.AsyncClient], AbstractAsyncContextManager[None]]] = {
+    "nobody looks": nobody,
+    "two dashboards": dashboards,
+    "ten cockpit runs": cockpits,
+}
+
+
+async def main() -> None:
+    url, turns = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=100)) as client:
+        await load(client)
+        for turn in range(turns):
+            for name in sorted(WAYS, key=lambda name: (list(WAYS).index(name) + turn) % len(WAYS)):
+                async with WAYS[name](client):
+                    found[name].append(await load(client))
+                await asyncio.sleep(1.0)
+    base = found["nobody looks"]
+    report = {
+        name: {
+            "tokens_per_s": round(statistics.median(rate for rate, _ in rows), 2),
+            "rate_ratio": round(statistics.median(one[0] / other[0] for one, other in zip(rows, base)), 4),
+            "gap_p95_ratio": round(statistics.median(one[1] / other[1] for one, other in zip(rows, base)), 4),
+        }
+        for name, rows in found.items()
+    }
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
