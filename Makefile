@@ -27,6 +27,7 @@ check: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if test -d web/node_modules; then cd web && npm run --silent check; fi
 
 web: $(WEB)  ## build the web app, where npm is at hand
 
