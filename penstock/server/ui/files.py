@@ -16,7 +16,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; font-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-GREETING = b"Penstock is running; its API is described at /docs\n"
+GREETING = b"Ollama is running"
+"""What clients of that dialect look for at `/` before they ask anything."""
 HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
