@@ -23,6 +23,8 @@ FRESH_S = 2.0
 """An engine heard this long ago is alive; a token this old still proves it."""
 CANARY_S = 2.0
 DEFAULT_NAME = "default"
+LATEST = ":latest"
+"""Ollama's clients add it to names that have no tag."""
 
 
 class ServedModel:
@@ -164,6 +166,8 @@ class ServedModels:
         for model in self._models:
             if model.client.facts is not None and model.name == name:
                 return model
+        if name.endswith(LATEST):
+            return self.find(name.removesuffix(LATEST))
         there = ", ".join(repr(model.name) for model in self.known[:20])
         if not there:
             raise loading()

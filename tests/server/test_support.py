@@ -1,0 +1,10 @@
+"""The page of what is supported says what the code does."""
+
+from pathlib import Path
+
+from penstock.server.support import page
+
+
+def test_the_page_is_current() -> None:
+    written = Path(__file__).parents[2] / "docs" / "DIALECTS.md"
+    assert written.read_text() == page(), "python -m penstock.server.support > docs/DIALECTS.md"
