@@ -30,6 +30,7 @@ GOOD_BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "default", "messages": user("x")},
     "/v1/responses": {"input": "x", "max_output_tokens": 1},
     "/v1/responses/input_tokens": {"input": "x"},
+    "/v1/batches": {"input_file_id": "none", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     "/v1/conversations": {},
     "/v1/conversations/{id}": {},
     "/v1/conversations/{id}/items": {"items": user("x")},
