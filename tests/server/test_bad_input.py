@@ -29,12 +29,16 @@ def numeric_fields(body: type) -> list[str]:
     return found
 
 
+BOUNDS = ("max_tokens", "max_output_tokens")
+"""Without them an answer is as long as the context."""
+
+
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path)
 def test_no_number_breaks_anything(http: httpx.Client, route: Route) -> None:
     assert route.body is not None
     for name in numeric_fields(route.body):
         for number in NUMBERS:
-            if (name, number) == ("max_tokens", "null"):
+            if name in BOUNDS and number == "null":
                 continue  # an answer as long as the context: right, and slow
             good = {key: value for key, value in GOOD_BODIES[route.path].items() if key != name}
             for stream in (

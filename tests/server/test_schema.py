@@ -18,6 +18,9 @@ for _name in ("ChatBody", "CompletionBody"):
     DOCUMENT["components"]["schemas"][_name]["properties"].pop("max_completion_tokens", None)
 for _path in SLOW:
     del DOCUMENT["paths"][_path]
+_BODY = DOCUMENT["components"]["schemas"]["ResponseBody"]
+_BODY["properties"]["max_output_tokens"] = {"type": "integer", "maximum": 4}
+_BODY.setdefault("required", []).append("max_output_tokens")
 DOCUMENT["components"]["schemas"]["MessagesBody"]["properties"]["max_tokens"] = {"type": "integer", "maximum": 4}
 DOCUMENT["components"]["schemas"]["Options"]["properties"]["num_predict"] = {
     "type": "integer",
