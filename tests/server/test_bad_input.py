@@ -92,11 +92,7 @@ def test_no_body_breaks_anything(http: httpx.Client, route: Route) -> None:
         ]
         # Without a bound an answer is as long as the context: right, and slow.
         values = (
-            wrong[1:]
-            if name in BOUNDS
-            else wrong
-            if name != "options"
-            else [1, [], "x", [{}], {"num_predict": "x"}]
+            wrong[1:] if name in BOUNDS else wrong if name != "options" else [1, [], "x", [{}], {"num_predict": "x"}]
         )
         bodies += [json.dumps(good | {name: value}).encode() for value in values]
     for body in bodies:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import openai
@@ -172,3 +173,28 @@ def test_one_key_s_files_are_not_another_s(locked: Server) -> None:
         with pytest.raises(openai.NotFoundError):
             other.files.content(file.id)
         assert file.id not in [one.id for one in other.files.list().data]
+
+
+@pytest.mark.slow
+def test_fifty_thousand_lines_are_answered_once_over_ten_kills(tmp_path: Path) -> None:
+    """Whatever moment the server is killed at; and its memory does not grow with the batch."""
+    flags = ("--data-dir", str(tmp_path))
+    lines, batch_id, choose = chat_lines(50_000, tokens=1), "", Random(1)
+    for _ in range(10):
+        with serving(*flags) as running, running.sdk() as sdk:
+            batch_id = batch_id or begin(sdk, lines).id
+            goal = completed(sdk, batch_id) + choose.randrange(1000, 4000)
+            while completed(sdk, batch_id) < min(goal, 49_000):
+                time.sleep(0.05)
+            os.kill(running.process.pid, signal.SIGKILL)
+            running.process.wait()
+    with serving(*flags) as running, running.sdk() as sdk:
+        batch = settled(sdk, batch_id)
+        found = answers(sdk, batch.output_file_id)
+        assert len(found) == 50_000
+        assert all(text_of(found[f"line-{k}"]) == chat_text(f"ask {k}", 1) for k in range(0, 50_000, 997))
+
+
+def completed(sdk: openai.OpenAI, batch_id: str) -> int:
+    counts = sdk.batches.retrieve(batch_id).request_counts
+    return 0 if counts is None else counts.completed
