@@ -18,11 +18,30 @@ settings.load_profile("default suite")
 TESTS = Path(__file__).parent
 TIERS = {
     "torch": ("ops", "layers", "runtime", "models", "assembly", "test_llm.py", "test_real_model.py", "test_beam.py"),
-    "server": ("server", "router", "gateway", "cluster", "cli", "bench", "doctor", "engine", "measure", "conform"),
+    "server": (
+        "test_ranks.py",
+        "server",
+        "router",
+        "gateway",
+        "cluster",
+        "cli",
+        "bench",
+        "doctor",
+        "engine",
+        "measure",
+        "conform",
+    ),
     "web": ("web",),
     "cuda": ("gpu",),
 }
-TORCH_FILES = ("test_perplexity.py", "test_speculation.py", "test_structured.py", "test_sizing.py", "test_preload.py")
+TORCH_FILES = (
+    "test_ranks.py",
+    "test_perplexity.py",
+    "test_speculation.py",
+    "test_structured.py",
+    "test_sizing.py",
+    "test_preload.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from penstock.formats.checkpoint import Checkpoint
 from penstock.layers.decoder import Decoder
+from penstock.layers.parallel import VocabularyScores
 from penstock.models.ranks import Ranks
 from penstock.models.sharding import ModelShard, shard_model, shard_recipes
 from penstock.models.spec import ModelSpec
@@ -13,6 +14,7 @@ from penstock.models.weights import Recipes, sources
 from penstock.runtime.cuda.runner import CudaRunner
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.load.parameters import check_all_used, fill_dummy, fill_model
+from penstock.runtime.parallel.forward import SharedRunner
 from penstock.runtime.parallel.runner import RankRunner, StageRunner
 from penstock.runtime.parallel.split import build_shard, join_shard
 from penstock.runtime.parallel.stage import StagedDecoder
@@ -55,4 +57,7 @@ def rank_runner(
         raise TypeError(f"{type(network).__name__} is no part of a model")
     if world.device.type == "cuda":
         return CudaRunner(network, *room, cache_dtype)
+    table = network.embedding if network.output is None else network.output
+    if isinstance(table, VocabularyScores):
+        return SharedRunner(network, table, room, cache_dtype)
     return ModelRunner(network, *room, cache_dtype)

@@ -60,6 +60,16 @@ def test_ranks_together_give_what_one_gives(ranks: Ranks, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
+def test_likeliest_tokens_are_those_of_one(ranks: Ranks, folder: Path) -> None:
+    """Where nothing else is asked for, ranks compare their best instead of sharing scores."""
+
+    def answers(runner: LeadingRunner | ModelRunner) -> list[list[int]]:
+        return driver(runner).finish([Text(prompt) for prompt in prompts(5, 9, 30)], 12)
+
+    assert lead(ranks, folder, ROOM, answers) == answers(ModelRunner(whole_model(folder), *ROOM))
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
 def test_a_token_outside_the_vocabulary_fails_its_own_sequence(ranks: Ranks, folder: Path) -> None:
     def body(runner: LeadingRunner) -> list[str | None]:
         every = [Text((1, 2, 3)), Text((1, 2_000_000)), Text((4, 5))]
