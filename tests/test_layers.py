@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "completion": ("errors", "core", "text"),
     "console": ("errors", "docstrings"),
     "measure": (
-        "errors", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
+        "errors", "draft", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
         "formats", "runtime", "ops", "console",
     ),
     "assembly": ANYTHING,

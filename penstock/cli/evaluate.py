@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.cli.loading import open_llm
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from penstock.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -20,9 +27,11 @@ class Config:
 
     Perplexity: how many tokens, on average, the model hesitates between; lower is better. Compare it between models only where
     they share a tokenizer.
+
+    Drafts: how often each drafter guesses the text's next tokens, and how much faster it would have been generated here.
     """
 
-    measure: Literal["perplexity"] = field(metadata={"positional": True})
+    measure: Literal["perplexity", "drafts"] = field(metadata={"positional": True})
     """What to measure"""
     file: Path = field(metadata={"positional": True})
     """Text to measure on"""
@@ -33,6 +42,8 @@ class Config:
     """Tokens a window moves on; the others are seen again, not scored (default: half the context)"""
     tokens: int | None = None
     """Measure on this many tokens from the beginning only"""
+    draft_model: str | None = None
+    """Smaller model to try as a drafter too"""
     json: bool = False
     """Print JSON for machines"""
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(prefix_caching=False))
@@ -42,6 +53,8 @@ class Config:
 
 def run(config: Config) -> int:
     text = _read(config.file)
+    if config.measure == "drafts":
+        return _drafts(config, text)
     with open_llm(EngineConfig(config.model, config.cache, config.scheduler, config.parallel)) as llm:
         from penstock.perplexity import longest_context, measure
 
@@ -67,6 +80,30 @@ def run(config: Config) -> int:
         print_json(result)
     else:
         print_table(("measure", "value"), [(name.replace("_", " "), _shown(value)) for name, value in result.items()])
+    return 0
+
+
+def _drafts(config: Config, text: str) -> int:
+    speculation = (
+        SpeculationConfig("auto", config.draft_model) if config.draft_model else SpeculationConfig("prediction")
+    )
+    engine = EngineConfig(config.model, config.cache, config.scheduler, config.parallel, speculation)
+    with open_llm(engine) as llm:
+        from penstock.measure.drafts import measure_drafts
+
+        token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens or DEFAULT_CONTEXT]
+        found = measure_drafts(llm.engine, token_ids)
+    best = max(found, key=lambda name: found[name].gain)
+    columns = ("drafter", "acceptance", "tokens a step", "times as fast")
+    rows = [
+        (name, f"{one.acceptance:.3f}", f"{one.tokens_per_step:.2f}", f"{one.gain:.2f}") for name, one in found.items()
+    ]
+    if config.json:
+        values = {name: one._asdict() | {"gain": round(one.gain, 3)} for name, one in found.items()}
+        print_json({"drafters": values, "best": best if found[best].gain > 1.02 else "off"})
+        return 0
+    print_table(columns, rows)
+    print(f"use --speculate {'auto' if found[best].gain > 1.02 else 'off'}: {best} gains most on this text")
     return 0
 
 

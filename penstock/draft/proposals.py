@@ -7,8 +7,9 @@ scheduler's. The engine's loop and the simulator's call it at the same places.
 from penstock.core.batch import Batch, Delta
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
-from penstock.draft.drafter import View
+from penstock.draft.drafter import Drafter, View
 from penstock.draft.speculator import Speculator
+from penstock.draft.step_cost import StepCost
 
 
 class Proposals:
@@ -24,6 +25,15 @@ class Proposals:
         self.num_accepted = 0
         self._scheduler = scheduler
         self._speculator = speculator
+
+    @property
+    def cost(self) -> StepCost:
+        """What steps take by their width, as measured so far."""
+        return self._speculator.cost
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        return self._speculator.drafters
 
     def propose(self) -> None:
         """Hand the scheduler what is worth checking in the next step."""

@@ -34,7 +34,7 @@ class Speculator:
     def __init__(self, drafters: Sequence[Drafter], *, length: int | None = None, most: int = MAX_DRAFTS) -> None:
         self.cost = StepCost()
         self.acceptance = Acceptance()
-        self._drafters = tuple(drafters)
+        self.drafters = tuple(drafters)
         self._length = length
         self._most = most if length is None else length
         self._standing: dict[Key, Standing] = {}
@@ -58,7 +58,7 @@ class Speculator:
         self._learn(standing.view)
         del self._standing[key]
         self.acceptance.forget(key)
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             drafter.finish(standing.view)
 
     def _learn(self, view: View) -> None:
@@ -72,7 +72,7 @@ class Speculator:
 
     def _best(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
         """Of all drafters' guesses for a view the one of which most is expected to come true."""
-        asked = [(drafter, self._asked(drafter, views, num_sequences)) for drafter in self._drafters]
+        asked = [(drafter, self._asked(drafter, views, num_sequences)) for drafter in self.drafters]
         columns = zip(*(drafter.propose(views, most) for drafter, most in asked))
         return [self._likeliest(view.key, column) for view, column in zip(views, columns)]
 
