@@ -8,7 +8,7 @@ WORKERS ?= 2
 WEB := penstock/server/ui/static/index.html
 WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
 
-.PHONY: serve test test-fast test-gpu check test-slow mutants web web-check clean
+.PHONY: serve test test-fast test-gpu check test-slow mutants docs web web-check clean
 .DEFAULT_GOAL := serve
 
 serve: .venv/.installed web  ## fetch the default model and serve it
@@ -42,18 +42,23 @@ web-check: web  ## lint and types of the web app
 test-slow: .venv/.installed-dev  ## the larger campaigns
 	$(BIN)/python -m pytest -m slow
 
+docs: .venv/.installed-dev  ## the documentation as a site, in site/
+	$(PIP) -e '.[docs]'
+	$(BIN)/python -m tools.reference
+	$(BIN)/mkdocs build --strict --quiet
+
 mutants: .venv/.installed-dev  ## do the tests notice broken code in the heart?
 	$(BIN)/python tests/mutation.py
 
 .venv/.installed: pyproject.toml constraints.txt
-	@echo "Setting up .venv (a few minutes, once) ..."
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) -e .
-	touch $@
+	@echo "Setting up .venv: one to three minutes, once"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "[1/2] torch (about 200 MB) ..." && date +%s > .venv/.started && $(PIP) torch 'setuptools>=77' wheel
+	@echo "[2/2] Penstock, what it needs, and its CPU kernels (compiled here where there is a C++ compiler) ..." && $(PIP) -e .
+	@echo "Ready after $$(( $$(date +%s) - $$(cat .venv/.started) )) s" && touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(PIP) -e '.[dev]'
-	touch $@
+	@echo "Adding what tests need ..." && $(PIP) -e '.[dev]' && touch $@
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
