@@ -1,5 +1,7 @@
 """The public names are those of the table, and each is where the table says."""
 
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -21,3 +23,18 @@ def test_a_public_name_is_the_one_of_its_home(name: str) -> None:
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'engines'"):
         _ = penstock.engines
+
+
+def test_the_offline_engine_needs_no_web_server_and_no_wire() -> None:
+    code = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(name)
+BLOCKED = {"msgspec", "zmq", "starlette", "uvicorn", "rich", "huggingface_hub", "llguidance", "ray", "httptools", "uvloop"}
+sys.meta_path.insert(0, Block())
+from penstock import LLM
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

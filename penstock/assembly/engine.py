@@ -51,8 +51,6 @@ from penstock.sizing import (
     pace_of,
     size_engine,
 )
-from penstock.text.grammar.compiler import GrammarCompiler
-from penstock.text.grammar.vocabulary import whole_vocabulary
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
@@ -235,6 +233,11 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
     """Grammars in the words of the model. One that serves compiles beside the loop, and makes its vocabulary ready now."""
     files = loaded.files
     if files is None:
+        return None
+    try:
+        from penstock.text.grammar.compiler import GrammarCompiler
+        from penstock.text.grammar.vocabulary import whole_vocabulary
+    except ModuleNotFoundError:  # offline without llguidance: nothing can be held to a grammar
         return None
     grammars = GrammarCompiler(lambda: whole_vocabulary(files.tokenizer, loaded.spec.vocab_size))
     if not serves:

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, RankLostError
 from penstock.models.ranks import Ranks
@@ -33,11 +31,25 @@ class RankSetup:
 
 
 def encode_setup(setup: RankSetup) -> bytes:
-    return msgspec.json.encode(setup)
+    return _encoded(setup)
 
 
 def decode_setup(line: bytes) -> RankSetup:
-    return msgspec.json.decode(line, type=RankSetup)
+    from msgspec.json import decode
+
+    return decode(line, type=RankSetup)
+
+
+def _encoded(value: RankSetup | Sizing) -> bytes:
+    from msgspec.json import encode  # one engine in one process needs none
+
+    return encode(value)
+
+
+def _sizing(data: bytes) -> Sizing:
+    from msgspec.json import decode
+
+    return decode(data, type=Sizing)
 
 
 def ranks_of(config: EngineConfig) -> Ranks:
@@ -85,8 +97,8 @@ class RankGroup:
         """What every rank has room for."""
         store = self.world.store
         others = [store.get(_sizing_key(rank)) for rank in range(1, self.ranks.num_ranks)]
-        agreed = smallest([own, *(msgspec.json.decode(each, type=Sizing) for each in others)])
-        self.world.announce(msgspec.json.encode(agreed))
+        agreed = smallest([own, *(_sizing(each) for each in others)])
+        self.world.announce(_encoded(agreed))
         return _with_room_of(own, agreed)
 
     def close(self) -> None:
@@ -101,8 +113,8 @@ class RankGroup:
 
 def agree_with_first(world: World, own: Sizing) -> Sizing:
     """Tell the first rank what there is room for here, and take what it says."""
-    world.store.set(_sizing_key(world.place.rank), msgspec.json.encode(own).decode())
-    return _with_room_of(own, msgspec.json.decode(world.listen(), type=Sizing))
+    world.store.set(_sizing_key(world.place.rank), _encoded(own).decode())
+    return _with_room_of(own, _sizing(world.listen()))
 
 
 def smallest(sizings: Sequence[Sizing]) -> Sizing:

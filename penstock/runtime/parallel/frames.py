@@ -1,8 +1,7 @@
 """What ranks tell each other of a step, as bytes: msgpack, checked against the types of the values. Nothing that runs code."""
 
-from typing import NamedTuple
-
-import msgspec
+from functools import cache
+from typing import Any, NamedTuple
 
 from penstock.core.batch import Batch, StepOutput
 from penstock.errors import RankLostError
@@ -26,28 +25,45 @@ class Announcement(NamedTuple):
     masks: FilledMasks | None = None
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Announcement] = msgspec.msgpack.Decoder(Announcement)
-_output_decoder: msgspec.msgpack.Decoder[StepOutput] = msgspec.msgpack.Decoder(StepOutput)
-
-
 def encode_step(batch: Batch | None, masks: FilledMasks | None = None) -> bytes:
-    return _encoder.encode(Announcement(batch, masks))
+    return _encoded(Announcement(batch, masks))
 
 
 def decode_step(frame: bytes) -> Announcement:
-    try:
-        return _decoder.decode(frame)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RankLostError(f"a frame between ranks is malformed: {type(error).__name__}") from error
+    announcement: Announcement = _decoded(frame, Announcement)
+    return announcement
 
 
 def encode_output(output: StepOutput) -> bytes:
-    return _encoder.encode(output)
+    return _encoded(output)
 
 
 def decode_output(frame: bytes) -> StepOutput:
+    output: StepOutput = _decoded(frame, StepOutput)
+    return output
+
+
+def _encoded(value: Any) -> bytes:
+    data: bytes = _encoder().encode(value)
+    return data
+
+
+def _decoded(frame: bytes, type_: type) -> Any:
     try:
-        return _output_decoder.decode(frame)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return _decoder(type_).decode(frame)
+    except Exception as error:  # whatever a malformed frame makes of the decoder
         raise RankLostError(f"a frame between ranks is malformed: {type(error).__name__}") from error
+
+
+@cache
+def _encoder() -> Any:
+    from msgspec.msgpack import Encoder  # one engine in one process needs none
+
+    return Encoder()
+
+
+@cache
+def _decoder(type_: type) -> Any:
+    from msgspec.msgpack import Decoder
+
+    return Decoder(type_)
