@@ -8,9 +8,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
-
 from penstock.errors import RequestError
 from penstock.text.grammar.limits import (
     MAX_NESTING,
@@ -52,6 +49,8 @@ def _json_object(source: str) -> str:
 
 
 def _regex(source: str) -> str:
+    from llguidance import regex_to_lark  # who writes no grammar needs no compiler of them
+
     check_expression(source)
     return f"start: /{regex_to_lark(source, use_ascii='')}/" if source else 'start: ""'
 
@@ -71,6 +70,8 @@ def _lark(source: str) -> str:
 
 
 def _gbnf(source: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     check_length(source)
     if depth_of(source.replace("(", "[").replace(")", "]")) > MAX_NESTING:
         raise too_large(f"its groups are nested deeper than {MAX_NESTING} levels")
