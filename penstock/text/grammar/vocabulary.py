@@ -5,10 +5,12 @@ Special tokens are no text to it: a grammar names them by id. All others are the
 
 import re
 from collections.abc import Iterable
-
-from llguidance import LLTokenizer
+from typing import TYPE_CHECKING
 
 from penstock.text.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 _MARKER = re.compile(r"<[^<>\s]*(?:[|｜_▁]|think)[^<>\s]*>|\[/?[A-Z_]+\]")
 
@@ -35,13 +37,13 @@ class TokenBytes:
         return self._tokenizer.encode(text, special=False, parse_special=False)
 
 
-def whole_vocabulary(tokenizer: Tokenizer, num_scores: int) -> LLTokenizer:
+def whole_vocabulary(tokenizer: Tokenizer, num_scores: int) -> "LLTokenizer":
     """Every token. `num_scores` is what the model scores: often a few more than there are tokens."""
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
     return _made(tokenizer, tokens, num_scores)
 
 
-def few_tokens(tokenizer: Tokenizer) -> LLTokenizer:
+def few_tokens(tokenizer: Tokenizer) -> "LLTokenizer":
     """One token a byte, and the special ones: enough to tell whether a grammar can be used, and made in no time."""
     markers = marker_ids(tokenizer)
     tokens = [b""] * max(tokenizer.vocab_size, 256 + len(markers))
@@ -51,13 +53,15 @@ def few_tokens(tokenizer: Tokenizer) -> LLTokenizer:
     return _made(tokenizer, tokens, len(tokens))
 
 
-def _made(tokenizer: Tokenizer, tokens: list[bytes], size: int) -> LLTokenizer:
+def _made(tokenizer: Tokenizer, tokens: list[bytes], size: int) -> "LLTokenizer":
     tokens += [b""] * (size - len(tokens))
     del tokens[size:]
     for token_id in marker_ids(tokenizer):
         if token_id < size:
             tokens[token_id] = (tokenizer.token(token_id) or f"<{token_id}>").encode()
     wrapper = TokenBytes(tokenizer, tokens)
+    from llguidance import LLTokenizer
+
     return LLTokenizer(wrapper, eos_token=_within(tokenizer.eos_ids, size) or [0])  # type: ignore[arg-type]
 
 
