@@ -57,7 +57,10 @@ def _regex(source: str) -> str:
 
 def _choice(source: str) -> str:
     check_length(source)
-    choices = json.loads(source)
+    try:
+        choices = json.loads(source)
+    except (ValueError, RecursionError):
+        choices = []
     check_choices(choices)
     return "start: " + " | ".join(quoted(choice) for choice in choices)
 

@@ -80,8 +80,8 @@ def _check_schema(schema: Any) -> None:
         )
 
 
-def check_choices(choices: list[str]) -> None:
-    if not choices or not all(isinstance(choice, str) for choice in choices):
+def check_choices(choices: Any) -> None:
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise RequestError("the choices must be a list of texts, one at least")
     if len(choices) > MAX_ALTERNATIVES:
         raise too_large(f"it has {len(choices):,} choices, of at most {MAX_ALTERNATIVES:,}")
