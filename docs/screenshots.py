@@ -98,7 +98,7 @@ def main() -> int:
                 page.set_default_timeout(PATIENCE_MS)
                 page.goto(f"{url}/#/{path}")
                 act(page)
-                page.screenshot(path=folder / f"{name}{suffix}.png")
+                page.screenshot(path=folder / f"{name}{suffix}.jpg", type="jpeg", quality=80)
                 context.close()
             print(name, flush=True)
         browser.close()

@@ -165,7 +165,7 @@ function Lint({ rules }: { rules: Advice["rules"] }): JSX.Element {
         return [name!.trim().replaceAll("-", "_"), plain === "true" ? true : plain === "false" ? false : plain !== "" && Number.isFinite(Number(plain)) ? Number(plain) : plain];
       }),
   );
-  const asked = useAsked((signal) => post<{ findings: { id: string; setting: string; warning?: string; message?: string; words?: string; remedy: string }[] }>("/app/v1/lint", { settings }, signal), settings);
+  const asked = useAsked((signal) => post<{ findings: { id: string; setting: string; found: string; remedy: string }[] }>("/app/v1/lint", { settings }, signal), settings);
   return (
     <div class="split">
       <Card title="Settings" about="One a line, as in a config file.">
@@ -176,7 +176,7 @@ function Lint({ rules }: { rules: Advice["rules"] }): JSX.Element {
         {asked.value?.findings.length === 0 && <Note kind="insight">No common mistake is among these.</Note>}
         {asked.value?.findings.map((one) => (
           <Note key={one.id} kind="warn" title={one.setting}>
-            {one.warning ?? one.message ?? one.words ?? ""} <span class="muted">Remedy: {one.remedy}</span>
+            {one.found}. <span class="muted">Remedy: {one.remedy}</span>
           </Note>
         ))}
         <Card title="What is looked at">

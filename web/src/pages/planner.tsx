@@ -65,7 +65,7 @@ function Plan({ data }: { data: Data }): JSX.Element {
       ) : (
         <Best option={chosen} load={load} />
       )}
-      {constraint && <Card title="What limits it">{typeof constraint === "string" ? <p>{constraint}</p> : <Leaves data={object(constraint)} />}</Card>}
+      {constraint && <Card title="What limits it"><p>{String(object(constraint)["words"] ?? "")}</p>{object(constraint)["remedy"] !== null && <p class="muted small">Remedy: <code>{String(object(constraint)["remedy"])}</code>{typeof object(constraint)["gain"] === "number" && `, ${percent(object(constraint)["gain"] as number)} more`}</p>}</Card>}
       {options.length > 0 && (
         <Card title="Ranked" about="Each the best limits found for its layout and precision.">
           <Table
