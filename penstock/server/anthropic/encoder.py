@@ -12,8 +12,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from penstock.server.anthropic.dialect import DIALECT
 from penstock.server.http import sse
 from penstock.server.http.call import Call
@@ -28,6 +26,7 @@ from penstock.text.stream.segments import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    arguments_of,
     joined,
 )
 
@@ -194,7 +193,7 @@ def _blocks(segments: Sequence[Segment]) -> list[dict[str, Any]]:
             case ToolCallStart(_, name, call_id):
                 blocks.append(_tool_use(name, call_id, {}))
             case ToolCallArguments(_, text):
-                blocks[-1]["input"] = msgspec.json.decode(text)
+                blocks[-1]["input"] = arguments_of(text)
     return blocks
 
 

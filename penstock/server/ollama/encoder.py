@@ -17,6 +17,7 @@ from penstock.text.stream.segments import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    arguments_of,
     content_of,
     reasoning_of,
 )
@@ -100,7 +101,7 @@ class OllamaEncoder:
                 case ToolCallArguments(index, text):
                     self._arguments[index].append(text)
                 case ToolCallEnd(index):
-                    arguments = msgspec.json.decode("".join(self._arguments.pop(index)) or "{}")
+                    arguments = arguments_of("".join(self._arguments.pop(index)))
                     calls.append({"function": {"index": index, "name": self._names.pop(index), "arguments": arguments}})
         return calls
 

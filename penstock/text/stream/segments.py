@@ -4,8 +4,9 @@ Owns the segment types that every reader of a text knows. Joining the segments o
 in. Knows nothing of tokens, of a model's markers or of the wire.
 """
 
+import json
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class ReasoningText(NamedTuple):
@@ -59,6 +60,15 @@ def content_of(segments: Iterable[Segment]) -> str:
 
 def reasoning_of(segments: Iterable[Segment]) -> str:
     return "".join([segment.text for segment in segments if type(segment) is ReasoningText])
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments as an object; nothing of them if the text was cut off."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def joined(segments: Iterable[Segment]) -> Segments:
