@@ -1,0 +1,73 @@
+"""A cluster of three raylets on one machine: real ranks on it, a node killed with -9, load that comes and goes."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.upping import ROOT, load, until, up
+from tests.real import DEFAULT, model_path
+
+pytestmark = pytest.mark.slow
+NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+"""Loopback addresses, one a node: Ray tells nodes of one address apart, people do not."""
+
+
+class Nodes:
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        rest = {"num_cpus": 2, "object_store_memory": 80 << 20}
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"node_ip_address": NODES[0], "include_dashboard": False, **rest}
+        )
+        self.others = [self.cluster.add_node(node_ip_address=address, **rest) for address in NODES[1:]]
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    nodes = Nodes()
+    yield nodes
+    nodes.cluster.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_node_is_killed_and_no_request_is_lost(nodes: Nodes, tmp_path: Path) -> None:
+    flags = (str(model_path(DEFAULT)), "--tensor", "2", "--dtype", "float32", "--max-context", "512")
+    address = nodes.cluster.address
+    with up(tmp_path, *flags, "--min-replicas", "2", "--max-replicas", "2", address=address) as service:
+        service.await_words("is ready on", 2)
+        placed = {replica["node"] for replica in service.status()["replicas"]}
+        assert len(placed) == 2, "two ranks take a whole node"
+        victim = next(node for node in nodes.others if node.node_ip_address in placed)
+
+        async def law() -> list[str]:
+            running = asyncio.create_task(load(service.url, 500, 16, 4))
+            await asyncio.sleep(5.0)
+            nodes.cluster.remove_node(victim, allow_graceful=False)
+            return await running
+
+        assert asyncio.run(law()) == []
+        service.await_words("is lost")
+        service.await_words("is ready on", 3)
+        assert service.stop() == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_replicas_follow_the_load_down_to_none_and_back(nodes: Nodes, tmp_path: Path) -> None:
+    flags = ("oracle:step_ms=20,vocab=256", "--min-replicas", "0", "--max-replicas", "3", "--pending-target", "4")
+    more = ("--down-delay-s", "3", "--replica-cpus", "1", "--num-blocks", "2048")
+    with up(tmp_path, *flags, *more, address=nodes.cluster.address) as service:
+        assert asyncio.run(load(service.url, 1, 1, 20)) == [], "the first request waits for a replica"
+        service.await_words("is ready on")
+        (first,) = service.status()["replicas"]
+        assert {name for name, _ in first["parts"]} >= {"begin the process", "make the model"}
+        assert asyncio.run(load(service.url, 120, 24, 100)) == []
+        service.await_words("is ready on", 3)
+        until(lambda: service.status()["replicas"] == [], service.words)
+        assert asyncio.run(load(service.url, 1, 1, 20)) == [], "and it comes back"
+        assert service.stop() == 0
+    assert not [pid for pid in service.server_pids() if os.path.exists(f"/proc/{pid}")]
