@@ -65,8 +65,12 @@ class Draws(NamedTuple):
 class Needs(NamedTuple):
     """What some row of scores of a step may need; what none needs is left out."""
 
-    adjusts: bool
-    filters: bool
+    adjusts: bool = False
+    filters: bool = False
+    by_count: bool = False
+    """Some filter is a top-k."""
+    by_mass: bool = False
+    """Some filter is a top-p."""
 
 
 def num_words(vocab_size: int) -> int:
@@ -104,16 +108,23 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
         draws = Draws(rows, torch.where(rows % 3 == 1, 14, 9), torch.where(rows == 7, 1, torch.where(rows == 0, 0, -1)))
         bits = torch.randint(-(2**31), 2**31, (3, num_words(vocab_size)), generator=generator, device=device).int()
         scores = (torch.randn((len(rows), vocab_size), generator=generator, device=device) * 3).to(dtype)
-        yield scores, draws, bits, tokens, table, Needs(True, True)
-        plain = (table.flags[rows] & ADJUSTS == 0).nonzero()[:, 0]
-        some = Draws(rows[plain], draws.positions[plain], torch.full_like(plain, -1))
-        yield scores[plain], some, bits, tokens, table, Needs(False, True)
+        yield scores, draws, bits, tokens, table, Needs(True, True, True, True)
         unfiltered = table._replace(
             flags=table.flags & ~FILTERS, top_k=table.top_k * 0, top_p=table.top_p * 0 + 1, min_p=table.min_p * 0
         )
         ruined = scores.clone()
         ruined[0, 3], ruined[5, 1], ruined[9, 2] = torch.nan, torch.inf, torch.nan
         yield ruined, draws, torch.zeros_like(bits), tokens, unfiltered, Needs(True, False)
+        if vocab_size > WORD * num_words(70):
+            continue
+        plain = (table.flags[rows] & ADJUSTS == 0).nonzero()[:, 0]
+        some = Draws(rows[plain], draws.positions[plain], torch.full_like(plain, -1))
+        yield scores[plain], some, bits, tokens, table, Needs(False, True, True, True)
+        # Each by itself: what of the filters nobody asks for is left out.
+        whole = table._replace(top_p=table.top_p * 0 + 1)
+        yield scores[plain], some, bits, tokens, whole, Needs(False, True, True, False)
+        every = table._replace(top_k=table.top_k * 0)
+        yield scores[plain], some, bits, tokens, every, Needs(False, True, False, True)
 
 
 def _example_table(vocab_size: int, device: torch.device, generator: torch.Generator) -> tuple[SamplingTable, Tensor]:

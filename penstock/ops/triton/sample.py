@@ -428,12 +428,13 @@ class SampleWork:
             tokens.stride(0), table.spans.shape[1], RUN=LIST_RUN, num_warps=4,
         )  # fmt: skip
 
-    def filter(self) -> None:
+    def filter(self, needs: Needs) -> None:
         table, rows = self.table, self.draws.rows
-        prefixes, floors = torch.empty((2, 2, self.num_rows), dtype=torch.int32, device=self.device)
+        prefixes = torch.empty((2, self.num_rows), dtype=torch.int32, device=self.device)
+        floors = torch.zeros((2, self.num_rows), dtype=torch.int32, device=self.device)
         lefts = torch.empty((2, self.num_rows), device=self.device)
         partials = torch.empty((2, self.num_rows, self.num_tiles, DIGITS), device=self.device)
-        for by_mass in (False, True):
+        for by_mass in (False,) * needs.by_count + (True,) * needs.by_mass:
             for number, shift in enumerate(SHIFTS):
                 old, new = number % 2, 1 - number % 2
                 _count_digits[self.grid](
@@ -447,7 +448,7 @@ class SampleWork:
                 rows, self.active, table.top_k, table.top_p, prefixes[last], lefts[last], partials[last], floors[0],
                 floors[int(by_mass)], self.num_tiles, BY_MASS=by_mass, DIGITS=DIGITS, PAD=self.tiles["PAD"], num_warps=4,
             )  # fmt: skip
-        self.floors = floors[1]
+        self.floors = floors[int(needs.by_mass)]
 
     def draw(self, out: Tensor, *, is_filtered: bool) -> None:
         table, (rows, positions, _) = self.table, self.draws
@@ -483,6 +484,6 @@ def sample_by_tiles(
         TILE=TILE, num_warps=8,
     )  # fmt: skip
     if needs.filters:
-        work.filter()
+        work.filter(needs)
     work.draw(drawn, is_filtered=needs.filters)
     return drawn

@@ -26,7 +26,7 @@ MAX_PLAIN_PAIRS = 1 << 18
 
 MAX_PLAIN_STEPS = 256
 """Enough of them to compile anything: after that something is wrong, and steps wait too."""
-SPECIAL = (Needs(adjusts=False, filters=True), Needs(adjusts=True, filters=False), Needs(adjusts=True, filters=True))
+SPECIAL = (Needs(filters=True, by_count=True, by_mass=True), Needs(adjusts=True))
 """Draws that need more than a temperature; the likeliest first."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""

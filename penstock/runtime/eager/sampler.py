@@ -22,7 +22,7 @@ FAILURES = {
 }
 """Why no token stands for a row of scores."""
 NOT_FINITE = FAILURES[NOT_DRAWN]
-NOTHING = Needs(adjusts=False, filters=False)
+NOTHING = Needs()
 
 
 class DrawPlan(NamedTuple):
@@ -104,7 +104,13 @@ class Sampler:
             flags |= sampling.flags_at(position) | MASKED * (mask >= 0)
             if sampling.params.logprobs is not None:
                 logprobs.append((number, sampling.params.logprobs))
-        needs = Needs(adjusts=bool(flags & ADJUSTS), filters=bool(flags & FILTERS))
+        limits = [self._states.of(row).params for row in rows] if flags & FILTERS else []
+        needs = Needs(
+            adjusts=bool(flags & ADJUSTS),
+            filters=bool(flags & FILTERS),
+            by_count=any(params.top_k for params in limits),
+            by_mass=any(params.top_p < 1 for params in limits),
+        )
         return DrawPlan(rows, positions, masks, owners, needs, logprobs, is_pure_argmax=False)
 
     def draw(self, scores: Tensor, draws: Draws, needs: Needs) -> Tensor:
