@@ -6,14 +6,18 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.assembly.gateway import add_outside, open_gateway
+from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, SEND_BYTES, package_version
 from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import ConfigError, PenstockError
+from penstock.gateway.gateway import Gateway
+from penstock.router.admin import AdminApi, Audit
 from penstock.router.app import RouterApp
 from penstock.router.fleet import LiveReplica
 from penstock.router.proxy.client import InboundConnection
@@ -33,6 +37,8 @@ class Routing:
     replica_key: str = ""
     admin_key: str = ""
     gateway: Path | None = None
+    commands: tuple[tuple[str, ...], ...] = ()
+    """Servers to start on this machine, each a replica."""
 
 
 def route(routing: Routing) -> int:
@@ -61,13 +67,23 @@ async def _run(routing: Routing) -> int:
         loop.add_signal_handler(number, lambda: (hurrying if stopping.is_set() else stopping).set())
     listener = bound(routing.listen.host, routing.listen.port)
     server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
+    admin, admin_server = None, None
+    if routing.listen.admin_port is not None:
+        admin = AdminApi(app, routing.admin_key, audit_of(gateway))
+        own = admin
+        admin_listener = bound("127.0.0.1", routing.listen.admin_port)
+        admin_server = await loop.create_server(lambda: InboundConnection(own), sock=admin_listener)
+        print(f"penstock admin on http://127.0.0.1:{admin_listener.getsockname()[1]}", flush=True)
     app.start()
+    local = LocalReplicas(app, routing.commands, routing.replica_key) if routing.commands else None
+    keeping = asyncio.ensure_future(local.run()) if local is not None else None
+    if local is not None:
+        loop.add_signal_handler(signal.SIGHUP, local.roll)
     watching = asyncio.ensure_future(watch_file(app, routing.replicas_file)) if routing.replicas_file else None
     port = listener.getsockname()[1]
-    print(
-        f"penstock routes on http://{routing.listen.host}:{port}, {len(app.fleet)} replicas, {routing.config.policy}",
-        flush=True,
-    )
+    count = len(app.fleet) + len(routing.commands)
+    where = f"http://{routing.listen.host}:{port}"
+    print(f"penstock routes on {where}, {count} replicas, {routing.config.policy}", flush=True)
     try:
         await stopping.wait()
         server.close()
@@ -83,9 +99,28 @@ async def _run(routing: Routing) -> int:
         if watching is not None:
             watching.cancel()
         server.close()
+        if local is not None and keeping is not None:
+            await local.stop()
+            await asyncio.gather(keeping, return_exceptions=True)
+        if admin_server is not None and admin is not None:
+            admin_server.close()
+            admin.close()
         await app.close()
         if gateway is not None:
             gateway.database.close()
+
+
+def audit_of(gateway: Gateway | None) -> Audit | None:
+    """Admin actions go to the gateway's database where there is one, else to the log."""
+    if gateway is None:
+        return None
+    database = gateway.database
+
+    def audit(action: str, about: str) -> None:
+        values = (time.time(), "admin", action, about)
+        database.write(lambda t: t.run("INSERT INTO audit (at, who, action, about) VALUES (?, ?, ?, ?)", values))
+
+    return audit
 
 
 def named(addresses: Iterable[str]) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """`penstock serve`: a model behind HTTP, its engine in a process of its own."""
 
 import os
+import secrets
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -9,12 +10,15 @@ from pathlib import Path
 from penstock.config import (
     CacheConfig,
     EngineConfig,
+    ListenConfig,
     ModelConfig,
     ParallelConfig,
+    RouterConfig,
     SchedulerConfig,
     ServerConfig,
     SpeculationConfig,
 )
+from penstock.errors import ConfigError
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 
@@ -28,6 +32,8 @@ class Config:
 
     step_log: Path | None = None
     """File to write a line a step to: what each was and how long it took, no text; penstock profile --steps fits it"""
+    replicas: int = 1
+    """Engines of this machine that serve as one, each with its own server, behind a router; SIGHUP restarts them one by one"""
     server: ServerConfig = field(default_factory=ServerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -43,6 +49,8 @@ class Config:
 
 
 def run(config: Config) -> int:
+    if config.replicas != 1:
+        return run_replicas(config)
     from penstock.engine.spawn import Spawned
     from penstock.log import set_up
 
@@ -66,6 +74,32 @@ def run(config: Config) -> int:
         facts = {"version": package_version(), "machine": machine, "engine": asdict(config.engine), "path": path}
         canary = None if path is None or machine["gpus"] else Canary(cache_folder(), facts)
         return serve(config.engine, server, command, lambda: open_text(model), spawned, damage, canary)
+
+
+def run_replicas(config: Config) -> int:
+    """A router here, and the servers behind it as processes: only the router is seen from outside."""
+    from penstock.assembly.routing import Routing, route
+    from penstock.assembly.text import fetch
+    from penstock.console.args import arguments_of
+
+    if not 1 <= config.replicas <= 64:
+        raise ConfigError(f"--replicas is {config.replicas}; choose 1 to 64")
+    fetch(config.model.model)
+    outer = with_key_of_environment(config.server)
+    inner = replace(outer, host="127.0.0.1", port=0, api_key=(), allowed_host=(), allowed_origin=())
+    words = arguments_of(replace(config, replicas=1, server=inner))
+    command = (sys.executable, "-m", "penstock", "serve", *words)
+    listen = ListenConfig(
+        outer.host,
+        outer.port,
+        outer.api_key,
+        outer.allowed_host,
+        outer.allowed_origin,
+        outer.max_body_mib,
+        outer.drain_s,
+    )
+    key = secrets.token_urlsafe(24)
+    return route(Routing(listen, RouterConfig(), (), replica_key=key, commands=(command,) * config.replicas))
 
 
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:
