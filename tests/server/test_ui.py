@@ -1,7 +1,6 @@
 """The JSON behind the web app: tools within bounds, calculators, and nobody sees another's requests."""
 
 import json
-import threading
 from typing import Any
 
 import httpx
@@ -60,17 +59,6 @@ def test_what_the_command_refuses_is_told(server: Server) -> None:
     name, fault = found[-1]
     assert name == "fault"
     assert fault["error"]["message"]
-
-
-def test_a_later_question_replaces_the_one_before(server: Server) -> None:
-    first: list[tuple[str, Any]] = []
-    body = {"flags": {"num-requests": 10_000, "speculate": 4}, "lane": "a"}
-    thread = threading.Thread(target=lambda: first.extend(events(server, body)))
-    thread.start()
-    second = events(server, {"flags": {"num-requests": 5}, "lane": "a"})
-    thread.join(60)
-    assert second[-1][0] == "result"
-    assert first == [] or first[-1][0] in ("fault", "result")
 
 
 def test_calculators_and_advice_are_data(server: Server) -> None:
