@@ -179,3 +179,14 @@ def test_other_servers_words_for_forms_are_understood(
     text = client.completions.create(model="default", prompt="x", extra_body=extra, max_tokens=20)
     assert chat.choices[0].message.content in answers
     assert text.choices[0].text in answers
+
+
+def test_langchain_s_structured_output_and_tools(client: openai.OpenAI) -> None:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="default", base_url=str(client.base_url), api_key="none", max_tokens=600, seed=2)  # type: ignore
+    for method in ("json_schema", "function_calling"):
+        assert isinstance(model.with_structured_output(Person, method=method).invoke("x"), Person), method
+    bound = model.bind_tools(TOOLS, tool_choice="weather", parallel_tool_calls=False)
+    (call,) = bound.invoke("x").tool_calls
+    jsonschema.validate(call["args"], PARAMETERS)
