@@ -4,6 +4,7 @@ The first rank is this process; it schedules. Another's whole life is `run_rank`
 """
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -98,6 +99,7 @@ class RankGroup:
         store = self.world.store
         others = [store.get(_sizing_key(rank)) for rank in range(1, self.ranks.num_ranks)]
         agreed = smallest([own, *(_sizing(each) for each in others)])
+        shutil.rmtree(self.processes.folder, ignore_errors=True)  # all have met: what they share needs no name any more
         self.world.announce(_encoded(agreed))
         return _with_room_of(own, agreed)
 
