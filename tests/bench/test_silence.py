@@ -54,7 +54,7 @@ def test_a_server_that_stood_still_until_its_requests_ran_out_of_time_is_gone(fo
     assert (found is not None and found.is_gone) == is_gone
 
 
-@pytest.mark.parametrize(("for_s", "is_told"), [(0.9 * LEAST_S, False), (1.5 * LEAST_S, True)])
+@pytest.mark.parametrize(("for_s", "is_reported"), [(0.9 * LEAST_S, False), (1.5 * LEAST_S, True)])
 def test_answers_that_stood_still_are_told_by_how_long(for_s, is_reported):
     answers = [held_up(1.0, for_s), held_up(1.0, for_s), answer(0)]
     found = silence_of(answers, 60.0)

@@ -43,7 +43,9 @@ def valid_calls(calls: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "names"), [("required", set(SCHEMAS)), (NAMED, {"weather"}), (ALLOWED, {"stop"})], ids=str
+    ("choice", "names"),
+    [("required", set(SCHEMAS)), (NAMED, {"weather"}), (ALLOWED, {"stop"})],
+    ids=["required", "named", "allowed"],
 )
 def test_a_call_that_is_asked_for_is_made_and_valid(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
     for seed in range(4):

@@ -72,7 +72,7 @@ def apart(num_prefill=1, num_decode=1, kv_bytes=131_072.0, link=LINK, **rest):
     return make_fleet(num_replicas=num_decode, split=split, **rest)
 
 
-@pytest.mark.parametrize("foretells", [True, False])
+@pytest.mark.parametrize("predicts", [True, False])
 def test_prefill_apart_serves_everything_once(predicts):
     workload = make_workload(num_requests=60, rate=20.0)
     result = simulate(apart(predicts=predicts), workload)
@@ -174,7 +174,7 @@ def test_sessions_stay_together():
     assert all(share % 20 == 0 for share in shares)
 
 
-@pytest.mark.parametrize("foretells", [True, False])
+@pytest.mark.parametrize("predicts", [True, False])
 def test_a_trace_shows_steps_loads_and_requests(predicts):
     tracer = SimulationTracer()
     result = simulate(make_fleet(num_replicas=2, predicts=predicts), make_workload(num_requests=10), tracer=tracer)
