@@ -112,7 +112,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How a model is cut over several devices, or several processes of a CPU."""
+    """How a model is cut over devices, or over processes of a CPU."""
 
     tensor: int = 1
     """Ranks that share every layer: heads, columns, vocabulary"""
@@ -128,7 +128,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Several tokens a step: guesses of what comes next, checked by the model. Answers stay the same."""
+    """Several tokens a step: guesses that the model checks."""
 
     speculate: Speculate = "off"
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what

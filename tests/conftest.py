@@ -6,6 +6,7 @@ server    processes that serve, and the clients that call them
 web       the app in a real browser        cuda     a GPU        slow     larger campaigns
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ from hypothesis import settings
 # Examples are the same at every run, and no example fails for being slow on a busy machine.
 settings.register_profile("default suite", derandomize=True, deadline=None)
 settings.load_profile("default suite")
+
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    # Each of several workers, and what it starts, has cores of its own: threads that spin for one another would share them.
+    cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    if count <= len(cores):
+        os.sched_setaffinity(0, cores[number::count])
 
 TESTS = Path(__file__).parent
 TIERS = {

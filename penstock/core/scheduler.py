@@ -124,6 +124,7 @@ class Scheduler:
         if request.is_batch:  # in places of their own, half as many
             num_waiting, most, num_free_rows = roster.num_batch_waiting, max(most // 2, num_choices), 0
         if num_waiting + num_choices > most + num_free_rows:
+            most += num_free_rows
             raise CapacityError(f"{num_waiting:,} requests wait already, of at most {most:,}; try later")
         num_tokens = roster.num_waiting_tokens
         is_too_much = num_tokens + len(request.prompt) > self.limits.max_waiting_tokens

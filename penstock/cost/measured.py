@@ -85,6 +85,10 @@ class MeasuredCost:
         self.cooling = fitted.cooling
         self.slowdowns = fitted.slowdowns
 
+    def __copy__(self) -> "MeasuredCost":
+        """The same fit, with counts of its own."""
+        return MeasuredCost(self.fitted)
+
     def step_s(self, batch: Batch) -> float:
         return self.run_s(batch, 1)[0]
 

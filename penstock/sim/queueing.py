@@ -7,6 +7,7 @@ device that computes all the time may be at a quarter of it: a step with one seq
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from penstock.core.request import Request
@@ -83,6 +84,7 @@ def capacity_per_s(fleet: Fleet, workload: Workload) -> float | None:
     alone = replace(
         fleet,
         config=replace(fleet.config, scheduler=scheduler),
+        cost=copy(fleet.cost),  # what it counts of its steps is told of the run that was asked for, not of this one
         num_replicas=fleet.num_replicas if num_prefill else 1,
         scaling=None,
         max_pending=None,

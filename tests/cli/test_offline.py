@@ -305,7 +305,7 @@ def test_a_command_loads_what_its_config_names(path: str) -> None:
 def test_a_load_that_cannot_be_is_told_by_its_flag_before_a_model_is_loaded(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(f"penstock.cli.bench_{words[0]}.open_llm", lambda config: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(f"penstock.cli.bench.{words[0]}.open_llm", lambda config: pytest.fail("a model was loaded"))
     assert main(["bench", *words]) == 2
     assert f"{words[1]} is {words[2]}" in capsys.readouterr().err
 
@@ -339,7 +339,7 @@ def test_an_interrupt_keeps_the_runs_that_are_done(
 
     monkeypatch.setattr(LLM, "generate", interrupted)
     monkeypatch.setattr(LLM, "close", lambda self: None)
-    monkeypatch.setattr(f"penstock.cli.bench_{command}.open_llm", lambda config: llm)
+    monkeypatch.setattr(f"penstock.cli.bench.{command}.open_llm", lambda config: llm)
     sizes = ["--prompt", "4"] if command == "latency" else ["--prompts", "4", "--answers", "2", "--num-requests", "3"]
     assert main(["bench", command, *sizes, "--repeats", "3", "--json"]) == 130
     printed = capsys.readouterr()

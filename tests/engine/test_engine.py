@@ -273,9 +273,10 @@ def test_logprobs_and_drafts_of_parts_are_put_together():
 
 
 def test_refusals_are_answers_with_the_right_fault():
-    engine = make_engine(LIMITS._replace(max_waiting=2))
+    engine = make_engine(LIMITS._replace(max_waiting=2, max_sequences=1))
     engine.submit(make_request(1, range(40), max_tokens=300, n=2))
     engine.submit(make_request(2, (1,), max_tokens=1))
+    engine.submit(make_request(4, (1,), max_tokens=1))
     engine.submit(make_request(3, (1,), max_tokens=1, n=2))
     engine.submit(make_request(2, (1,), max_tokens=1))
     faults = [(delta.request_id, delta.choice, delta.finish.fault) for delta in engine.step() if delta.finish.fault]

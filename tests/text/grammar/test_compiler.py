@@ -210,6 +210,7 @@ def test_every_kind_takes_something() -> None:
         "json_schema_lenient": "{}",
         "choice": '["a"]',
         "lark": 'start: "a"',
+        "composed": 'start: "a"',
         "gbnf": 'root ::= "a"',
     }
     for kind in KINDS:
