@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 WORKERS ?= 2
 
 WEB := penstock/server/ui/static/index.html
+NPM := --no-audit --no-fund --loglevel=error
 WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
 
 .PHONY: serve test test-fast test-gpu check test-slow mutants docs web web-check clean
@@ -32,9 +33,10 @@ check: .venv/.installed-dev
 web: $(WEB)  ## build the web app, where npm is at hand
 
 $(WEB): $(WEB_SOURCES)
-	@if command -v npm >/dev/null; then \
-	  echo "Building the web app ..."; cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build; \
-	else echo "npm is not here: the web app at / is not built (Node 20.19 or newer brings it); everything else works"; fi
+	@if ! command -v npm >/dev/null; then \
+	  echo "npm is not here: the web app at / is not built (Node 20.19 or newer brings it); everything else works"; \
+	else echo "Building the web app ..."; cd web && { npm ci $(NPM) >/dev/null 2>&1 || npm install --no-save $(NPM); } && npm run --silent build \
+	  || echo "The web app could not be built, so / has none; everything else works"; fi
 
 web-check: web  ## lint and types of the web app
 	cd web && npm run --silent check
