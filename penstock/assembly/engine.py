@@ -19,6 +19,7 @@ from penstock.draft.model import ModelDrafter
 from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
 from penstock.engine.matching import Matching
+from penstock.engine.step_size import StepSize
 from penstock.errors import ConfigError
 from penstock.files import ModelFiles, dummy_spec, open_files
 from penstock.layers.decoder import Decoder
@@ -41,7 +42,10 @@ from penstock.runtime.parallel.runner import LeadingRunner, follow
 from penstock.runtime.parallel.stage import StagedDecoder
 from penstock.runtime.parallel.world import World
 from penstock.sizing import (
+    CPU_STEP_S,
     GIB,
+    MIN_BATCH_TOKENS,
+    MOST_STEP_TOKENS,
     SERVED_STEP_S,
     Memory,
     Pace,
@@ -208,7 +212,7 @@ def make_engine(
         leading = LeadingRunner(runner, world, loaded.spec.vocab_size)
         matching = _matching(loaded, warms_up) if leading.depth == 1 else None
         return make(runner=leading, depth=leading.depth, matching=matching)
-    make = partial(make, matching=_matching(loaded, warms_up))
+    make = partial(make, matching=_matching(loaded, warms_up), step_size=_step_size(config, loaded.device))
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         if warms_up:
@@ -303,6 +307,14 @@ def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
     if isinstance(device, CpuDevice):
         return pace_of("cpu", product_rate(device.num_threads))
     return pace_of("gpu", gpu_product_rate(device.torch_device), step_s)
+
+
+def _step_size(config: EngineConfig, device: Device) -> StepSize | None:
+    """On a CPU. On a GPU a step's workspace is part of what was sized at start."""
+    if config.scheduler.max_batch_tokens is not None or not isinstance(device, CpuDevice):
+        return None
+    least = max(MIN_BATCH_TOKENS, config.scheduler.max_sequences)
+    return StepSize(step_s=CPU_STEP_S, least=least, most=max(least, MOST_STEP_TOKENS["cpu"]))
 
 
 def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:

@@ -6,6 +6,7 @@ With `depth` 2 a step is launched before the tokens of the one before it have re
 over before another is launched: the next may write over what it copied from, and it could not be computed again.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -20,7 +21,10 @@ from penstock.draft.speculator import Speculator
 from penstock.engine.matching import Compiled, Matching, StepMasks
 from penstock.engine.runner import Runner, Ticket
 from penstock.engine.step_log import StepLog
+from penstock.engine.step_size import StepSize
 from penstock.errors import CapacityError, EngineError, RankLostError, RequestError
+
+LOGGER = logging.getLogger(__name__)
 
 MAX_LOST_STEPS = 3
 """Steps in a row in which nothing could be computed before the engine, not the requests, is held at fault."""
@@ -86,8 +90,11 @@ class Engine:
         on_step: Callable[[StepTime], None] | None = None,
         speculator: Speculator | None = None,
         matching: Matching | None = None,
+        step_size: StepSize | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._step_size = step_size
+        """Corrects the most tokens of a step; None keeps them as they are."""
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
         self.matching = matching
         """Who holds sequences to their grammars; without it a request with a grammar is refused."""
@@ -103,7 +110,7 @@ class Engine:
         self.on_commit: OnCommit | None = None
         """Told of each step before it is taken in, while somebody looks."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
-        self._is_timed = self._log is not None or self.proposals is not None
+        self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
         self._inbox: SimpleQueue[Request | CancelOrder | Compiled] = SimpleQueue()
         self._taken: deque[Request | CancelOrder | Compiled] = deque()
         """What `wait` took out of the inbox: older than all that is in it."""
@@ -311,7 +318,16 @@ class Engine:
             self._log.output(asked_s, now)
         if self.proposals is not None:
             self.proposals.take(batch, now - max(launched_s, self._output_s))
+        if self._step_size is not None:
+            self._resize(self._step_size, batch, now - max(launched_s, self._output_s))
         self._output_s = now
+
+    def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:
+        limits = self.scheduler.limits
+        size = step_size.after(batch, seconds, limits.max_batch_tokens)
+        if size != limits.max_batch_tokens:
+            self.scheduler.limits = limits._replace(max_batch_tokens=size)
+            LOGGER.info("steps have up to %d tokens from now on: %d took %.2f s", size, batch.num_tokens, seconds)
 
     def _withdraw(self) -> list[Batch]:
         """Steps launched after a failed one read its tokens: wait until they are over, to launch them anew."""

@@ -1,0 +1,59 @@
+"""A start in a busy moment is mended while serving: steps are as long as they may take, no longer and no shorter."""
+
+import pytest
+
+from penstock.core.batch import Batch
+from penstock.core.order import ORDERS
+from penstock.core.scheduler import Scheduler
+from penstock.engine.engine import Engine
+from penstock.engine.oracle import OracleRunner
+from penstock.engine.runner import Ticket
+from penstock.engine.step_size import StepSize
+from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_request
+
+SIZE = 32
+STEP_S = 1.0
+ROOMY = LIMITS._replace(max_batch_tokens=SIZE, num_blocks=2048, max_context=2048)
+
+
+class PacedRunner(OracleRunner):
+    """A device that takes so long for each token of a step, on a clock of its own."""
+
+    def __init__(self, seconds_per_token: float) -> None:
+        super().__init__(ROOMY.num_blocks, ROOMY.block_size, vocab_size=VOCAB_SIZE)
+        self.seconds_per_token = seconds_per_token
+        self.now = 0.0
+        self.sizes: list[int] = []
+
+    def launch(self, batch: Batch, masks: object = None) -> Ticket:
+        self.now += self.seconds_per_token * batch.num_tokens
+        self.sizes.append(batch.num_tokens)
+        return super().launch(batch)
+
+
+def paced_engine(runner: PacedRunner) -> Engine:
+    step_size = StepSize(step_s=STEP_S, least=SIZE // 2, most=4 * SIZE)
+    return Engine(Scheduler(ROOMY, ORDERS["first-come"]()), runner, lambda: runner.now, step_size=step_size)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "size"), [(STEP_S / 4, 2 * SIZE), (STEP_S / 1000, 4 * SIZE), (STEP_S, SIZE), (4 * STEP_S, SIZE // 2)]
+)
+def test_full_steps_take_about_the_time_they_may(step_s, size):
+    runner = PacedRunner(step_s / SIZE)
+    engine = paced_engine(runner)
+    requests = [make_request(number, (number,) * 1000, max_tokens=2) for number in range(2)]
+    for request in requests:
+        engine.submit(request)
+    assert_right(requests, drain(engine), ROOMY)
+    assert engine.scheduler.limits.max_batch_tokens == size
+    assert max(runner.sizes) == max(size, SIZE)
+
+
+def test_steps_that_are_not_full_say_nothing():
+    runner = PacedRunner(0.0)
+    engine = paced_engine(runner)
+    for number in range(20):
+        engine.submit(make_request(number, range(SIZE // 2), max_tokens=1))
+        drain(engine)
+    assert engine.scheduler.limits.max_batch_tokens == SIZE
