@@ -224,6 +224,8 @@ class ServerConfig:
     """How long a client may stop reading before it is cut off"""
     data_dir: Path | None = None
     """Directory for files, batches and responses, kept from run to run; without one they last as long as the server"""
+    retention_days: float = 30.0
+    """How long responses can be retrieved; files have their own expiry"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
     log_level: LogLevel = "info"
@@ -245,6 +247,8 @@ class ServerConfig:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
                 )
+        if not 0 < self.retention_days <= 36_500:
+            raise ConfigError(f"--retention-days is {self.retention_days:g}; choose more than 0")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint}; it begins with http:// or https://")
         if any(len(key) < 8 for key in self.api_key):

@@ -6,7 +6,7 @@ A mutant is one change to the syntax tree: a comparison moved or turned, a const
 condition negated, two arguments swapped, a statement dropped. It is killed if a test fails or the tests take far too long.
 
 Everything is imported and collected once. Each mutant then runs in a fork of this process, where the code of the functions
-it touches is exchanged in place, and tests that killed many others run first. Two forks run at a time.
+it touches is exchanged in place, and tests that killed many others run first. One fork a core runs at a time.
 
 Survivors known to change nothing that anyone could notice (they count as survivors all the same):
 - counters whose first value or stride does not matter: blocks `_num_pin_ends`; flights `_last`; roster `now`;
@@ -53,7 +53,7 @@ TESTS = (
     "tests/engine/test_engine.py",
     "tests/engine/test_laws.py",
 )
-NUM_FORKS = 2
+NUM_FORKS = os.cpu_count() or 2
 MIN_SCORE = 0.9
 MAX_BYTES = 4 * 2**30
 MACHINE_EXAMPLES, MACHINE_RULES = 60, 30

@@ -28,6 +28,7 @@ from penstock.server.http.connection import Connection
 from penstock.server.http.record import TraceRecorder
 from penstock.server.http.trace import SpanTracer
 from penstock.server.jobs.endpoints import JobFloor
+from penstock.server.jobs.retention import keep_house
 from penstock.server.jobs.runner import BatchRunner
 from penstock.server.jobs.service import Jobs
 from penstock.server.responses.routes import resume_background
@@ -107,9 +108,11 @@ class Serving:
             is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
             await resume_background(service)
             await runner.resume()
+            house = asyncio.create_task(keep_house(runner.jobs, service.kept, self._config.retention_days * 86_400))
             verifying = asyncio.create_task(self._verify())
             await _first(supervisor, asyncio.create_task(self._stopping.wait()))
             verifying.cancel()
+            house.cancel()
             if supervisor.done():
                 await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
                 supervisor.result()

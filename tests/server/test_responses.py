@@ -138,6 +138,24 @@ def test_an_accepted_response_outlives_the_server(tmp_path: Path) -> None:
         assert settled(sdk, queued.id).output_text == chat_text("survive", 9)
 
 
+def test_a_response_is_forgotten_after_its_time(tmp_path: Path) -> None:
+    flags = ("--data-dir", str(tmp_path))
+    with serving(*flags) as first, first.sdk() as sdk:
+        made = sdk.responses.create(input="remember", **ASKED)
+        assert sdk.responses.retrieve(made.id).id == made.id
+    with serving(*flags, "--retention-days", "1e-9") as second, second.sdk() as sdk:
+        deadline_s = time.monotonic() + 30
+        while made.id in _retrievable(sdk, made.id):
+            assert time.monotonic() < deadline_s, "it is still there"
+
+
+def _retrievable(sdk: openai.OpenAI, response_id: str) -> set[str]:
+    try:
+        return {sdk.responses.retrieve(response_id).id}
+    except openai.NotFoundError:
+        return set()
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -28,10 +28,16 @@ class Jobs:
         return any(row.input_file == file_id for row in self.open_batches.values())
 
     def tidy(self) -> None:
-        """Delete files that are past their time, and those that nobody was told of. Blocks."""
+        """Delete files that are past their time, and those that nobody was told of. Blocks; before anything is accepted."""
+        self.expire()
         database, blobs = self.storage.database, self.storage.blobs
-        for file_id in database.read(lambda transaction: tables.expired_files(transaction, time.time())).result():
-            database.write(partial(tables.delete_file, file_id=file_id)).result()
-        known = database.write(tables.all_file_ids).result()
-        for name in blobs.names() - known:
+        for name in blobs.names() - database.read(tables.all_file_ids).result():
             blobs.delete(name)
+
+    def expire(self) -> None:
+        """Delete files that are past their time. Blocks."""
+        database = self.storage.database
+        for file_id in database.read(lambda transaction: tables.expired_files(transaction, time.time())).result():
+            if not self.is_in_use(file_id):
+                database.write(partial(tables.delete_file, file_id=file_id)).result()
+                self.storage.blobs.delete(file_id)
