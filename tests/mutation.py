@@ -49,9 +49,9 @@ TARGETS = ("blocks", "order", "roster", "plan", "flights", "deadlines", "sequenc
 TESTS = (
     *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler")),
     *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress", "sharing")),
-    *(f"tests/core/test_{name}.py" for name in ("fast_forward", "plan", "roster", "flights", "deadlines")),
-    "tests/engine/test_engine.py",
-    "tests/engine/test_laws.py",
+    *(f"tests/core/test_{name}.py" for name in ("fast_forward", "plan", "roster", "flights", "deadlines", "lanes")),
+    *(f"tests/core/test_{name}.py" for name in ("listening", "prefix")),
+    *(f"tests/engine/test_{name}.py" for name in ("engine", "laws", "speculation", "resume")),
 )
 NUM_FORKS = os.cpu_count() or 2
 MIN_SCORE = 0.9
