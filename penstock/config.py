@@ -208,10 +208,14 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one"""
     api_key: tuple[str, ...] = ()
     """Key that clients must send; PENSTOCK_API_KEY holds one too, unseen by others on this machine"""
+    admin_key: tuple[str, ...] = ()
+    """Key that works like an --api-key and sees the requests of all in the web app; PENSTOCK_ADMIN_KEY holds one too"""
     allowed_host: tuple[str, ...] = ()
     """Host name that clients may call us by, besides this machine's own"""
     allowed_origin: tuple[str, ...] = ()
     """Web page origin that may call us from a browser"""
+    bench_target: tuple[str, ...] = ()
+    """Another server's address that the web app's bench page may load, besides this one"""
     max_body_mib: int = 16
     """Largest request body, in MiB"""
     strict: bool = False
@@ -251,13 +255,20 @@ class ServerConfig:
             raise ConfigError(f"--retention-days is {self.retention_days:g}; choose more than 0")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint}; it begins with http:// or https://")
-        if any(len(key) < 8 for key in self.api_key):
-            raise ConfigError("an --api-key is shorter than 8 characters; choose one that cannot be guessed")
-        if not self.api_key and not is_loopback(self.host):
+        if any(len(key) < 8 for key in self.keys):
+            raise ConfigError("an --api-key or --admin-key is shorter than 8 characters; choose one nobody can guess")
+        if not all(url.startswith(("http://", "https://")) for url in self.bench_target):
+            raise ConfigError("a --bench-target is an address that begins with http:// or https://")
+        if not self.keys and not is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
                 "give one with --api-key, or listen on 127.0.0.1"
             )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that open anything; without one everybody may come in."""
+        return (*self.api_key, *self.admin_key)
 
 
 RoutingPolicy = Literal[

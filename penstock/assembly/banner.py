@@ -36,7 +36,7 @@ def curl(facts: Facts, server: ServerConfig, url: str) -> str:
     if not facts.can_generate:
         return f"curl {url}/v1/embeddings -H 'Content-Type: application/json' -d '{{\"input\": \"Hello!\"}}'"
     body = json.dumps({"model": facts.model, "messages": [{"role": "user", "content": "Hello!"}]})
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.keys else ""
     quoted = body.replace("'", "'\\''")
     return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{quoted}'"
 

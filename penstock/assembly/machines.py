@@ -108,6 +108,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
         memory=tuple(rows),
         max_batch_tokens=engine.scheduler.limits.max_batch_tokens,
         device=str(loaded.device.torch_device),
+        num_active_parameters=loaded.spec.num_active_parameters,
     )
     return Machine(engine, facts)
 

@@ -83,7 +83,7 @@ class Serving:
         self._phases: list[tuple[str, float]] = []
         self._client = client
         self._client.on_phase = self._on_phase
-        self._model = ServedModel(client, num_tenants=len(server.api_key))
+        self._model = ServedModel(client, num_tenants=len(server.keys))
         self._front = Front(ServedModels(self._model), server, package_version())
         self._first_signal: signal.Signals | None = None
         self._stopping = asyncio.Event()

@@ -21,6 +21,8 @@ from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 
 SAMPLE_S = 0.2
+LATEST = 24
+"""Answers that tell how it is going now."""
 LEAST_UNANSWERED = 2
 """Plain questions that a silent server leaves unanswered before it is called gone."""
 MAX_PLAN_BYTES = 2**30
@@ -38,7 +40,9 @@ class LoadProgress:
     num_ended: int = 0
     num_failed: int = 0
     num_pieces: int = 0
-    """Pieces of text that arrived since the last look."""
+    """Pieces of text that have arrived."""
+    ttft_s: float | None = None
+    """Median over the latest answers that have begun."""
 
     @property
     def num_open(self) -> int:
@@ -324,6 +328,8 @@ def _observe(run: _Run, backlog: Backlog, watch: Watch | None, *, is_arriving: b
             backlog.early_s = sorted(first)[len(first) // 2]
     if watch is not None:
         progress.num_pieces = sum(len(answer.piece_times) for answer in run.answers)
+        begun = [answer.piece_times[0] - answer.scheduled_s for answer in run.answers[-LATEST:] if answer.piece_times]
+        progress.ttft_s = sorted(begun)[len(begun) // 2] if begun else None
         watch(progress)
 
 

@@ -21,6 +21,7 @@ from penstock.config import (
 from penstock.errors import ConfigError
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
+ADMIN_VARIABLE = "PENSTOCK_ADMIN_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Config:
 
     @property
     def engine(self) -> EngineConfig:
-        is_fair = self.scheduler.order == "auto" and len(self.server.api_key) > 1
+        is_fair = self.scheduler.order == "auto" and len(self.server.keys) > 1
         scheduler = replace(self.scheduler, order="fair") if is_fair else self.scheduler
         return EngineConfig(self.model, self.cache, scheduler, self.parallel, self.speculation)
 
@@ -86,13 +87,13 @@ def run_replicas(config: Config) -> int:
         raise ConfigError(f"--replicas is {config.replicas}; choose 1 to 64")
     fetch(config.model.model)
     outer = with_key_of_environment(config.server)
-    inner = replace(outer, host="127.0.0.1", port=0, api_key=(), allowed_host=(), allowed_origin=())
+    inner = replace(outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), allowed_host=(), allowed_origin=())
     words = arguments_of(replace(config, replicas=1, server=inner))
     command = (sys.executable, "-m", "penstock", "serve", *words)
     listen = ListenConfig(
         outer.host,
         outer.port,
-        outer.api_key,
+        outer.keys,
         outer.allowed_host,
         outer.allowed_origin,
         outer.max_body_mib,
@@ -103,6 +104,8 @@ def run_replicas(config: Config) -> int:
 
 
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:
-    """The key that no process list shows."""
-    key = os.environ.get(KEY_VARIABLE)
-    return replace(server, api_key=(*server.api_key, key)) if key else server
+    """The keys that no process list shows."""
+    key, admin_key = os.environ.get(KEY_VARIABLE), os.environ.get(ADMIN_VARIABLE)
+    if key:
+        server = replace(server, api_key=(*server.api_key, key))
+    return replace(server, admin_key=(*server.admin_key, admin_key)) if admin_key else server

@@ -12,8 +12,9 @@ from penstock.core.prefix import Content, unpacked
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
 
-FREE, HELD, SHARED, CACHED, PINNED = range(5)
+FREE, HELD, SHARED, CACHED, PINNED, HELD_PINNED = range(6)
 """States of a block, as bytes of `PoolState.states`."""
+NO_PREFIX = 255
 MAX_PREFIXES = 12
 NUM_FIRST_TOKENS = 24
 
@@ -34,6 +35,8 @@ class PoolState(NamedTuple):
     num_evictions: int
     prefixes: tuple[PrefixState, ...]
     """The largest, largest first."""
+    prefix_of: bytes
+    """One byte a block: which of `prefixes` it belongs to, `NO_PREFIX` for none of them."""
 
 
 class SequenceState(NamedTuple):
@@ -58,14 +61,15 @@ def pool_state(pool: BlockPool) -> PoolState:
         if content is not None and not references[block]:
             states[block] = CACHED
     for block in pinned:
-        if not references[block]:
-            states[block] = PINNED
-    return PoolState(bytes(states), pool.num_evictions, _prefixes(pool))
+        states[block] = HELD_PINNED if references[block] else PINNED
+    prefixes, prefix_of = _prefixes(pool)
+    return PoolState(bytes(states), pool.num_evictions, prefixes, prefix_of)
 
 
-def _prefixes(pool: BlockPool) -> tuple[PrefixState, ...]:
-    """Published blocks, by the block that their chain begins with."""
+def _prefixes(pool: BlockPool) -> tuple[tuple[PrefixState, ...], bytes]:
+    """Published blocks, by the block that their chain begins with; and for each block, which of them it belongs to."""
     roots: dict[int, Content] = {}
+    keys: dict[int, int] = {}
     counts: dict[int, list[int]] = {}
     first_blocks: dict[int, int] = {}
     known: dict[int, Content] = {}
@@ -74,7 +78,7 @@ def _prefixes(pool: BlockPool) -> tuple[PrefixState, ...]:
         if content is None:
             continue
         root = _root(content, known)
-        key = id(root)
+        key = keys[block] = id(root)
         roots[key] = root
         if root is content:
             first_blocks[key] = block
@@ -82,12 +86,14 @@ def _prefixes(pool: BlockPool) -> tuple[PrefixState, ...]:
         count[0] += 1
         count[1] += references[block]
     largest = sorted(counts, key=lambda key: (counts[key][1], counts[key][0]), reverse=True)[:MAX_PREFIXES]
-    return tuple(
+    found = tuple(
         PrefixState(
             counts[key][0], counts[key][1], unpacked(roots[key].tokens)[:NUM_FIRST_TOKENS], first_blocks.get(key, -1)
         )
         for key in largest
     )
+    places = {key: place for place, key in enumerate(largest)}
+    return found, bytes(places.get(keys.get(block, 0), NO_PREFIX) for block in range(len(contents)))
 
 
 def _root(content: Content, known: dict[int, Content]) -> Content:

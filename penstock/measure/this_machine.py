@@ -56,6 +56,11 @@ def find_hardware(name: str, model_bytes: int = TYPICAL_BYTES) -> Hardware:
     return _measure(facts, model_bytes)
 
 
+def known_hardware() -> Hardware | None:
+    """This machine, if it has been measured."""
+    return _read(_path(machine_facts()))
+
+
 def _measure(facts: dict[str, Any], model_bytes: int) -> Hardware:
     """Measure this machine and keep what was found."""
     from penstock.runtime.ceilings import measure_ceilings  # torch: slow to import, and only needed here

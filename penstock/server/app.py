@@ -1,9 +1,11 @@
 """The routes, and the application made of them."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
@@ -129,7 +131,7 @@ def make_app(front: Front, service: Responses, runner: BatchRunner) -> Guard:
         for method, handler in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False)
-    guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_trace, front))
+    guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_over, front))
     guard.state.front = front
     guard.state.responses = service
     guard.state.jobs = runner.jobs
@@ -147,6 +149,13 @@ def dialect_of(path: str, is_anthropic: bool) -> Dialect:
 
 def _count(front: Front, scope: dict[str, Any], status: int) -> None:
     front.http_responses.add(1, (("route", _path(scope)), ("status", str(status))))
+
+
+def _over(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:
+    fault = scope.get("penstock.fault")
+    if fault is not None and status >= HTTPStatus.BAD_REQUEST:
+        front.refusals.note(scope, status, fault.message, fault.code or fault.kind.name.lower(), time.time())
+    _trace(front, scope, status, start_s)
 
 
 def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:

@@ -26,6 +26,7 @@ from penstock.server.http.faults import busy, invalid, unsupported
 from penstock.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
 from penstock.server.http.trace import SpanTracer
 from penstock.server.served import ServedModel, ServedModels, loading
+from penstock.server.ui.refusals import RefusalLog
 from penstock.server.ui.tools import Tools
 
 B = TypeVar("B", bound=Struct)
@@ -72,11 +73,12 @@ class Front:
         self.version = version
         self.fingerprint = f"penstock-{version}"
         self.calls = Calls(config.stall_s)
-        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.api_key))
+        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.keys))
         self.tracer: SpanTracer | None = None
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
         self.tools = Tools()
+        self.refusals = RefusalLog()
 
     @staticmethod
     def unix_time() -> int:

@@ -78,6 +78,8 @@ class Chat:
     """The answer goes on where the last message ends."""
     earlier: tuple[int, ...] = ()
     """Tokens that stand before all of it: a conversation that the client kept as tokens."""
+    begun: tuple[int, ...] = ()
+    """Tokens that the answer begins with, as they are: no text that would be made into others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,15 +48,16 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     if isinstance(prompt, Chat):
         rendered = await prompt_of_chat(model, prompt)
         prompts, text, continues = [rendered.token_ids], rendered.text, False
+        is_begun = bool(prompt.begun)
         pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
     else:
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
-        text, continues, pins = "", True, ()
+        text, continues, is_begun, pins = "", True, True, ()
     if generation.kept_prompt_tokens is not None:
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
     if len(prompts) * (sampling.n or 1) > MAX_CHOICES:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
-    rules = _text_rules(model, sampling, text, continues=continues)
+    rules = _text_rules(model, sampling, text, continues=continues, is_begun=is_begun)
     form = await answer_form(model.text, generation, is_open=rules.is_open)
     parameters = CallParameters(
         sampling=replace(sampling_params(model, sampling), grammar=form.grammar),
@@ -106,7 +107,11 @@ async def _num_tokens_of(model: ServedModel, chat: Chat, prompt: PromptTokens, n
         return len(prompt.token_ids)
     probe = ChatMessage(role="user", content=PROBE)
     other = replace(
-        chat, messages=(*chat.messages[:num_messages], probe), adds_generation_prompt=False, continues_final=False
+        chat,
+        messages=(*chat.messages[:num_messages], probe),
+        adds_generation_prompt=False,
+        continues_final=False,
+        begun=(),
     )
     num_shared = _num_alike(prompt.text, (await prompt_of_chat(model, other)).text)
     token_ids = await encode(model.tokenizer, prompt.text[:num_shared], special=False)
@@ -187,6 +192,10 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
     rendering = partial(tokenize_chat, template, model.tokenizer, messages, **options)
     rendered = rendering() if size <= INLINE_CHARACTERS else await off_loop(rendering)
+    if chat.begun:
+        check_ids(chat.begun, model.vocab_size, "continue_token_ids")
+        begun = model.tokenizer.decode(chat.begun, skip_special=False)
+        rendered = rendered._replace(token_ids=(*rendered.token_ids, *chat.begun), text=rendered.text + begun)
     return rendered._replace(token_ids=(*chat.earlier, *rendered.token_ids)) if chat.earlier else rendered
 
 
@@ -283,7 +292,10 @@ def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParam
     )
 
 
-def _text_rules(model: ServedModel, asked: SamplingOptions, prompt_text: str, *, continues: bool) -> TextRules:
+def _text_rules(
+    model: ServedModel, asked: SamplingOptions, prompt_text: str, *, continues: bool, is_begun: bool
+) -> TextRules:
+    """`is_begun`: some of the text is there already, so that a space before its first word is the model's own."""
     style = None if continues else model.text.style
     return TextRules(
         stops=StopSet(asked.stops),
@@ -292,7 +304,7 @@ def _text_rules(model: ServedModel, asked: SamplingOptions, prompt_text: str, *,
         style=style,
         is_open=style is not None and style.is_open(prompt_text),
         skip_special=asked.skips_special,
-        at_start=not continues,
+        at_start=not is_begun,
     )
 
 

@@ -1,17 +1,22 @@
 """The JSON behind the web app: tools within bounds, calculators, and nobody sees another's requests."""
 
 import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.serving import KEY, Server, user
+from penstock.engine.client import StepView
+from penstock.server.ui.utilisation import RequestMix, StepTimes, capacity_per_s, step_times
+from tests.server.serving import KEY, Server, serving, user
+
+ADMIN_KEY = "an-admin-key-of-some-length"
 
 
-def events(server: Server, body: dict[str, Any]) -> list[tuple[str, Any]]:
+def events(server: Server, body: dict[str, Any], path: str = "/app/v1/simulate") -> list[tuple[str, Any]]:
     found = []
-    with server.http() as http, http.stream("POST", "/app/v1/simulate", json=body, timeout=120) as response:
+    with server.http() as http, http.stream("POST", path, json=body, timeout=120) as response:
         if response.status_code != 200:
             return [("fault", json.loads(response.read()))]
         name = ""
@@ -95,3 +100,98 @@ def test_a_key_sees_its_own_requests_only(locked: Server) -> None:
         assert len(locked.get("/app/v1/requests").json()["requests"]) == 1
     assert httpx.get(f"{locked.url}/app/v1/about").status_code == 401
     assert KEY not in locked.get("/app/v1/requests").text
+
+
+def test_an_admin_key_sees_the_requests_of_all(locked: Server) -> None:
+    with serving("--admin-key", ADMIN_KEY, key=KEY) as server:
+        admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        with httpx.stream("GET", f"{server.url}/app/v1/events", headers=admin, timeout=30) as watching:
+            next(watching.iter_lines())
+            mine = server.post("/v1/chat/completions", {"messages": user("x"), "max_tokens": 2})
+            name = mine.headers["x-request-id"]
+            assert httpx.get(f"{server.url}/app/v1/requests/{name}", headers=admin).json()["num_tokens"] == 2
+        assert httpx.get(f"{server.url}/app/v1/about", headers=admin).json()["is_admin"]
+        assert not server.get("/app/v1/about").json()["is_admin"]
+
+
+def refusals_seen(url: str, headers: dict[str, str]) -> list[dict[str, Any]]:
+    with httpx.stream("GET", f"{url}/app/v1/events", headers=headers, timeout=30) as watching:
+        for line in watching.iter_lines():
+            if line.startswith("data: "):
+                rows: list[dict[str, Any]] = json.loads(line.removeprefix("data: "))["refusals"]
+                return rows
+    return []
+
+
+def test_refusals_are_told_with_their_reason_and_to_their_own_key(locked: Server) -> None:
+    refused = locked.post("/v1/chat/completions", {"messages": user("x"), "max_tokens": -1})
+    assert refused.status_code == 400
+    found = refusals_seen(locked.url, locked.headers)[-1]
+    assert (found["status"], found["call_id"]) == (400, refused.headers["x-request-id"])
+    assert found["message"] == refused.json()["error"]["message"]
+    others = refusals_seen(locked.url, {"Authorization": "Bearer another-key-of-some-length"})
+    assert found["call_id"] not in {one["call_id"] for one in others}
+
+
+def test_a_later_question_of_a_lane_replaces_the_one_before(server: Server) -> None:
+    long = {"flags": {"num-requests": 10_000, "rate": 40, "prompts": "2000", "answers": "400"}, "lane": "x"}
+    first: list[list[tuple[str, Any]]] = []
+    running = threading.Thread(target=lambda: first.append(events(server, long | {"frames": True})))
+    running.start()
+    while not first:  # whichever of the two comes first, one of ours comes after it
+        second = events(server, {"flags": {"num-requests": 20, "rate": 50}, "lane": "x"})
+        assert second[-1][0] == "result"
+        running.join(0.5)
+    assert first[0][-1][0] == "fault"
+    assert first[0][-1][1]["error"]["code"] == "superseded"
+
+
+def test_a_benchmark_of_this_server_tells_how_it_comes_along(server: Server) -> None:
+    flags = {"concurrency": 2, "num-requests": 8, "prompts": "20", "answers": "8"}
+    found = events(server, {"flags": flags}, "/app/v1/bench")
+    name, report = found[-1]
+    assert name == "result"
+    assert report["runs"]
+    steps = [news for name, news in found if name == "progress" and "num_total" in news]
+    assert all(one["num_ended"] <= one["num_total"] for one in steps)
+
+
+def test_a_page_may_load_only_servers_that_the_operator_named(server: Server) -> None:
+    body = {"flags": {"num-requests": 1}, "target": "http://169.254.169.254"}
+    refused = server.post("/app/v1/bench", body)
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "target_not_allowed"
+    with serving("--bench-target", server.url) as other:
+        assert other.get("/app/v1/about").json()["bench_targets"] == [server.url]
+        flags = {"concurrency": 1, "num-requests": 4, "prompts": "20", "answers": "4"}
+        name, report = events(other, {"flags": flags, "target": server.url}, "/app/v1/bench")[-1]
+        assert (name, report["target"]["url"]) == ("result", server.url)
+
+
+def test_an_answer_goes_on_from_the_very_tokens(server: Server) -> None:
+    body = {"messages": user("x"), "max_tokens": 8, "temperature": 0, "return_token_ids": True, "logprobs": True}
+    whole = server.post("/v1/chat/completions", body).json()["choices"][0]
+    ids = whole["token_ids"]
+    assert [one["token_id"] for one in whole["logprobs"]["content"]] == ids
+    rest = server.post("/v1/chat/completions", body | {"max_tokens": 5, "continue_token_ids": ids[:3]}).json()
+    assert rest["choices"][0]["token_ids"] == ids[3:]
+    beyond = server.post("/v1/chat/completions", body | {"continue_token_ids": [10**6]})
+    assert beyond.json()["error"]["param"] == "continue_token_ids"
+
+
+def step(duration_s: float, num_prompt: int, num_decoding: int) -> StepView:
+    return StepView(0.0, duration_s, num_prompt, num_decoding, 0, 0, 0, ())
+
+
+def test_capacity_is_what_full_steps_would_carry() -> None:
+    steps = [step(0.010 + 0.001 * size, 0, size) for size in (1, 2, 4, 8) for _ in range(4)]
+    steps += [step(0.010 + 0.001 * 2 + 0.0005 * 100, 100, 2)]
+    times = step_times(steps)
+    assert times is not None
+    assert times == pytest.approx(StepTimes(0.010, 0.001, 0.0005))
+    mix = RequestMix(num_computed=100, num_tokens=50, num_context=150)
+    full = capacity_per_s(times, mix, max_sequences=16, num_kv_tokens=10**6)
+    assert full == pytest.approx(1 / (50 * (0.010 + 0.016) / 16 + 100 * 0.0005))
+    tight = capacity_per_s(times, mix, max_sequences=16, num_kv_tokens=600)
+    assert tight == pytest.approx(1 / (50 * (0.010 + 0.004) / 4 + 100 * 0.0005))
+    assert step_times(steps[:3]) is None

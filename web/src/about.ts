@@ -14,6 +14,9 @@ export interface About {
   max_batch_tokens: number;
   can_generate: boolean;
   memory: [string, number][];
+  num_active_parameters: number;
+  bench_targets: string[];
+  served: string[];
   models: string[];
   devices: string[];
   policies: string[];
@@ -24,17 +27,45 @@ export interface About {
 export const about = signal<About | null>(null);
 export const reach = signal<"asking" | "ok" | "gone">("asking");
 
-export async function ask(): Promise<void> {
+/** The model that pages look at and ask; empty for the one that is served first. */
+export const chosenModel = signal("");
+
+export interface ListedModel {
+  id: string;
+  /** Where the server keeps several: loaded, asleep, ... */
+  state?: string;
+}
+/** What /v1/models lists. */
+export const listed = signal<ListedModel[]>([]);
+
+export function withModel(path: string): string {
+  return chosenModel.value ? `${path}?model=${encodeURIComponent(chosenModel.value)}` : path;
+}
+
+export async function list(): Promise<void> {
   try {
-    about.value = await get<About>("/app/v1/about");
+    listed.value = (await get<{ data: ListedModel[] }>("/v1/models")).data;
+  } catch {
+    listed.value = [];
+  }
+}
+
+/** Asked once more, now. */
+export async function refresh(): Promise<void> {
+  try {
+    about.value = await get<About>(withModel("/app/v1/about"));
     reach.value = "ok";
   } catch (fault) {
     reach.value = fault instanceof ApiFault ? "ok" : "gone";
   }
+}
+
+export async function ask(): Promise<void> {
+  await refresh();
   const wait = about.value?.state === "ready" && reach.value === "ok" ? 10_000 : 1500;
   setTimeout(() => void ask(), needsKey.value ? 5000 : wait);
 }
 
 apiKey.subscribe(() => {
-  if (reach.peek() !== "asking") void get<About>("/app/v1/about").then((found) => (about.value = found), () => undefined);
+  if (reach.peek() !== "asking") void refresh();
 });

@@ -1,5 +1,6 @@
 /** The server's event stream: opened while a page needs it, opened again when it breaks. */
 import { signal } from "@preact/signals";
+import { withModel } from "./about";
 import { events } from "./api";
 
 export interface RequestRow {
@@ -45,8 +46,20 @@ export interface Pool {
   states: string;
   num_evictions: number;
   holders: [number, number[]][];
-  prefixes: { num_blocks: number; num_references: number; first_tokens: number[]; first_block: number }[];
+  prefixes: { num_blocks: number; num_references: number; first_tokens: number[]; first_block: number; text?: string }[];
+  /** A byte a block: which of the prefixes it belongs to, 255 for none; empty where they may not be seen. */
+  prefix_of: string;
   view_s: number;
+}
+export interface RefusalRow {
+  number: number;
+  time_s: number;
+  status: number;
+  code: string;
+  message: string;
+  path: string;
+  tenant: string;
+  call_id: string;
 }
 export interface Live {
   time_s: number;
@@ -56,7 +69,11 @@ export interface Live {
   num_open: number;
   num_refused: number;
   rates: { prompt_per_s: number; cached_per_s: number; output_per_s: number; requests_per_s: number };
-  latency: { window_s: number; num_requests: number; ttft: Spread; tpot: Spread; mean_queue_s: number | null; mean_e2e_s: number | null; arrivals_per_s: number };
+  latency: { window_s: number; num_requests: number; ttft: Spread; tpot: Spread; mean_queue_s: number | null; mean_e2e_s: number | null };
+  queue: { arrivals_per_s: number; mean_time_s: number | null; mean_inside: number | null; capacity_per_s: number | null; rho: number | null };
+  /** why, requests, prompt tokens computed */
+  misses: [string, number, number][];
+  refusals: RefusalRow[];
   steps: StepRow[];
   requests: OpenRow[];
   ended: RequestRow[];
@@ -78,10 +95,12 @@ export interface Moment {
   prompt: number;
 }
 export const history = signal<Moment[]>([]);
-export const refusals = signal<{ time: Date; count: number }[]>([]);
+/** Those turned away lately, the latest first. */
+export const refusals = signal<RefusalRow[]>([]);
 
 const MAX_STEPS = 600;
 const MAX_MOMENTS = 600;
+const MAX_REFUSALS = 100;
 let users = 0;
 let abort: AbortController | null = null;
 
@@ -99,7 +118,8 @@ async function read(): Promise<void> {
   while (users > 0) {
     abort = new AbortController();
     try {
-      for await (const { data } of events("/app/v1/events", undefined, abort.signal)) take(JSON.parse(data) as Live);
+      refusals.value = []; // a stream begins with all that are kept
+      for await (const { data } of events(withModel("/app/v1/events"), undefined, abort.signal)) take(JSON.parse(data) as Live);
     } catch {
       // The reason does not matter: it is tried again.
     }
@@ -112,10 +132,7 @@ async function read(): Promise<void> {
 
 function take(next: Live): void {
   connection.value = "open";
-  const before = live.peek();
-  if (before && next.num_refused > before.num_refused) {
-    refusals.value = [{ time: new Date(), count: next.num_refused - before.num_refused }, ...refusals.peek()].slice(0, 30);
-  }
+  if (next.refusals.length) refusals.value = [...next.refusals.reverse(), ...refusals.peek()].slice(0, MAX_REFUSALS);
   live.value = next;
   if (next.steps.length) steps.value = [...steps.peek(), ...next.steps].slice(-MAX_STEPS);
   const { load, rates } = next;
@@ -130,6 +147,6 @@ function take(next: Live): void {
   history.value = [...history.peek(), moment].slice(-MAX_MOMENTS);
 }
 
-export function states(pool: Pool): Uint8Array {
-  return Uint8Array.from(atob(pool.states), (letter) => letter.charCodeAt(0));
+export function bytesOf(text: string): Uint8Array {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }

@@ -79,14 +79,39 @@ export const LANE = Math.random().toString(36).slice(2, 10);
 
 export async function simulate(flags: Flags, options: { lane: string; frames?: boolean; signal?: AbortSignal; onProgress?: (virtual_s: number) => void }): Promise<Simulated> {
   const body = { flags, frames: options.frames ?? false, lane: `${LANE} ${options.lane}` };
-  for await (const { event, data } of events("/app/v1/simulate", body, options.signal)) {
-    if (event === "progress") options.onProgress?.(JSON.parse(data) as number);
-    else if (event === "result") return JSON.parse(data) as Simulated;
+  return await lastOf<Simulated>("/app/v1/simulate", body, options.signal, (data) => options.onProgress?.(JSON.parse(data) as number));
+}
+
+export interface BenchProgress {
+  stage: string;
+  elapsed_s?: number;
+  num_total?: number;
+  num_sent?: number;
+  num_ended?: number;
+  num_failed?: number;
+  num_open?: number;
+  num_pieces?: number;
+  ttft_s?: number | null;
+}
+
+/** A benchmark of this server, or of one that the operator named. */
+export async function benchmark<T>(flags: Flags, options: { target: string; key: string; signal: AbortSignal; onProgress: (news: BenchProgress) => void }): Promise<T> {
+  const body = { flags, lane: LANE, target: options.target, key: options.key };
+  return await lastOf<T>("/app/v1/bench", body, options.signal, (data) => options.onProgress(JSON.parse(data) as BenchProgress));
+}
+
+/** The result that a stream of events ends with. */
+async function lastOf<T>(path: string, body: unknown, signal: AbortSignal | undefined, onProgress: (data: string) => void): Promise<T> {
+  for await (const { event, data } of events(path, body, signal)) {
+    if (signal?.aborted) break;
+    if (event === "progress") onProgress(data);
+    else if (event === "result") return JSON.parse(data) as T;
     else if (event === "fault") {
       const { error } = JSON.parse(data) as { error: { message: string; code: string | null } };
       throw new ApiFault(422, error.message, error.code);
     }
   }
+  signal?.throwIfAborted();
   throw new ApiFault(500, "the run ended without a result; try again");
 }
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from penstock.cli.app.benchmark import benched
 from penstock.cli.app.blocks import lay_out
 from penstock.cli.app.simulation import simulated
 from penstock.cli.main import main as run_command
@@ -45,8 +46,6 @@ def _command(task: Mapping[str, Any]) -> Any:
     """Any command that prints JSON."""
     printed, told = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
-        if task.get("key"):
-            os.environ["PENSTOCK_API_KEY"] = task["key"]  # where no list of processes shows it
         status = run_command(task["words"])
     text = printed.getvalue()
     if not text.strip():
@@ -54,21 +53,29 @@ def _command(task: Mapping[str, Any]) -> Any:
     return json.loads(text)
 
 
+def _bench(task: Mapping[str, Any]) -> Any:
+    if task["key"]:
+        os.environ["PENSTOCK_API_KEY"] = task["key"]  # where no list of processes shows it
+    return benched(task["words"], lambda news: _tell({"progress": news}))
+
+
 def _complaint(text: str, status: int) -> Any:
     last = next((line for line in reversed(text.splitlines()) if line.strip()), f"the command ended with {status}")
     raise PenstockError(last.removeprefix("penstock: error: "))
 
 
-def _machine(task: Mapping[str, Any]) -> dict[str, Any]:
-    """What this machine reaches, measured once."""
-    from penstock.measure.this_machine import find_hardware  # torch, if it has to be measured
+def _machine(task: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What this machine reaches, measured once; nothing if it has not been and may not be now."""
+    from penstock.measure.this_machine import find_hardware, known_hardware  # torch, if it has to be measured
 
-    return asdict(find_hardware("this-machine"))
+    found = find_hardware("this-machine") if task["measures"] else known_hardware()
+    return None if found is None else asdict(found)
 
 
 TASKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "simulate": lambda task: simulated(task["words"], lambda share: _tell({"progress": share}), task["frames"]),
     "blocks": lambda task: lay_out(**task["inputs"]),
+    "bench": _bench,
     "command": _command,
     "machine": _machine,
 }

@@ -15,27 +15,32 @@ from penstock.console.output import check_writable, write_file
 if TYPE_CHECKING:
     from penstock.bench.client.http import Client
     from penstock.bench.load import LoadShape
-    from penstock.cli.bench.progress import LiveProgress
+    from penstock.cli.bench.progress import BenchProgress
 
 FAULT_STATUS = 1
 INTERRUPTED_STATUS = 130
 
 
 def run(config: Config) -> int:
+    from penstock.cli.bench.progress import LiveProgress
+
+    check_writable(None if str(config.json) == "-" else config.json, config.html)
+    with LiveProgress() as progress:
+        return _report(config, measured(config, progress))
+
+
+def measured(config: Config, progress: "BenchProgress") -> dict[str, Any]:
+    """The report of a benchmark, however it is told."""
     import asyncio
 
     import uvloop
 
-    from penstock.cli.bench.progress import LiveProgress
-
-    check_writable(None if str(config.json) == "-" else config.json, config.html)
     _allow_connections()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, LiveProgress() as progress:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            report = runner.run(_bench(config, progress))
+            return runner.run(_bench(config, progress))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
-    return _report(config, report)
 
 
 def _allow_connections() -> None:
@@ -48,7 +53,7 @@ def _allow_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _bench(config: Config, progress: "LiveProgress") -> dict[str, Any]:
+async def _bench(config: Config, progress: "BenchProgress") -> dict[str, Any]:
     """SIGTERM ends it as Ctrl-C does: what was measured so far is told."""
     import asyncio
     import signal
@@ -66,7 +71,7 @@ async def _bench(config: Config, progress: "LiveProgress") -> dict[str, Any]:
         await asyncio.sleep(0)  # the loop closes them on its next turn
 
 
-async def _measure(config: Config, client: "Client", progress: "LiveProgress") -> dict[str, Any]:
+async def _measure(config: Config, client: "Client", progress: "BenchProgress") -> dict[str, Any]:
     import secrets
 
     from penstock.bench.client.target import find_target

@@ -1,9 +1,17 @@
 """How a benchmark is coming along: one line on a terminal's standard error, drawn by rich; nothing anywhere else."""
 
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.bench.load import LoadProgress
+
+
+class BenchProgress(Protocol):
+    """Whoever is told how a benchmark comes along."""
+
+    def say(self, text: str) -> None: ...
+
+    def show(self, name: str, progress: LoadProgress) -> None: ...
 
 
 class LiveProgress:

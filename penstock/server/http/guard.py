@@ -43,19 +43,27 @@ OnEnd = Callable[[Scope, int, float], None]
 class ApiKeys:
     """Keys are kept as digests and compared in constant time, all of them every time."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
+        named = [
+            *((f"key-{n}", key) for n, key in enumerate(keys)),
+            *((f"admin-{n}", k) for n, k in enumerate(admin_keys)),
+        ]
+        self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in named]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
+
+    @staticmethod
+    def is_admin(tenant: str) -> bool:
+        return tenant.startswith("admin-")
 
     def tenant_of(self, key: bytes) -> str | None:
         """A name for whoever holds the key that says nothing of the key itself."""
         given = hashlib.sha256(key).digest()
         found = None
-        for number, digest in enumerate(self._digests):
+        for name, digest in self._digests:
             if hmac.compare_digest(given, digest):
-                found = f"key-{number}"
+                found = name
         return found
 
 
@@ -68,7 +76,7 @@ class Guard:
         self.state = State()
         """What handlers find as `request.app.state`."""
         self._app = app
-        self._keys = ApiKeys(config.api_key)
+        self._keys = ApiKeys(config.api_key, config.admin_key)
         self._hosts = {host.lower() for host in (*OWN_HOSTS, config.host, *config.allowed_host)}
         self._checks_host = is_loopback(config.host) or bool(config.allowed_host)
         self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origin}
@@ -110,7 +118,7 @@ class Guard:
         except ClientDisconnect:
             return  # it left while it was still sending
         except Exception as error:
-            fault = _fault(error, request_id)
+            fault = scope["penstock.fault"] = _fault(error, request_id)
             if not status and scope["method"] == "OPTIONS" and fault.kind is ErrorKind.METHOD:
                 await Json(b"", 200, list(fault.headers))(scope, receive, report)
             elif not status:
@@ -161,6 +169,7 @@ class Guard:
                 headers=((b"www-authenticate", b"Bearer"),),
             )
         scope["penstock.tenant"] = tenant
+        scope["penstock.is_admin"] = self._keys.is_admin(tenant)
 
     def _is_known_origin(self, headers: "_Headers") -> bool:
         """No browser is asking, or the page is ours, or the operator allowed it."""

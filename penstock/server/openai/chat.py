@@ -158,7 +158,7 @@ class ChatEncoder:
         return self._begin + choice + self._end
 
     def _entries(self, piece: Piece) -> list[dict[str, Any]]:
-        return chat_entries(self._tokenizer, piece.logprobs, self._num_top or 0)
+        return chat_entries(self._tokenizer, piece.logprobs, self._num_top or 0, has_ids=self._reports_ids)
 
 
 def _deltas(segments: Sequence[Segment]) -> list[dict[str, Any]]:

@@ -21,17 +21,21 @@ def number(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LEAST
 
 
-def chat_entries(tokenizer: Tokenizer, logprobs: Sequence[Logprob], num_top: int) -> list[dict[str, Any]]:
+def chat_entries(
+    tokenizer: Tokenizer, logprobs: Sequence[Logprob], num_top: int, *, has_ids: bool = False
+) -> list[dict[str, Any]]:
+    """`has_ids`: with each token's id, since several tokens may read alike."""
     return [
-        _chat_entry(tokenizer, one.token_id, one.logprob)
-        | {"top_logprobs": [_chat_entry(tokenizer, *rival) for rival in one.top[:num_top]]}
+        _chat_entry(tokenizer, one.token_id, one.logprob, has_ids)
+        | {"top_logprobs": [_chat_entry(tokenizer, *rival, has_ids) for rival in one.top[:num_top]]}
         for one in logprobs
     ]
 
 
-def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float, has_id: bool) -> dict[str, Any]:
     data = tokenizer.token_bytes(token_id)
-    return {"token": token_text(tokenizer, token_id), "logprob": number(logprob), "bytes": list(data) or None}
+    entry = {"token": token_text(tokenizer, token_id), "logprob": number(logprob), "bytes": list(data) or None}
+    return entry | {"token_id": token_id} if has_id else entry
 
 
 class CompletionLogprobs:

@@ -67,7 +67,8 @@ class Sampling(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    """Add the ids of the answer's tokens, and where drafts were checked, which of them came from there."""
+    """Add the ids of the answer's tokens, those in logprobs included, and where drafts were checked, which of them came
+    from there."""
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     deadline_ms: Annotated[float, Meta(gt=0.0, le=86_400_000.0)] | None = None
     """How long the answer is wanted; the header `x-request-timeout-ms` says the same."""
@@ -126,6 +127,8 @@ class ChatBody(Sampling, kw_only=True):
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    continue_token_ids: Annotated[list[TokenId], Meta(max_length=131_072)] | None = None
+    """The answer begins with exactly these tokens and goes on from there."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
     max_reasoning_tokens: Annotated[int, Meta(ge=0, le=2**31)] | None = None

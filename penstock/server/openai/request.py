@@ -41,6 +41,7 @@ def chat_generation(body: ChatBody) -> Generation:
         variables=variables,
         adds_generation_prompt=body.add_generation_prompt is not False,
         continues_final=bool(body.continue_final_message),
+        begun=tuple(body.continue_token_ids or ()),
     )
     tier = TIER_PRIORITY.get(body.service_tier or "", 0)
     return Generation(

@@ -32,6 +32,19 @@ class ToolBody(msgspec.Struct, kw_only=True):
     """A later question of the same lane replaces this one."""
 
 
+class BenchBody(ToolBody, kw_only=True):
+    """A load on this server, or on another that the operator allowed."""
+
+    target: Annotated[str, msgspec.Meta(max_length=400)] = ""
+    key: Annotated[str, msgspec.Meta(max_length=400)] = ""
+    """That the other server asks for."""
+
+
+class MachineBody(msgspec.Struct, kw_only=True):
+    measures: bool = True
+    """Measure if nothing is known yet."""
+
+
 class BlocksBody(msgspec.Struct, kw_only=True):
     """Sequences to lay out in memory."""
 
@@ -58,7 +71,7 @@ def _model(request: Request) -> ServedModel:
 
 def sees_all(request: Request) -> bool:
     """Where there are no keys everybody may look; else those with an admin key."""
-    return not _front(request).config.api_key or bool(request.scope.get("penstock.is_admin"))
+    return not _front(request).config.keys or bool(request.scope.get("penstock.is_admin"))
 
 
 def _tenant(request: Request) -> str | None:
@@ -92,32 +105,45 @@ async def about(request: Request) -> Json:
             "max_batch_tokens": facts.max_batch_tokens if facts else 0,
             "can_generate": facts.can_generate if facts else True,
             "memory": facts.memory if facts else (),
+            "num_active_parameters": facts.num_active_parameters if facts else 0,
             "models": sorted(CONFIGS),
             "devices": list(HARDWARE),
+            "bench_targets": front.config.bench_target,
             "is_admin": sees_all(request),
-            "has_keys": bool(front.config.api_key),
+            "has_keys": bool(front.config.keys),
         }
     )
 
 
 async def events(request: Request) -> EventAnswer:
     """The dashboard's stream, some times a second."""
-    live, tenant = _model(request).live, _tenant(request)
+    model, tenant, refusals = _model(request), _tenant(request), _front(request).refusals
+    live = model.live
     if live.num_readers >= MAX_READERS:
         raise busy("many pages watch already; close one", 5)
 
     async def source() -> AsyncIterator[tuple[str, Any]]:
         live.watch()
-        place = 0
+        place = num_refused = 0
         try:
             while True:
                 await live.ticked.wait()
                 body, place = live.snapshot(tenant, place)
+                _word(model, body["kv"])
+                body["refusals"] = refusals.since(num_refused, tenant)
+                num_refused = refusals.num_refused
                 yield "live", body
         finally:
             live.leave()
 
     return EventAnswer(source)
+
+
+def _word(model: ServedModel, pool: dict[str, Any] | None) -> None:
+    """Say how cached prefixes begin, to those who see them."""
+    if pool is not None and model.is_open:
+        for one in pool["prefixes"]:
+            one["text"] = model.tokenizer.decode(one["first_tokens"], skip_special=False)
 
 
 def _record(request: Request) -> RequestRecord:
@@ -183,16 +209,28 @@ async def plan(request: Request) -> Json:
     return Json(await front.tools.result(_client(request), f"plan {body.lane}", task))
 
 
-async def bench(request: Request) -> Json:
-    """A benchmark of this very server, over its own socket."""
+async def bench(request: Request) -> EventAnswer:
+    """This very server over its own socket, or one that the operator named: how it comes along, then the report."""
     front = _front(request)
-    body, _ = await front.body(request, ToolBody, {})
-    host, port = request.scope["server"]
-    address = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
-    words = ["bench", address, *words_of("bench", body.flags), "--json=-"]
-    key = request.headers.get("authorization", "").partition(" ")[2]
-    task = {"task": "command", "words": words, "key": key}
-    return Json(await front.tools.result(_client(request), f"bench {body.lane}", task))
+    body, _ = await front.body(request, BenchBody, {})
+    client = _client(request)
+    if not body.target:
+        host, port = request.scope["server"]
+        address = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+        key = request.headers.get("authorization", "").partition(" ")[2]
+    elif body.target in front.config.bench_target:
+        address, key = body.target, body.key
+    else:
+        message = "pages may load this server and those named by --bench-target; that one is neither"
+        raise ApiError(ErrorKind.PERMISSION, message, param="target", code="target_not_allowed")
+    task = {"task": "bench", "words": [address, *words_of("bench", body.flags)], "key": key}
+
+    async def source() -> AsyncIterator[tuple[str, Any]]:
+        async for line in front.tools.run(client, f"bench {body.lane}", task):
+            name = "result" if "result" in line else "progress"
+            yield name, line[name]
+
+    return EventAnswer(source)
 
 
 async def blocks(request: Request) -> Json:
@@ -214,6 +252,8 @@ async def fleet(request: Request) -> Json:
 
 
 async def machine(request: Request) -> Json:
-    """What this machine reaches; measured, some seconds long, when first asked for."""
-    await _front(request).body(request, EmptyBody, {})
-    return Json(await _front(request).tools.result(_client(request), "machine", {"task": "machine"}))
+    """What this machine reaches; measured, some seconds long, when first asked for. Null if it is not known and may not be."""
+    front = _front(request)
+    body, _ = await front.body(request, MachineBody, {})
+    task = {"task": "machine", "measures": body.measures}
+    return Json(await front.tools.result(_client(request), "machine", task))

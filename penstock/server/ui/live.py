@@ -21,6 +21,7 @@ from penstock.metrics.summary import quantile
 from penstock.server.http.admission import Admission
 from penstock.server.http.meters import Meters
 from penstock.server.ui.ledger import RequestLedger, RequestRecord
+from penstock.server.ui.utilisation import RequestMix, capacity_per_s, step_times
 
 TICK_S = 0.4
 LOOK_S = 3.0
@@ -96,7 +97,8 @@ class LiveView:
         now = time.monotonic()
         meters = self._meters
         totals = (meters.prompt_tokens, meters.cached_tokens, meters.output_tokens, meters.ended)
-        self._counts.append((now, *(metric.total for metric in totals)))
+        load = self._client.load
+        self._counts.append((now, *(metric.total for metric in totals), load.num_running + load.num_waiting))
         while self._counts[0][0] < now - RATE_S:
             self._counts.popleft()
         if now - self._doctor_s >= DOCTOR_S:
@@ -136,6 +138,8 @@ class LiveView:
             "num_refused": self._admission.num_refused,
             "rates": self._rates(),
             "latency": self._latency(tenant, now),
+            "queue": self._queue(now),
+            "misses": self._misses(tenant),
             "steps": [tuple(step)[:7] for step in steps],
             "requests": self._requests(tenant, now),
             "ended": [summary(one) for one in self._ended(tenant)[:40]],
@@ -170,8 +174,46 @@ class LiveView:
             "tpot": _spread(tpot),
             "mean_queue_s": sum(queue) / len(queue) if queue else None,
             "mean_e2e_s": sum(e2e) / len(e2e) if e2e else None,
-            "arrivals_per_s": len([one for one in (*recent, *running) if now - one.arrival_s < WINDOW_S]) / WINDOW_S,
         }
+
+    def _queue(self, now: float) -> dict[str, float | None]:
+        """Utilisation and Little's law, of everybody's requests: how many came, how long they stayed, how many were inside."""
+        ended = [one for one in self.ledger.ended if now - (one.end_s or now) < WINDOW_S and one.last_s is not None]
+        arrivals = [one for one in (*ended, *self.ledger.open.values()) if now - one.arrival_s < WINDOW_S]
+        rate = len(arrivals) / WINDOW_S
+        stays = [one.last_s - one.arrival_s for one in ended if one.last_s is not None]
+        inside = [counts[-1] for counts in self._counts]
+        capacity = self._capacity(ended)
+        return {
+            "arrivals_per_s": rate,
+            "mean_time_s": sum(stays) / len(stays) if stays else None,
+            "mean_inside": sum(inside) / len(inside) if inside else None,
+            "capacity_per_s": capacity,
+            "rho": rate / capacity if capacity else None,
+        }
+
+    def _capacity(self, ended: list[RequestRecord]) -> float | None:
+        facts, times = self._client.facts, step_times(tuple(self.steps))
+        if facts is None or times is None or not ended:
+            return None
+        count = len(ended)
+        mix = RequestMix(
+            num_computed=sum(one.num_prompt - one.num_cached for one in ended) / count,
+            num_tokens=sum(one.num_tokens for one in ended) / count,
+            num_context=sum(one.num_prompt + one.num_tokens for one in ended) / count,
+        )
+        return capacity_per_s(times, mix, facts.max_sequences, facts.num_cached_tokens)
+
+    def _misses(self, tenant: str | None) -> list[tuple[str, int, int]]:
+        """(why, requests, prompt tokens computed for it) of requests that ended, what cost most first."""
+        found: dict[str, list[int]] = {}
+        for one in self._ended(tenant):
+            if one.miss:
+                sums = found.setdefault(one.miss, [0, 0])
+                sums[0] += 1
+                sums[1] += one.num_prompt - one.num_cached
+        rows = [(why, num_requests, num_tokens) for why, (num_requests, num_tokens) in found.items()]
+        return sorted(rows, key=lambda row: -row[2])[:8]
 
     def _samples(self, tenant: str | None, now: float) -> list[tuple[float, float, float]]:
         """(seconds ago, TTFT, TPOT) of requests that ended: what heatmaps count."""
@@ -220,6 +262,7 @@ class LiveView:
             "num_evictions": pool.num_evictions,
             "holders": holders,
             "prefixes": [one._asdict() for one in pool.prefixes] if tenant is None else [],
+            "prefix_of": base64.b64encode(pool.prefix_of).decode() if tenant is None else "",
             "view_s": view.cost_s,
         }
 

@@ -1,7 +1,7 @@
 """The rows that the web app adds to the route table: method, path, handler, help, body."""
 
 from penstock.server.ui import files, handlers, learning
-from penstock.server.ui.handlers import BlocksBody, EmptyBody, ToolBody
+from penstock.server.ui.handlers import BenchBody, BlocksBody, EmptyBody, MachineBody, ToolBody
 from penstock.server.ui.learning import CalculateBody, LintBody
 
 ROWS = (
@@ -15,8 +15,8 @@ ROWS = (
     ("POST", "/app/v1/requests/{name}/cancel", handlers.cancel_request, "End a request", EmptyBody),
     ("POST", "/app/v1/simulate", handlers.simulate, "Run the simulator, as a stream of events", ToolBody),
     ("POST", "/app/v1/plan", handlers.plan, "Run the planner", ToolBody),
-    ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server", ToolBody),
-    ("POST", "/app/v1/machine", handlers.machine, "Measure what this machine reaches", EmptyBody),
+    ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server, as a stream of events", BenchBody),
+    ("POST", "/app/v1/machine", handlers.machine, "What this machine reaches, measured once", MachineBody),
     ("GET", "/app/v1/fleet", handlers.fleet, "What serves here"),
     ("POST", "/app/v1/blocks", handlers.blocks, "Lay sequences out in memory", BlocksBody),
     ("GET", "/app/v1/advice", learning.advice, "Decision trees, checklists, the cheat sheet"),

@@ -12,7 +12,11 @@ PING_S = 10.0
 
 
 class EventAnswer:
-    """`source` yields (event name, value); it is closed when the reader has left."""
+    """`source` yields (event name, value); it is closed when the reader has left.
+
+    A fault before the first event is an answer with its status; a source that is silent for `PING_S` begins the answer, and
+    then a fault is an event.
+    """
 
     def __init__(self, source: Callable[[], AsyncIterator[tuple[str, Any]]]) -> None:
         self._source = source
@@ -21,34 +25,36 @@ class EventAnswer:
         gone = asyncio.create_task(_until_gone(receive))
         source = self._source()
         is_begun = False
+        coming: asyncio.Future[tuple[str, Any]] | None = None
         try:
             while True:
-                coming = asyncio.ensure_future(anext(source))
-                while not coming.done():
-                    await asyncio.wait((coming, gone), timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
-                    if gone.done() or (not coming.done() and not is_begun):
-                        break
-                    if not coming.done():
-                        await send({"type": "http.response.body", "body": sse.PING, "more_body": True})
+                if coming is None:
+                    coming = asyncio.ensure_future(anext(source))
+                await asyncio.wait((coming, gone), timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
                 if gone.done():
-                    await _drop(coming)
                     return
+                body = sse.PING
+                if coming.done():
+                    done, coming = coming, None
+                    fault = done.exception()
+                    if isinstance(fault, StopAsyncIteration):
+                        break
+                    if isinstance(fault, ApiError) and is_begun:
+                        body = sse.named_event("fault", _told(fault))
+                        await send({"type": "http.response.body", "body": body})
+                        return
+                    body = sse.named_event(*done.result())
                 if not is_begun:
-                    if coming.done() and isinstance(coming.exception(), ApiError):
-                        raise coming.exception()  # type: ignore[misc]
                     is_begun = True
                     await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
-                try:
-                    name, value = await coming
-                except StopAsyncIteration:
-                    break
-                except ApiError as error:
-                    await send({"type": "http.response.body", "body": sse.named_event("fault", _told(error))})
-                    return
-                await send({"type": "http.response.body", "body": sse.named_event(name, value), "more_body": True})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            if not is_begun:
+                await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
             await send({"type": "http.response.body", "body": b""})
         finally:
             gone.cancel()
+            if coming is not None:
+                await _drop(coming)
             with contextlib.suppress(Exception):
                 await source.aclose()  # type: ignore[attr-defined]
 

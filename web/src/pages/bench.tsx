@@ -1,14 +1,15 @@
-/** Benchmarks of this server, run beside it and compared. */
+/** Benchmarks of this server, or of another that the operator allows: run beside it, drawn as they go, compared. */
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
-import { post, told } from "../api";
+import { useRef, useState } from "preact/hooks";
+import { about } from "../about";
+import { told } from "../api";
 import { count, percent, seconds, significant } from "../format";
-import { commandOf, type Flags, LANE } from "../tools";
+import { benchmark, type BenchProgress, commandOf, type Flags } from "../tools";
 import { Plot } from "../ui/draw";
 import { useKept } from "../ui/hooks";
-import { Badge, Button, Card, Command, Note, PageHead, Segments, Slider, SourceBadge, Spinner, Table, TextField } from "../ui/kit";
+import { Badge, Bar, Button, Card, Command, Note, PageHead, Segments, Select, Slider, SourceBadge, Spinner, Table, TextField } from "../ui/kit";
 
-const DEFAULTS = { mode: "concurrency", concurrency: 4, rate: 2, requests: 24, prompts: "64-128", answers: "32" };
+const DEFAULTS = { mode: "concurrency", concurrency: 4, rate: 2, requests: 24, prompts: "64-128", answers: "32", target: "" };
 
 type Plain = string | number | boolean | null | Plain[] | { [key: string]: Plain };
 interface Run {
@@ -40,6 +41,10 @@ export function Bench(): JSX.Element {
   const [runs, setRuns] = useState<Run[]>([]);
   const [busy, setBusy] = useState("");
   const [fault, setFault] = useState("");
+  const [key, setKey] = useState("");
+  const [news, setNews] = useState<BenchProgress[]>([]);
+  const abort = useRef<AbortController | null>(null);
+  const targets = about.value?.bench_targets ?? [];
   const flags = (change: Partial<typeof DEFAULTS> = {}): Flags => {
     const now = { ...state, ...change };
     const load: Flags = now.mode === "rate" ? { rate: now.rate } : { concurrency: now.concurrency };
@@ -47,11 +52,16 @@ export function Bench(): JSX.Element {
   };
   const run = async (labels: [string, Flags][]) => {
     setFault("");
+    abort.current = new AbortController();
+    const { signal } = abort.current;
+    const where = state.target ? ` of ${new URL(state.target).host}` : "";
     try {
       for (const [label, what] of labels) {
         setBusy(label);
-        const report = await post<Plain>("/app/v1/bench", { flags: what, lane: LANE });
-        setRuns((before) => [...before, { label, flags: what, report }]);
+        setNews([]);
+        const onProgress = (one: BenchProgress) => setNews((before) => [...before, one].slice(-400));
+        const report = await benchmark<Plain>(what, { target: state.target, key, signal, onProgress });
+        setRuns((before) => [...before, { label: label + where, flags: what, report }]);
       }
     } catch (problem) {
       setFault(told(problem));
@@ -68,6 +78,8 @@ export function Bench(): JSX.Element {
       <div class="split">
         <Card title="Load">
           <div class="fields">
+            {targets.length > 0 && <Select label="Server" value={state.target} options={[["", "this one"], ...targets.map((one) => [one, one] as const)]} onChange={(target) => set({ target })} />}
+            {state.target && <TextField label="Its key, if it asks for one" value={key} onChange={setKey} />}
             <Segments label="Kind of load" value={state.mode} options={[["concurrency", "Users at once"], ["rate", "Rate"]]} onChange={(mode) => set({ mode })} />
             {state.mode === "rate" ? <Slider label="Requests a second" value={state.rate} min={0.1} max={50} step={0.1} onChange={(rate) => set({ rate })} /> : <Slider label="Users who ask again once answered" value={state.concurrency} min={1} max={64} onChange={(concurrency) => set({ concurrency })} />}
             <Slider label="Requests" value={state.requests} min={4} max={400} onChange={(requests) => set({ requests })} />
@@ -80,23 +92,64 @@ export function Bench(): JSX.Element {
               <Button disabled={!!busy} onClick={() => void run(sweep())}>
                 Sweep
               </Button>
-              {runs.length > 0 && (
+              {busy && (
+                <Button kind="danger" onClick={() => abort.current?.abort()}>
+                  Stop
+                </Button>
+              )}
+              {runs.length > 0 && !busy && (
                 <Button kind="quiet" onClick={() => setRuns([])}>
                   Clear
                 </Button>
               )}
             </div>
             {busy && <Spinner text={`running ${busy}`} />}
+            {targets.length === 0 && <p class="tiny faint">Other servers can be loaded from here once they are named: penstock serve --bench-target URL.</p>}
           </div>
         </Card>
         <div class="stack">
           {fault && <Note kind="bad">{fault}</Note>}
           {runs.length === 0 && !busy && <p class="empty">Run one, or sweep: the same requests at several loads, beside each other.</p>}
+          {busy && <Going news={news} />}
           {runs.length > 0 && <Runs runs={runs} />}
-          <Command text={commandOf("bench", flags(), location.origin)} />
+          <Command text={commandOf("bench", flags(), state.target || location.origin)} />
         </div>
       </div>
     </div>
+  );
+}
+
+/** A run as it goes: what has come, half second by half second. */
+function Going({ news }: { news: BenchProgress[] }): JSX.Element {
+  const rows = news.filter((one) => one.elapsed_s !== undefined);
+  const last = rows.at(-1);
+  if (!last) return <Card title="As it goes"><Spinner text={news.at(-1)?.stage ?? "starting"} /></Card>;
+  // Runs of one benchmark follow each other, each on a clock of its own.
+  const run = rows.filter((one) => one.stage === last.stage);
+  const pace = run.map((one, index) => {
+    const before = run[index - 1];
+    return before ? (one.num_pieces! - before.num_pieces!) / Math.max(one.elapsed_s! - before.elapsed_s!, 1e-3) : one.num_pieces! / Math.max(one.elapsed_s!, 0.2);
+  });
+  return (
+    <Card title="As it goes" about={`${last.stage}: ${count(last.num_ended!)} of ${count(last.num_total!)} answered, ${count(last.num_open!)} under way${last.num_failed ? `, ${count(last.num_failed)} failed` : ""}`}>
+      <div class="stack">
+        <Bar share={last.num_total ? last.num_ended! / last.num_total : 0} label="Requests answered" plain />
+        <Plot
+          label="Pieces a second and requests under way"
+          height={200}
+          x={run.map((one) => one.elapsed_s!)}
+          xLabel="seconds"
+          yLabel="pieces/s"
+          y2Label="TTFT"
+          format2={seconds}
+          lines={[
+            { label: "pieces/s", values: pace, colour: "decode" },
+            { label: "under way", values: run.map((one) => one.num_open!), colour: "cached", dash: [4, 3] },
+            { label: "TTFT p50 of the latest", values: run.map((one) => one.ttft_s ?? NaN), colour: "prompt", right: true },
+          ]}
+        />
+      </div>
+    </Card>
   );
 }
 

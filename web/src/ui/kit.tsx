@@ -308,8 +308,8 @@ export const Spinner = ({ text }: { text?: string }): JSX.Element => (
   </span>
 );
 
-export function Bar({ share, label }: { share: number; label: string }): JSX.Element {
-  const kind = share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
+export function Bar({ share, label, plain }: { share: number; label: string; plain?: boolean }): JSX.Element {
+  const kind = plain ? "" : share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
   return (
     <div class={`bar ${kind}`} role="meter" aria-label={label} aria-valuemin={0} aria-valuemax={100} aria-valuenow={Math.round(100 * share)}>
       <i style={{ width: `${Math.min(Math.max(share, 0), 1) * 100}%` }} />

@@ -3,12 +3,13 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { about } from "../../about";
 import { count, percent, seconds, significant } from "../../format";
-import { connection, history, live, refusals, steps, useStream } from "../../live";
+import { connection, history, live, steps, useStream } from "../../live";
 import { Plot } from "../../ui/draw";
 import { Badge, Card, Legend, Note, PageHead, SourceBadge, Stat, Stats } from "../../ui/kit";
 import { Heat } from "./heat";
 import { KvMap } from "./kv";
 import { Machine } from "./machine";
+import { Misses, Refusals } from "./refusals";
 import { Requests } from "./requests";
 import { Strip } from "./strip";
 import { Waterfall } from "./waterfall";
@@ -52,20 +53,9 @@ export function Dashboard(): JSX.Element {
           </div>
           <div class="grid">
             <Machine />
-            <Card class="c6" title="Refusals" about="Requests turned away since this page was opened.">
-              {refusals.value.length === 0 ? (
-                <p class="muted small">None. {now.num_refused > 0 && `${count(now.num_refused)} before that.`}</p>
-              ) : (
-                <ul class="plain">
-                  {refusals.value.map((one, number) => (
-                    <li key={number}>
-                      <span class="mono">{one.time.toLocaleTimeString()}</span> {one.count} refused for lack of room
-                    </li>
-                  ))}
-                </ul>
-              )}
-            </Card>
+            <Misses />
           </div>
+          <Refusals />
         </>
       )}
     </div>

@@ -1,7 +1,8 @@
 /** The playground: talk to the model that is served, and see what it does. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { about } from "../../about";
+import { about, chosenModel } from "../../about";
+import { ModelPicker } from "../../ui/models";
 import { post } from "../../api";
 import { count } from "../../format";
 import { keep, kept } from "../../router";
@@ -11,7 +12,7 @@ import { Copies } from "./copies";
 import { Panel } from "./panel";
 import { asCurl, asJavaScript, asPython, body, DEFAULTS, type Message, type Settings, SettingFault, streamed } from "./settings";
 import { answer } from "./stream";
-import { Tree, type Turn } from "./tree";
+import { messages, Tree, type Turn } from "./tree";
 import { type Deeds, TurnView } from "./turn";
 
 const tree = new Tree();
@@ -60,7 +61,6 @@ function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next:
   });
   useEffect(() => () => busy?.abort(), [busy]);
 
-  const messages = (turns: Turn[]): Message[] => turns.filter((turn) => turn.text).map((turn) => ({ role: turn.role, content: turn.text }));
   const run = async (turn: Turn, what: Record<string, unknown>) => {
     const abort = new AbortController();
     setBusy(abort);
@@ -72,8 +72,11 @@ function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next:
   const reply = (parent: number, history: Turn[]) => {
     try {
       setFault("");
-      const what = streamed(settings, messages(history));
-      void run(tree.add("assistant", "", parent), what);
+      const asked = messages(history);
+      const what = streamed(settings, asked);
+      const turn = tree.add("assistant", "", parent);
+      turn.asked = body(settings, asked)["messages"] as Message[];
+      void run(turn, what);
     } catch (problem) {
       if (!(problem instanceof SettingFault)) throw problem;
       setFault(problem.message);
@@ -92,11 +95,20 @@ function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next:
     },
     again: (turn) => reply(turn.parent, tree.before(turn.id)),
     branch: (turn, index, rival) => {
-      const begun = turn.text.slice(0, turn.given) + turn.tokens.slice(0, index).map((one) => one.token).join("") + rival;
+      const kept = turn.tokens.slice(0, index);
+      const begun = turn.text.slice(0, turn.given) + kept.map((one) => one.token).join("") + rival.token;
       const made = tree.add("assistant", begun, turn.parent);
       made.given = begun.length;
+      made.begun = [...turn.begun, ...kept.map((one) => one.id), rival.id];
       const history = messages(tree.before(turn.id));
-      void run(made, { ...streamed(settings, [...history, { role: "assistant", content: begun }]), continue_final_message: true, add_generation_prompt: false });
+      made.asked = body(settings, history)["messages"] as Message[];
+      // The very tokens: the same text, made into tokens again, may be others.
+      void run(made, { ...streamed(settings, history), continue_token_ids: made.begun });
+    },
+    results: (turn, results) => {
+      const made = tree.add("tool", "", turn.id);
+      made.results = results;
+      reply(made.id, [...tree.before(made.id), made]);
     },
     choose: (turn, place) => tree.choose(turn, place),
   };
@@ -158,6 +170,7 @@ function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next:
       </section>
       <aside class="stack">
         <Card title="Settings">
+          <ModelPicker />
           <Panel value={settings} onChange={onSettings} />
         </Card>
         <Card title="Take it with you">
@@ -204,12 +217,7 @@ function Gauge({ path }: { path: Turn[] }): JSX.Element | null {
   const show = async () => {
     setShown(!shown);
     if (shown) return;
-    const history = tree.before(last.id).filter((turn) => turn.text);
-    const found = await post<Tokenized>("/tokenize", {
-      messages: history.map((turn) => ({ role: turn.role, content: turn.text })),
-      add_generation_prompt: true,
-      return_token_strs: true,
-    });
+    const found = await post<Tokenized>("/tokenize", { messages: last.asked, add_generation_prompt: true, return_token_strs: true, ...(chosenModel.value ? { model: chosenModel.value } : {}) });
     setTokens(found.token_strs ?? []);
   };
   return (

@@ -1,4 +1,7 @@
 /** What is asked of the model beside the words, and the same as code. */
+import { apiKey } from "../../api";
+import { chosenModel } from "../../about";
+
 export interface Settings {
   system: string;
   temperature: number;
@@ -36,6 +39,8 @@ export const DEFAULTS: Settings = {
 export interface Message {
   role: string;
   content: string;
+  tool_calls?: { id: string; type: "function"; function: { name: string; arguments: string } }[];
+  tool_call_id?: string;
 }
 
 export class SettingFault extends Error {}
@@ -55,6 +60,7 @@ export function body(settings: Settings, messages: Message[]): Record<string, un
     temperature: settings.temperature,
     max_tokens: settings.max_tokens,
   };
+  if (chosenModel.value) found["model"] = chosenModel.value;
   if (settings.top_p < 1) found["top_p"] = settings.top_p;
   if (settings.top_k > 0) found["top_k"] = settings.top_k;
   if (settings.min_p > 0) found["min_p"] = settings.min_p;
@@ -81,7 +87,7 @@ export function body(settings: Settings, messages: Message[]): Record<string, un
 export function streamed(settings: Settings, messages: Message[]): Record<string, unknown> {
   return {
     ...body(settings, messages),
-    ...(settings.logprobs ? { logprobs: true, top_logprobs: 10 } : {}),
+    ...(settings.logprobs ? { logprobs: true, top_logprobs: 10, return_token_ids: true } : {}),
     stream: true,
     stream_options: { include_usage: true, include_progress: true },
     return_timings: true,
@@ -91,19 +97,21 @@ export function streamed(settings: Settings, messages: Message[]): Record<string
 const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
 
 export function asCurl(origin: string, what: Record<string, unknown>): string {
-  return `curl ${origin}/v1/chat/completions -H 'content-type: application/json' \\\n  -d ${quoted(JSON.stringify(what, null, 2))}`;
+  const key = apiKey.value ? ' -H "authorization: Bearer $PENSTOCK_API_KEY"' : "";
+  return `curl ${origin}/v1/chat/completions -H 'content-type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(what, null, 2))}`;
 }
 
 const EXTRA = ["top_k", "min_p", "repetition_penalty"];
 
 export function asPython(origin: string, model: string, what: Record<string, unknown>): string {
   const extra = Object.fromEntries(EXTRA.filter((name) => name in what).map((name) => [name, what[name]]));
-  const plain = Object.entries(what).filter(([name]) => !EXTRA.includes(name));
+  const plain = Object.entries(what).filter(([name]) => !EXTRA.includes(name) && name !== "model");
   const lines = [`    model=${JSON.stringify(model)},`, ...plain.map(([name, value]) => `    ${name}=${python(value)},`)];
   if (Object.keys(extra).length) lines.push(`    extra_body=${python(extra)},`);
-  return `from openai import OpenAI
+  const key = apiKey.value ? 'os.environ["PENSTOCK_API_KEY"]' : '"none"';
+  return `${apiKey.value ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url=${JSON.stringify(`${origin}/v1`)}, api_key="none")
+client = OpenAI(base_url=${JSON.stringify(`${origin}/v1`)}, api_key=${key})
 answer = client.chat.completions.create(
 ${lines.join("\n")}
 )
@@ -122,7 +130,7 @@ function python(value: unknown): string {
 export function asJavaScript(origin: string, what: Record<string, unknown>): string {
   return `const response = await fetch(${JSON.stringify(`${origin}/v1/chat/completions`)}, {
   method: "POST",
-  headers: { "content-type": "application/json" },
+  headers: { "content-type": "application/json"${apiKey.value ? ', authorization: "Bearer " + process.env.PENSTOCK_API_KEY' : ""} },
   body: JSON.stringify(${JSON.stringify(what, null, 2).replaceAll("\n", "\n  ")}),
 });
 console.log((await response.json()).choices[0].message.content);`;

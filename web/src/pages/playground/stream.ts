@@ -4,9 +4,9 @@ import type { Token, Turn, Usage } from "./tree";
 
 interface Entry {
   token: string;
+  token_id: number;
   logprob: number;
-  top_logprobs: { token: string; logprob: number }[];
-  draft?: boolean;
+  top_logprobs: { token: string; token_id: number; logprob: number }[];
 }
 interface Chunk {
   error?: { message: string };
@@ -14,7 +14,8 @@ interface Chunk {
     delta: {
       content?: string | null;
       reasoning_content?: string | null;
-      tool_calls?: { index: number; function?: { name?: string; arguments?: string } }[];
+      accepted_drafts?: boolean[];
+      tool_calls?: { index: number; id?: string; function?: { name?: string; arguments?: string } }[];
     };
     logprobs?: { content: Entry[] } | null;
     finish_reason: string | null;
@@ -82,16 +83,19 @@ function take(turn: Turn, chunk: Chunk, now: number): void {
   if (content) turn.text += content;
   if (reasoning) turn.reasoning += reasoning;
   for (const call of tools ?? []) {
-    const found = (turn.tools[call.index] ??= { name: "", arguments: "" });
+    const found = (turn.tools[call.index] ??= { id: "", name: "", arguments: "" });
+    if (call.id) found.id = call.id;
     if (call.function?.name) found.name = call.function.name;
     found.arguments += call.function?.arguments ?? "";
   }
-  for (const entry of choice.logprobs?.content ?? []) {
-    if (turn.tokens.length < MAX_TOKENS_KEPT) turn.tokens.push(token(entry));
-  }
+  const drafts = choice.delta.accepted_drafts ?? [];
+  (choice.logprobs?.content ?? []).forEach((entry, index) => {
+    if (turn.tokens.length < MAX_TOKENS_KEPT) turn.tokens.push(token(entry, drafts[index] ?? false));
+  });
   if (choice.finish_reason) turn.finish = choice.finish_reason;
 }
 
-function token(entry: Entry): Token {
-  return { token: entry.token, logprob: entry.logprob, top: entry.top_logprobs, ...(entry.draft ? { draft: true } : {}) };
+function token(entry: Entry, draft: boolean): Token {
+  const top = entry.top_logprobs.map((one) => ({ token: one.token, logprob: one.logprob, id: one.token_id }));
+  return { token: entry.token, logprob: entry.logprob, id: entry.token_id, top, ...(draft ? { draft } : {}) };
 }

@@ -3,11 +3,11 @@ import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { percent } from "../../format";
 import { Legend } from "../../ui/kit";
-import type { Token, Turn } from "./tree";
+import type { Rival, Token, Turn } from "./tree";
 
 const shown = (token: string): string => token.replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 
-export function Tokens({ turn, onBranch }: { turn: Turn; onBranch: (index: number, rival: string) => void }): JSX.Element {
+export function Tokens({ turn, onBranch }: { turn: Turn; onBranch: (index: number, rival: Rival) => void }): JSX.Element {
   const [at, setAt] = useState<number | null>(null);
   const token = at === null ? null : (turn.tokens[at] ?? null);
   return (
@@ -47,15 +47,15 @@ function heat(token: Token): number {
   return p >= 0.9 ? 0 : p >= 0.6 ? 1 : p >= 0.3 ? 2 : p >= 0.1 ? 3 : 4;
 }
 
-function Rivals({ token, onPick }: { token: Token; onPick: (rival: string) => void }): JSX.Element {
+function Rivals({ token, onPick }: { token: Token; onPick: (rival: Rival) => void }): JSX.Element {
   const most = Math.max(...token.top.map((one) => Math.exp(one.logprob)), Math.exp(token.logprob), 1e-9);
   return (
     <div class="rivals" role="group" aria-label="Alternatives">
       {token.top.map((one, number) => {
         const p = Math.exp(one.logprob);
-        const isChosen = one.token === token.token;
+        const isChosen = one.id === token.id;
         return (
-          <button key={number} type="button" class={`rival ${isChosen ? "chosen" : ""}`} disabled={isChosen} onClick={() => onPick(one.token)}>
+          <button key={number} type="button" class={`rival ${isChosen ? "chosen" : ""}`} disabled={isChosen} title={`token ${one.id}`} onClick={() => onPick(one)}>
             <span class="mono">{shown(one.token)}</span>
             <span class="track">
               <i style={{ width: `${(100 * p) / most}%` }} />

@@ -1,9 +1,12 @@
 /** A conversation as a tree: every edit or regenerated answer is a branch, and one path through it is shown. */
 import { signal } from "@preact/signals";
 
+import type { Message } from "./settings";
+
 export interface Rival {
   token: string;
   logprob: number;
+  id: number;
 }
 export interface Token extends Rival {
   top: Rival[];
@@ -17,12 +20,13 @@ export interface Usage {
   timings?: Record<string, number>;
 }
 export interface ToolCall {
+  id: string;
   name: string;
   arguments: string;
 }
 export interface Turn {
   id: number;
-  role: "user" | "assistant";
+  role: "user" | "assistant" | "tool";
   text: string;
   reasoning: string;
   parent: number;
@@ -39,6 +43,24 @@ export interface Turn {
   ticks: number[];
   /** Characters that were given to the model rather than made by it: an alternative that was forced. */
   given: number;
+  /** The tokens that those characters are. */
+  begun: number[];
+  /** What the model was asked for this answer. */
+  asked: Message[];
+  /** Of a tool turn: what each call gave, by the call's id. */
+  results: [string, string][];
+}
+
+/** The turns as a client sends them. */
+export function messages(turns: Turn[]): Message[] {
+  return turns.flatMap((turn): Message[] => {
+    if (turn.role === "tool") return turn.results.map(([id, content]) => ({ role: "tool", content, tool_call_id: id }));
+    if (turn.tools.length) {
+      const calls = turn.tools.map((call) => ({ id: call.id, type: "function" as const, function: { name: call.name, arguments: call.arguments } }));
+      return [{ role: turn.role, content: turn.text, tool_calls: calls }];
+    }
+    return turn.text ? [{ role: turn.role, content: turn.text }] : [];
+  });
 }
 
 export class Tree {
@@ -60,7 +82,7 @@ export class Tree {
       parent,
       children: [],
       chosen: 0,
-      state: role === "user" ? "done" : "waiting",
+      state: role === "assistant" ? "waiting" : "done",
       note: "",
       tokens: [],
       tools: [],
@@ -70,6 +92,9 @@ export class Tree {
       total_ms: 0,
       ticks: [],
       given: 0,
+      begun: [],
+      asked: [],
+      results: [],
     };
     this.turns.set(turn.id, turn);
     const above = parent ? this.get(parent) : this.root;

@@ -2,15 +2,16 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { count, ms, percent, significant } from "../../format";
-import { Button, Note } from "../../ui/kit";
+import { Button, Note, TextField } from "../../ui/kit";
 import { Answer } from "../../ui/text";
 import { Tokens } from "./tokens";
-import type { Turn } from "./tree";
+import type { Rival, Turn } from "./tree";
 
 export interface Deeds {
   edit: (turn: Turn, text: string) => void;
   again: (turn: Turn) => void;
-  branch: (turn: Turn, index: number, rival: string) => void;
+  branch: (turn: Turn, index: number, rival: Rival) => void;
+  results: (turn: Turn, results: [string, string][]) => void;
   choose: (turn: Turn, place: number) => void;
 }
 
@@ -19,6 +20,7 @@ export function TurnView(props: { turn: Turn; place: number; of: number; deeds: 
   const [editing, setEditing] = useState<string | null>(null);
   const [view, setView] = useState<"text" | "tokens">("text");
   const isUser = turn.role === "user";
+  if (turn.role === "tool") return <ToolResults turn={turn} />;
   return (
     <article class={`turn ${turn.role}`} aria-label={isUser ? "You" : "Model"} aria-busy={turn.state === "streaming"}>
       <header>
@@ -86,11 +88,50 @@ export function TurnView(props: { turn: Turn; place: number; of: number; deeds: 
               {call.name}({call.arguments})
             </pre>
           ))}
+          {turn.tools.length > 0 && turn.state === "done" && turn.children.length === 0 && <Answers turn={turn} busy={props.busy} onSend={(results) => deeds.results(turn, results)} />}
           {turn.state === "waiting" && <p class="small muted">{turn.note || "sent"}</p>}
           {(turn.state === "failed" || turn.state === "stopped") && <Note kind={turn.state === "failed" ? "bad" : "warn"}>{turn.note}</Note>}
         </>
       )}
       {!isUser && turn.ticks.length > 0 && <Times turn={turn} />}
+    </article>
+  );
+}
+
+/** What the tools gave, typed by whoever tests them; it goes back to the model as the calls' results. */
+function Answers({ turn, busy, onSend }: { turn: Turn; busy: boolean; onSend: (results: [string, string][]) => void }): JSX.Element {
+  const [texts, setTexts] = useState(turn.tools.map(() => ""));
+  return (
+    <form
+      class="stack"
+      onSubmit={(event) => {
+        event.preventDefault();
+        onSend(turn.tools.map((call, number) => [call.id, texts[number]!]));
+      }}
+    >
+      {turn.tools.map((call, number) => (
+        <TextField key={call.id} label={`Result of ${call.name}`} value={texts[number]!} rows={2} placeholder={'{"temperature": 21}'} onChange={(text) => setTexts(texts.map((before, place) => (place === number ? text : before)))} />
+      ))}
+      <div class="row">
+        <Button kind="primary s" submit disabled={busy}>
+          Send the result
+        </Button>
+      </div>
+    </form>
+  );
+}
+
+function ToolResults({ turn }: { turn: Turn }): JSX.Element {
+  return (
+    <article class="turn tool" aria-label="Tool">
+      <header>
+        <strong>Tool</strong>
+      </header>
+      {turn.results.map(([id, text]) => (
+        <pre key={id} class="code" tabIndex={0}>
+          {text || "(nothing)"}
+        </pre>
+      ))}
     </article>
   );
 }

@@ -1,0 +1,47 @@
+"""A benchmark for the bench page: the command's own code, with how it comes along."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.bench.load import LoadProgress
+from penstock.cli.bench.command import measured
+from penstock.cli.bench.config import Config
+from penstock.console import args
+
+PERIOD_S = 0.5
+
+
+class _Reported:
+    """Tells at most every half second of a run."""
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self._tell = tell
+        self._last: tuple[str, float] = ("", 0.0)
+
+    def say(self, text: str) -> None:
+        self._tell({"stage": text})
+
+    def show(self, name: str, progress: LoadProgress) -> None:
+        last_name, last_s = self._last
+        if name == last_name and progress.elapsed_s - last_s < PERIOD_S:
+            return
+        self._last = (name, progress.elapsed_s)
+        self._tell(
+            {
+                "stage": name,
+                "elapsed_s": progress.elapsed_s,
+                "num_total": progress.num_total,
+                "num_sent": progress.num_sent,
+                "num_ended": progress.num_ended,
+                "num_failed": progress.num_failed,
+                "num_open": progress.num_open,
+                "num_pieces": progress.num_pieces,
+                "ttft_s": progress.ttft_s,
+            }
+        )
+
+
+def benched(words: Sequence[str], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """As `penstock bench --json -` with these words."""
+    config = args.build(Config, dict(args.parse(Config, words).values))
+    return measured(config, _Reported(tell))
