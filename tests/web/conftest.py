@@ -46,7 +46,7 @@ def browser(built: Path) -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def served(built: Path) -> Iterator[Server]:
     model_path(DEFAULT)
-    with serving(model="default", is_real=True) as running:
+    with serving("--speculate", "auto", model="default", is_real=True) as running:
         yield running
 
 

@@ -8,10 +8,12 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.server.serving import Server, serving
+from tests.server.serving import KEY, Server, serving
 from tests.web.conftest import Seen
 
 pytestmark = pytest.mark.web
+
+ADMIN_KEY = "an-admin-key-of-some-length"
 
 
 def long_request(url: str) -> threading.Thread:
@@ -76,3 +78,55 @@ def test_the_stream_survives_a_restart_of_the_server(browser: Browser) -> None:
     with serving("--port", port):
         expect(page.get_by_text("streaming", exact=True)).to_be_visible()
     context.close()
+
+
+def test_utilisation_misses_and_refusals_are_told(seen: Seen, served: Server) -> None:
+    page = seen.go("dashboard")
+    expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+    body = {"prompt": "The river runs to the sea and " * 8, "max_tokens": 12, "ignore_eos": True}
+    for _ in range(2):
+        assert served.post("/v1/completions", body).status_code == 200
+    assert served.post("/v1/completions", body | {"prompt": "A" + body["prompt"]}).status_code == 200
+    assert served.post("/v1/completions", body | {"max_tokens": -3}).status_code == 400
+    expect(page.locator("[data-stat=rho] .value")).not_to_have_text("–")
+    expect(page.locator("[data-stat=little] .value")).not_to_have_text("–")
+    expect(page.get_by_role("region", name="Refusals")).to_contain_text("max_tokens")
+    expect(page.get_by_role("region", name="Why prefixes missed").locator("tbody tr").first).to_be_visible()
+    page.get_by_role("button", name="Ended").click()
+    expect(page.get_by_role("region", name="Requests that ended")).to_contain_text("token ")
+    cells = page.get_by_label("blocks:", exact=False)
+    cells.hover(position={"x": 4, "y": 4})
+    expect(page.locator(".tip")).to_contain_text("block 0")
+    assert not seen.faults
+
+
+def test_with_keys_the_page_asks_for_one_and_shows_what_it_may(browser: Browser) -> None:
+    with serving("--admin-key", ADMIN_KEY, key=KEY) as server:
+        context = browser.new_context()
+        seen = Seen(context, server.url)
+        page = seen.go("dashboard")
+        expect(page.get_by_role("dialog")).to_contain_text("asks for a key")
+        page.get_by_label("API key").fill("not-the-right-key")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+        admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        body = {"prompt": "x", "max_tokens": 3}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, headers=admin).status_code == 200
+        assert server.post("/v1/completions", body).status_code == 200
+        expect(page.get_by_role("button", name="Ended (1)")).to_be_visible()
+        page.evaluate(f"sessionStorage.setItem('penstock.key', '{ADMIN_KEY}')")
+        page.reload()
+        expect(page.get_by_role("button", name="Ended (2)")).to_be_visible()
+        context.close()
+
+
+def test_the_bench_page_draws_a_run_and_its_figures(seen: Seen) -> None:
+    page = seen.go("bench?concurrency=2&requests=8&prompts=16&answers=8")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("heading", name="As it goes")).to_be_visible()
+    expect(page.get_by_role("region", name="Benchmark runs")).to_contain_text("8 requests")
+    assert float(page.locator("[data-figure='bench tokens']").inner_text().replace(",", "")) > 0
+    assert not seen.faults

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Request, expect
 
 from tests.web.conftest import Seen
 
@@ -41,6 +41,32 @@ def test_the_cockpit_shows_what_simulate_prints(seen: Seen) -> None:
         assert float(shown.get_attribute("data-value") or "nan") == pytest.approx(value, rel=1e-9), name
     expect(page.get_by_label("The same as a command")).to_contain_text("penstock simulate --model llama-3.1-8b")
     assert not seen.faults
+
+
+def test_only_the_newest_of_two_runs_is_shown(seen: Seen) -> None:
+    """A knob is turned while a long run is under way: its result never comes up, and the newest one does."""
+    asked: list[int] = []
+    page = seen.page
+
+    def listen(request: Request) -> None:
+        if request.url.endswith("/app/v1/simulate"):
+            asked.append(json.loads(request.post_data or "{}")["flags"]["num-requests"])
+
+    page.on("request", listen)
+    long = FLAGS | {"num-requests": 9000, "rate": 60, "answers": 300}
+    seen.go("cockpit?" + "&".join(f"{name}={value}" for name, value in long.items()))
+    page.wait_for_function("() => document.querySelector('[role=status]')?.textContent?.includes('simulated')")
+    page.get_by_label("Requests", exact=True).fill("60")
+    page.get_by_label("Requests", exact=True).press("Tab")
+    shown = page.locator("[data-figure='tokens/s A']")
+    expect(shown).to_be_visible()
+    assert asked == [9000, 60]
+    words = [word for name, value in (long | {"num-requests": 60}).items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "penstock", "simulate", *words, "--json"]
+    printed = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    expected = printed["results"]["continuous"]["summary"]["output_tokens_per_s"]
+    assert float(shown.get_attribute("data-value") or "nan") == pytest.approx(expected, rel=1e-9)
+    expect(page.locator(".note-box.bad")).to_have_count(0)
 
 
 def stat(seen: Seen, name: str, text: str) -> None:

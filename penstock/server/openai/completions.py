@@ -170,7 +170,7 @@ class CompletionEncoder:
         return self._tokenizer.decode(self._prompts[index // self._num_choices], skip_special=False)
 
     def _fresh_columns(self, index: int) -> CompletionLogprobs:
-        return CompletionLogprobs(self._tokenizer, self._num_top or 0)
+        return CompletionLogprobs(self._tokenizer, self._num_top or 0, has_ids=self._reports_ids)
 
     def _take_prompt_logprobs(self, piece: Piece) -> None:
         if piece.prompt_logprobs and piece.choice % self._num_choices == 0:

@@ -39,11 +39,15 @@ def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float, has_id: boo
 
 
 class CompletionLogprobs:
-    """The four columns of a text completion, built token by token; offsets run on from the text before them."""
+    """The four columns of a text completion, built token by token; offsets run on from the text before them.
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, offset: int = 0) -> None:
+    `has_ids`: and a fifth, the likeliest tokens by their ids, since several may read alike.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int, offset: int = 0, *, has_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
+        self._has_ids = has_ids
         self._offset = offset
         self.clear()
 
@@ -53,10 +57,12 @@ class CompletionLogprobs:
         self._logprobs: list[float | None] = []
         self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
+        self._top_ids: list[dict[str, float] | None] = []
 
     def add_first(self, token_id: int) -> None:
         """The first token of a prompt, which nothing predicts."""
         self._add(token_text(self._tokenizer, token_id), None, None)
+        self._top_ids.append(None)
 
     def add(self, logprobs: Sequence[Logprob]) -> None:
         for one in logprobs:
@@ -64,6 +70,7 @@ class CompletionLogprobs:
             top = {token_text(self._tokenizer, rival): number(logprob) for rival, logprob in one.top[: self._num_top]}
             top.setdefault(text, number(one.logprob))
             self._add(text, number(one.logprob), top if self._num_top else None)
+            self._top_ids.append({str(rival): number(logprob) for rival, logprob in one.top[: self._num_top]})
 
     def _add(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
         self._tokens.append(text)
@@ -79,4 +86,5 @@ class CompletionLogprobs:
             "token_logprobs": self._logprobs,
             "top_logprobs": self._tops,
             "text_offset": self._offsets,
+            **({"top_token_ids": self._top_ids} if self._has_ids else {}),
         }

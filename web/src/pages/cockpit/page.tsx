@@ -118,7 +118,7 @@ export function Cockpit(): JSX.Element {
               <Command text={commandOf("simulate", cleaned(edited.flags))} />
               <div class="row">
                 <Button onClick={() => go(`planner?model=${String(edited.flags["model"] ?? "llama-3.1-8b")}&rate=${String(edited.flags["rate"] ?? 8)}&hardware=${String(edited.flags["hardware"] ?? "h100")}`)}>Plan this</Button>
-                <Button onClick={() => go("bench")}>Try it live</Button>
+                <Button onClick={() => go(liveOf(edited.flags))}>Try it live</Button>
               </div>
             </div>
           </Card>
@@ -126,6 +126,13 @@ export function Cockpit(): JSX.Element {
       </div>
     </div>
   );
+}
+
+/** The same load, as far as the bench page has it, on the model that is served. */
+function liveOf(flags: Flags): string {
+  const load = new URLSearchParams({ mode: "rate", rate: String(Math.min(Math.max(Number(flags["rate"] ?? 2), 0.1), 50)), requests: String(Math.min(Number(flags["num-requests"] ?? 24), 400)) });
+  for (const name of ["prompts", "answers"]) if (flags[name] !== undefined) load.set(name, String(flags[name]));
+  return `bench?${load.toString()}`;
 }
 
 /** Runs a configuration whenever it changes; the server gives up the run before. */

@@ -1,13 +1,13 @@
 /** 10: contiguous reservations against pages, and the engine's own map. */
 import type { JSX } from "preact";
-import { useEffect } from "preact/hooks";
-import { post } from "../../api";
+import { useEffect, useState } from "preact/hooks";
+import { events, post, told } from "../../api";
 import { card } from "../../data/cards";
 import { count, percent } from "../../format";
 import { live, useStream } from "../../live";
 import { box, Canvas, hatch, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Card, Check, Legend, Note, Slider, SourceBadge, Stat, Stats } from "../../ui/kit";
+import { Button, Card, Check, Legend, Note, Slider, SourceBadge, Stat, Stats, Table } from "../../ui/kit";
 import { KvMap } from "../dashboard/kv";
 import { Frame } from "./frame";
 
@@ -67,12 +67,68 @@ export function Blocks(): JSX.Element {
           </Stats>
         </>
       )}
-      {now?.kv && (
-        <Card title="The engine's own map, live" aside={<SourceBadge source="live" />}>
-          <KvMap pool={now.kv} requests={now.requests} />
-        </Card>
-      )}
+      {now?.kv && <LivePool sequences={state.sequences} share={state.share} />}
     </Frame>
+  );
+}
+
+/** The engine's own map, with real sequences to fill it and their block tables. */
+function LivePool({ sequences, share }: { sequences: number; share: boolean }): JSX.Element {
+  const [abort, setAbort] = useState<AbortController | null>(null);
+  const [fault, setFault] = useState("");
+  const now = live.value!;
+  useEffect(() => () => abort?.abort(), [abort]);
+  const send = async () => {
+    const controller = new AbortController();
+    setAbort(controller);
+    setFault("");
+    const salt = `explore ${Math.random()}`;
+    const beginning = "The water runs from the dam through the penstock to the turbine. ".repeat(20);
+    const one = async (index: number) => {
+      const prompt = share ? `${beginning} ${index} and` : `${index} ${beginning} and`;
+      const body = { prompt, max_tokens: 400, ignore_eos: true, stream: true, cache_salt: salt };
+      for await (const event of events("/v1/completions", body, controller.signal)) if (event.data === "[DONE]") return;
+    };
+    try {
+      await Promise.all(Array.from({ length: sequences }, (_, index) => one(index)));
+    } catch (problem) {
+      if (!controller.signal.aborted) setFault(told(problem));
+    }
+    setAbort(null);
+  };
+  const shared = new Map<number, number>();
+  for (const [, blocks] of now.kv!.holders) for (const block of blocks) shared.set(block, (shared.get(block) ?? 0) + 1);
+  return (
+    <Card title="The engine's own map, live" aside={<SourceBadge source="live" />}>
+      <div class="stack">
+        <div class="row">
+          {abort ? (
+            <Button kind="danger" onClick={() => abort.abort()}>
+              Stop them
+            </Button>
+          ) : (
+            <Button kind="primary" onClick={() => void send()}>
+              Send {sequences} real sequences
+            </Button>
+          )}
+          <span class="small muted">They write 400 tokens each{share ? " after one beginning" : ", each after a beginning of its own"}: watch their tables grow.</span>
+        </div>
+        {fault && <Note kind="bad">{fault}</Note>}
+        <KvMap pool={now.kv!} requests={now.requests} />
+        {now.kv!.holders.length > 0 && (
+          <Table
+            label="Block tables of running sequences"
+            columns={[["request", ""], ["blocks", "n"], ["shared", "n"], ["block table, logical to physical", ""]]}
+            rows={now.kv!.holders.slice(0, 16).map(([id, blocks]) => [
+              `#${id}`,
+              count(blocks.length),
+              count(blocks.filter((block) => shared.get(block)! > 1).length),
+              <span key="b" class="mono small">{blocks.slice(0, 24).join(" ")}{blocks.length > 24 ? ` … ${blocks.at(-1)}` : ""}</span>,
+            ])}
+          />
+        )}
+      </div>
+    </Card>
   );
 }
 

@@ -1,6 +1,6 @@
 /** 2: one token at a time from the real model; temperature, top-k and top-p re-applied exactly to its log probabilities. */
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { post, told } from "../../api";
 import { card } from "../../data/cards";
 import { percent, significant } from "../../format";
@@ -11,9 +11,10 @@ import { Frame } from "./frame";
 const DEFAULTS = { prompt: "The capital of France is", temperature: 1, top_k: 0, top_p: 1, seed: 7 };
 
 interface Completion {
-  choices: { text: string; logprobs: { tokens: string[]; token_logprobs: number[]; top_logprobs: Record<string, number>[] }; finish_reason: string }[];
+  choices: { logprobs: { top_token_ids: Record<string, number>[] } }[];
 }
 interface Rival {
+  id: number;
   token: string;
   logprob: number;
 }
@@ -23,6 +24,7 @@ export interface Shaped extends Rival {
   kept: boolean;
 }
 interface Chip {
+  id: number;
   token: string;
   share: number;
   forced: boolean;
@@ -73,30 +75,38 @@ export function DecodeLoop(): JSX.Element {
   const [busy, setBusy] = useState(false);
   const [fault, setFault] = useState("");
   const [end, setEnd] = useState("");
-  const text = state.prompt + chips.map((chip) => chip.token).join("");
-  const ask = async (prompt: string): Promise<Rival[]> => {
-    const found = await post<Completion>("/v1/completions", { prompt, max_tokens: 1, temperature: 0, logprobs: 20 });
-    const top = found.choices[0]!.logprobs.top_logprobs[0] ?? {};
-    return Object.entries(top).map(([token, logprob]) => ({ token, logprob }));
+  const spelled = useRef(new Map<number, string>());
+  const spell = async (ids: number[]) => {
+    const fresh = ids.filter((id) => !spelled.current.has(id));
+    const texts = await Promise.all(fresh.map((id) => post<{ prompt: string }>("/detokenize", { tokens: [id], skip_special_tokens: false })));
+    fresh.forEach((id, index) => spelled.current.set(id, texts[index]!.prompt));
   };
-  const step = async (force?: string, times = 1) => {
+  /** The prompt is ids, the chosen tokens among them: text made into tokens again may become others. */
+  const ask = async (ids: number[]): Promise<Rival[]> => {
+    const found = await post<Completion>("/v1/completions", { prompt: ids, max_tokens: 1, temperature: 0, logprobs: 20, return_token_ids: true });
+    const top = Object.entries(found.choices[0]!.logprobs.top_token_ids[0] ?? {}).map(([id, logprob]) => ({ id: Number(id), logprob }));
+    await spell(top.map((one) => one.id));
+    return top.map((one) => ({ ...one, token: spelled.current.get(one.id) ?? "" }));
+  };
+  const step = async (force?: number, times = 1) => {
     setBusy(true);
     setFault("");
-    let [now, list, at] = [text, chips, rivals];
+    let [list, at] = [chips, rivals];
     try {
+      const prompt = (await post<{ tokens: number[] }>("/tokenize", { prompt: state.prompt })).tokens;
+      const now = (after: Chip[]) => [...prompt, ...after.map((chip) => chip.id)];
       for (let i = 0; i < times; i++) {
-        if (!at.length) at = await ask(now);
+        if (!at.length) at = await ask(now(list));
         const shaped = reshape(at, state.temperature, state.top_k, state.top_p);
-        const chosen = force === undefined ? drawn(shaped, state.seed, list.length) : shaped.find((one) => one.token === force)!;
+        const chosen = force === undefined ? drawn(shaped, state.seed, list.length) : shaped.find((one) => one.id === force)!;
         if (/<\|.*\|>|^$/.test(chosen.token)) {
           setEnd("The model chose its end-of-text token: that is how it stops.");
           break;
         }
-        if (force !== undefined) setBranches((before) => [...before, list.map((chip) => chip.token).join("") + " ⟶ " + force]);
-        list = [...list, { token: chosen.token, share: chosen.share, forced: force !== undefined, rivals: at }];
-        now += chosen.token;
+        if (force !== undefined) setBranches((before) => [...before, list.map((chip) => chip.token).join("") + " ⟶ " + chosen.token]);
+        list = [...list, { id: chosen.id, token: chosen.token, share: chosen.share, forced: force !== undefined, rivals: at }];
         setChips(list);
-        at = await ask(now);
+        at = await ask(now(list));
         setRivals(at);
       }
     } catch (problem) {
@@ -156,7 +166,7 @@ export function DecodeLoop(): JSX.Element {
         ) : (
           <div class="bars">
             {shaped.map((one) => (
-              <button key={one.token} type="button" class="bar-row" disabled={busy} onClick={() => void step(one.token)}>
+              <button key={one.id} type="button" class="bar-row" title={`token ${one.id}`} disabled={busy} onClick={() => void step(one.id)}>
                 <span class="mono">{one.token.replaceAll("\n", "⏎") || "∅"}</span>
                 <span class="bar-track">
                   <i class="raw" style={{ width: `${100 * one.raw}%` }} />

@@ -1,12 +1,15 @@
 /** 11: when guessing pays. */
 import type { JSX } from "preact";
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { card } from "../../data/cards";
 import { count, percent, seconds, significant } from "../../format";
 import { calculate, commandOf, type Flags, only, simulate } from "../../tools";
 import { box, Canvas, Plot, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Card, Legend, Note, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
+import { Button, Card, Legend, Note, Slider, SourceBadge, Spinner, Stat, Stats, Table, TextField } from "../../ui/kit";
+import { DEFAULTS as SETTINGS, streamed } from "../playground/settings";
+import { answer } from "../playground/stream";
+import { Tree, type Turn } from "../playground/tree";
 import { Frame } from "./frame";
 
 const DEFAULTS = { drafts: 5, acceptance: 0.8, cost: 0.057, batch: 1, off: 256, seed: 1 };
@@ -47,7 +50,6 @@ export function Speculation(): JSX.Element {
       card={card("speculation")}
       state={state}
       command={`penstock calc speculation --acceptance ${state.acceptance} --drafts ${state.drafts} --draft-cost ${state.cost}\n${commandOf("simulate", spoken)}`}
-      note={<Note title="Where these come from">The law and the simulator. Drafts and verdicts of the served model appear in the playground&apos;s token view when it drafts.</Note>}
       controls={
         <>
           <Slider label="Drafts a round γ" value={state.drafts} min={1} max={12} onChange={(drafts) => set({ drafts })} />
@@ -55,7 +57,7 @@ export function Speculation(): JSX.Element {
           <Slider label="Cost of a draft step" value={state.cost} min={0} max={0.5} step={0.001} onChange={(cost) => set({ cost })} />
           <Slider label="Batch" value={state.batch} min={1} max={256} log onChange={(batch) => set({ batch })} />
           <Slider label="Off above sequences" value={state.off} min={1} max={256} log onChange={(off) => set({ off })} />
-          <Slider label="Luck" value={state.seed} min={1} max={50} onChange={(seed) => set({ seed })} />
+          <Slider label="Luck of the drawing" value={state.seed} min={1} max={50} onChange={(seed) => set({ seed })} />
         </>
       }
     >
@@ -86,7 +88,58 @@ export function Speculation(): JSX.Element {
           />
         )}
       </Card>
+      <ServedDrafts />
     </Frame>
+  );
+}
+
+const PROSE = "Repeat this sentence word for word, twice: the water runs from the dam through the penstock to the turbine, and from the turbine to the river below.";
+
+/** The served model's own drafts: which of its tokens were guessed before they were drawn. */
+function ServedDrafts(): JSX.Element {
+  const [prompt, setPrompt] = useState(PROSE);
+  const [turn, setTurn] = useState<Turn | null>(null);
+  const [busy, setBusy] = useState(false);
+  const [, setCount] = useState(0);
+  const run = async () => {
+    const made = new Tree().add("assistant", "", 0);
+    setTurn(made);
+    setBusy(true);
+    await answer(made, streamed({ ...SETTINGS, temperature: 0, max_tokens: 96 }, [{ role: "user", content: prompt }]), new AbortController().signal, () => setCount((value) => value + 1));
+    setBusy(false);
+  };
+  const timings = turn?.usage?.timings;
+  const [checked, accepted] = [timings?.["draft_tokens"] ?? 0, timings?.["accepted_draft_tokens"] ?? 0];
+  const tokens = turn?.usage?.completion_tokens ?? 0;
+  return (
+    <Card title="The served model's drafts" about="A real request: tokens that were guessed and came true are marked; a step that checks drafts may give several." aside={<SourceBadge source="live" />}>
+      <div class="stack">
+        <TextField label="Prompt" value={prompt} rows={2} onChange={setPrompt} />
+        <div class="row">
+          <Button kind="primary" disabled={busy} onClick={() => void run()}>
+            {busy ? "Answering" : "Try it live"}
+          </Button>
+        </div>
+        {turn?.state === "failed" && <Note kind="bad">{turn.note}</Note>}
+        {turn && turn.tokens.length > 0 && (
+          <div class="tokens" aria-label="Tokens with accepted drafts marked">
+            {turn.tokens.map((one, index) => (
+              <span key={index} class={`token ${one.draft ? "draft" : ""}`} title={one.draft ? "an accepted draft" : "drawn by the model"}>
+                {one.token.replaceAll("\n", "⏎")}
+              </span>
+            ))}
+          </div>
+        )}
+        {turn?.usage && checked > 0 && (
+          <Stats>
+            <Stat label="drafts checked" value={count(checked)} />
+            <Stat label="accepted" name="live-acceptance" value={percent(accepted / checked)} note={`${count(accepted)} tokens`} />
+            <Stat label="tokens a step" value={significant(tokens / Math.max(tokens - accepted, 1))} note="1 without drafts" />
+          </Stats>
+        )}
+        {turn?.usage && checked === 0 && <Note>Nobody guessed here: this server drafts nothing, or nothing was worth guessing. It does with <code>penstock serve --speculate auto</code>.</Note>}
+      </div>
+    </Card>
   );
 }
 
