@@ -20,6 +20,7 @@ from penstock.router.access import PUBLIC_PATHS, Access, key_of, no_key
 from penstock.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.router.gate import Gate
 from penstock.router.meters import RouterMeters
+from penstock.router.pages import is_for_any_replica, page_answer
 from penstock.router.policy import POLICIES, Policy, RoutedCall
 from penstock.router.probe import Probe
 from penstock.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
@@ -179,8 +180,10 @@ class RouterApp:
         request_id = self._request_id(request)
         try:
             self.access.check(request)
-            own = OWN_ROUTES.get((request.method, request.path))
-            if own is not None:
+            own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
+            if page is not None:
+                client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
+            elif own is not None:
                 if request.path not in PUBLIC_PATHS:
                     self._key(request)
                 client.respond(*self._own_answer(request, request_id, *own(self)))
@@ -189,7 +192,7 @@ class RouterApp:
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
                 body = self.gate.usage(self.gate.key(request))
                 client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
-            elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS:
+            elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
                 self._route(request, request_id, client)
             else:
                 raise not_found("there is no such path here")

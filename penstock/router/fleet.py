@@ -4,6 +4,7 @@ A replica is ready when its probes say so, it is not being drained, its breaker 
 The last replica that can be reached is never shut out by breaker or ejection: a doubtful answer beats none.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from statistics import median
@@ -112,6 +113,8 @@ class LiveFleet:
     def __init__(self, slow_start_s: float = 0.0) -> None:
         self._replicas: dict[str, LiveReplica] = {}
         self._slow_start_s = slow_start_s
+        self.reasons: Counter[str] = Counter()
+        """Why requests went where they went, in the policy's words: as many as there are policies and replicas."""
 
     # Queries
 
@@ -188,6 +191,7 @@ class LiveFleet:
             raise CapacityError("no replica is known; try later")
         views = self.views(replicas, now, tried)
         choice = policy.choose(call, views)
+        self.reasons[choice.why] += 1
         return replicas[choice.replica], choice, views
 
     def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:

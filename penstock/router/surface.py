@@ -54,7 +54,7 @@ def models(app: RouterFacts) -> Answer:
 
 
 def replicas(app: RouterFacts) -> Answer:
-    """For dashboards: states and loads; no addresses, which are the operator's alone."""
+    """For dashboards: states and loads, and why requests went where; no addresses, which are the operator's alone."""
     found = [
         {
             "name": one.name,
@@ -71,7 +71,13 @@ def replicas(app: RouterFacts) -> Answer:
         }
         for one in app.fleet
     ]
-    return 200, JSON, msgspec.json.encode({"policy": app.config.policy, "replicas": found})
+    body = {
+        "is_router": True,
+        "policy": app.config.policy,
+        "replicas": found,
+        "choices": app.fleet.reasons.most_common(24),
+    }
+    return 200, JSON, msgspec.json.encode(body)
 
 
 OWN_ROUTES: Mapping[tuple[str, str], Callable[[RouterFacts], Answer]] = {
@@ -82,4 +88,5 @@ OWN_ROUTES: Mapping[tuple[str, str], Callable[[RouterFacts], Answer]] = {
     ("GET", "/version"): version,
     ("GET", "/v1/models"): models,
     ("GET", "/router/replicas"): replicas,
+    ("GET", "/app/v1/fleet"): replicas,
 }

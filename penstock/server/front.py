@@ -77,7 +77,7 @@ class Front:
         self.tracer: SpanTracer | None = None
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
-        self.tools = Tools()
+        self.tools = Tools(lambda: self.num_open > 0)
         self.refusals = RefusalLog()
 
     @staticmethod

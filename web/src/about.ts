@@ -50,6 +50,37 @@ export async function list(): Promise<void> {
   }
 }
 
+export interface ReplicaRow {
+  name: string;
+  state: string;
+  is_draining?: boolean;
+  is_breaker_closed?: boolean;
+  models?: string[];
+  num_pending?: number;
+  num_waiting?: number;
+  num_served?: number;
+  num_failed?: number;
+  first_byte_s?: number | null;
+  kv_usage_fraction?: number;
+}
+export interface FleetView {
+  is_router: boolean;
+  policy?: string;
+  replicas: ReplicaRow[];
+  /** why, how often */
+  choices?: [string, number][];
+}
+/** Who serves: a router's replicas, or this server's models. */
+export const fleet = signal<FleetView | null>(null);
+
+export async function lookAtFleet(): Promise<void> {
+  try {
+    fleet.value = await get<FleetView>("/app/v1/fleet");
+  } catch {
+    fleet.value = null;
+  }
+}
+
 /** Asked once more, now. */
 export async function refresh(): Promise<void> {
   try {
@@ -62,6 +93,7 @@ export async function refresh(): Promise<void> {
 
 export async function ask(): Promise<void> {
   await refresh();
+  if (fleet.peek() === null) void lookAtFleet();
   const wait = about.value?.state === "ready" && reach.value === "ok" ? 10_000 : 1500;
   setTimeout(() => void ask(), needsKey.value ? 5000 : wait);
 }

@@ -1,7 +1,7 @@
 /** The frame: navigation, theme, key, and the page that the address names. Pages are fetched when first looked at. */
 import type { ComponentType, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { about, ask, reach } from "./about";
+import { about, ask, fleet, reach } from "./about";
 import { needsKey, setKey } from "./api";
 import { page } from "./router";
 import { theme, toggleTheme } from "./theme";
@@ -13,6 +13,8 @@ interface Place {
   title: string;
   icon: string;
   load: () => Promise<ComponentType>;
+  /** It looks into an engine, which a router has not. */
+  needsEngine?: boolean;
 }
 
 const GROUPS: readonly (readonly [string, readonly Place[]])[] = [
@@ -20,7 +22,7 @@ const GROUPS: readonly (readonly [string, readonly Place[]])[] = [
   [
     "Watch",
     [
-      { name: "dashboard", title: "Dashboard", icon: "gauge", load: async () => (await import("./pages/dashboard/page")).Dashboard },
+      { name: "dashboard", title: "Dashboard", icon: "gauge", needsEngine: true, load: async () => (await import("./pages/dashboard/page")).Dashboard },
       { name: "fleet", title: "Fleet", icon: "fleet", load: async () => (await import("./pages/fleet")).Fleet },
     ],
   ],
@@ -29,7 +31,7 @@ const GROUPS: readonly (readonly [string, readonly Place[]])[] = [
     [
       { name: "cockpit", title: "Cockpit", icon: "cockpit", load: async () => (await import("./pages/cockpit/page")).Cockpit },
       { name: "planner", title: "Planner", icon: "plan", load: async () => (await import("./pages/planner")).Planner },
-      { name: "bench", title: "Bench", icon: "bench", load: async () => (await import("./pages/bench")).Bench },
+      { name: "bench", title: "Bench", icon: "bench", needsEngine: true, load: async () => (await import("./pages/bench")).Bench },
       { name: "calculators", title: "Calculators", icon: "sums", load: async () => (await import("./pages/calculators")).Calculators },
       { name: "advise", title: "Advice", icon: "tree", load: async () => (await import("./pages/advise")).Advise },
     ],
@@ -67,7 +69,7 @@ export function App(): JSX.Element {
           {GROUPS.map(([title, places]) => (
             <div key={title}>
               <div class="nav-title">{title}</div>
-              {places.map((one) => (
+              {places.filter((one) => !(one.needsEngine && fleet.value?.is_router)).map((one) => (
                 <a key={one.name} class="nav-link" href={`#/${one.name}`} aria-current={one === place ? "page" : undefined} onClick={() => setOpen(false)}>
                   <Icon name={one.icon} />
                   {one.title}

@@ -248,7 +248,7 @@ async def fleet(request: Request) -> Json:
         | one.client.load._asdict()
         for one in _front(request).models
     ]
-    return Json({"replicas": rows})
+    return Json({"is_router": False, "replicas": rows})
 
 
 async def machine(request: Request) -> Json:

@@ -1,19 +1,21 @@
 """The tools behind the pages: simulator, planner, benchmark, each run in a process of its own that may be given up.
 
-A process runs at low priority within bounds of time and memory. A page that asks again no longer wants what it asked for
-before: that process is killed. One process is kept ready, its imports done, so that an answer begins at once.
+A process runs at low priority within bounds of time and memory, and gives way to answers (`pace`). A page that asks again no
+longer wants what it asked for before: that process is killed. One process is kept ready, its imports done, so that an answer
+begins at once.
 """
 
 import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.server.ui.pace import Pace
 
 WORKER = (sys.executable, "-m", "penstock.cli.app.worker")
 MAX_RUNNING = 2
@@ -22,6 +24,8 @@ MAX_PER_CLIENT = 4
 WALL_S = 240.0
 """Longest time a job may take, its waiting aside; its processor time is bounded more tightly by the worker itself."""
 MAX_LINE_BYTES = 64 << 20
+LOADS = ("bench",)
+"""Tasks that make the answers they would give way to."""
 
 
 class ToolJob:
@@ -45,9 +49,10 @@ class ToolJob:
 
 
 class Tools:
-    """Lives on the server's event loop."""
+    """Lives on the server's event loop. `is_busy` tells whether answers are being written."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._pace = Pace(is_busy)
         self._jobs: dict[tuple[str, str], ToolJob] = {}
         self._room = asyncio.Semaphore(MAX_RUNNING)
         self._num_waiting = 0
@@ -78,7 +83,9 @@ class Tools:
                         yield line
             except TimeoutError:
                 raise ApiError(
-                    ErrorKind.DEADLINE, "the run took too long and was ended; ask for less", code="run_too_long"
+                    ErrorKind.DEADLINE,
+                    "the run took too long and was ended; ask for less, or when fewer answers are written",
+                    code="run_too_long",
                 ) from None
             finally:
                 job.kill()
@@ -104,6 +111,8 @@ class Tools:
         if job.is_superseded:
             raise _superseded()
         process = await self._take_spare()
+        if task["task"] in LOADS:
+            self._pace.free(process)
         job.take(process)
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None:
@@ -132,9 +141,14 @@ class Tools:
         """The process that is ready, if there is one; the next is begun for whoever comes."""
         spare, self._spare = self._spare, None
         if spare is None or spare.returncode is not None:
-            spare = await _start()
-        self._spare = await _start()
+            spare = await self._start()
+        self._spare = await self._start()
         return spare
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        process = await _start()
+        self._pace.add(process)
+        return process
 
 
 async def _start() -> asyncio.subprocess.Process:

@@ -1,90 +1,92 @@
 /** The fleet: replicas behind a router where there is one, else the models of this server. */
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { about } from "../about";
-import { get } from "../api";
-import { bytes, count, percent, significant } from "../format";
+import { useEffect } from "preact/hooks";
+import { about, fleet, type FleetView, lookAtFleet, type ReplicaRow } from "../about";
+import { bytes, count, percent, seconds, significant } from "../format";
 import { live, useStream } from "../live";
 import { Badge, Bar, Card, Note, PageHead, SourceBadge, Stat, Stats, Table } from "../ui/kit";
 
-interface Replica {
-  name: string;
-  url?: string;
-  state?: string;
-  num_running?: number;
-  num_waiting?: number;
-  num_pending?: number;
-  kv_usage_fraction?: number;
-  share?: number;
-  reason?: string;
-}
-interface FleetView {
-  replicas: Replica[];
-  policy?: string;
-  choices?: { reason: string; count: number }[];
-}
-
 export function Fleet(): JSX.Element {
-  useEffect(useStream, []);
-  const [fleet, setFleet] = useState<FleetView | null>(null);
   useEffect(() => {
-    const ask = () => void get<FleetView>("/app/v1/fleet").then(setFleet, () => setFleet(null));
-    ask();
-    const timer = setInterval(ask, 2000);
+    void lookAtFleet();
+    const timer = setInterval(() => void lookAtFleet(), 1500);
     return () => clearInterval(timer);
   }, []);
+  const found = fleet.value;
+  return (
+    <div class="page">
+      <PageHead title="Fleet" about={found?.is_router ? `Replicas behind this router, who gets which request and why. Policy: ${found.policy ?? "–"}.` : "What serves here."}>
+        <SourceBadge source="live" />
+      </PageHead>
+      {found?.is_router ? <Replicas fleet={found} /> : <Alone models={found?.replicas ?? []} />}
+    </div>
+  );
+}
+
+function Replicas({ fleet: found }: { fleet: FleetView }): JSX.Element {
+  const served = found.replicas.reduce((sum, one) => sum + (one.num_served ?? 0), 0);
+  const choices = found.choices ?? [];
+  const chosen = choices.reduce((sum, [, number]) => sum + number, 0);
+  return (
+    <>
+      {found.replicas.length === 0 && <Note kind="warn">No replica is known. Add one: penstock route --replica URL, or over the admin API.</Note>}
+      <div class="cards">
+        {found.replicas.map((one) => (
+          <ReplicaCard key={one.name} one={one} served={served} />
+        ))}
+      </div>
+      <Card title="Why each got its requests" about="The reason of the policy for every request it placed, by how often.">
+        {chosen === 0 ? <p class="muted small">Nothing has been routed yet.</p> : <Table label="Routing reasons" columns={[["reason", ""], ["requests", "n"], ["share", "n"]]} rows={choices.map(([why, number]) => [why, count(number), percent(number / chosen)])} />}
+      </Card>
+    </>
+  );
+}
+
+function ReplicaCard({ one, served }: { one: ReplicaRow; served: number }): JSX.Element {
+  const state = one.is_draining ? "draining" : one.is_breaker_closed === false ? "left alone" : one.state;
+  return (
+    <Card title={one.name} aside={<Badge kind={state === "ready" ? "good" : state === "gone" ? "bad" : "warn"}>{state}</Badge>} about={one.models?.join(", ")}>
+      <div class="stack">
+        <Bar share={one.kv_usage_fraction ?? 0} label={`KV of ${one.name}`} />
+        <Stats>
+          <Stat label="pending" value={count(one.num_pending ?? 0)} note="handed over" />
+          <Stat label="waiting" value={count(one.num_waiting ?? 0)} note="there" />
+          <Stat label="served" value={count(one.num_served ?? 0)} note={served ? percent((one.num_served ?? 0) / served) : "share"} />
+          <Stat label="failed" value={count(one.num_failed ?? 0)} kind={one.num_failed ? "warn" : ""} />
+          <Stat label="first byte" value={seconds(one.first_byte_s || null)} note="lately" />
+          <Stat label="KV" value={percent(one.kv_usage_fraction ?? 0)} />
+        </Stats>
+      </div>
+    </Card>
+  );
+}
+
+function Alone({ models }: { models: ReplicaRow[] }): JSX.Element {
+  useEffect(useStream, []);
   const now = live.value;
   const found = about.value;
   return (
-    <div class="page">
-      <PageHead title="Fleet" about="Replicas, who gets which request and why.">
-        <SourceBadge source="live" />
-      </PageHead>
-      {fleet && fleet.replicas.length > 1 ? (
-        <>
-          <div class="cards">
-            {fleet.replicas.map((one) => (
-              <Card key={one.name} title={one.name} aside={<Badge kind={one.state === "ready" ? "good" : "warn"}>{one.state ?? "unknown"}</Badge>}>
-                <div class="stack">
-                  <Bar share={one.kv_usage_fraction ?? 0} label={`KV of ${one.name}`} />
-                  <Stats>
-                    <Stat label="running" value={count(one.num_running ?? 0)} />
-                    <Stat label="waiting" value={count(one.num_waiting ?? one.num_pending ?? 0)} />
-                    {one.share !== undefined && <Stat label="share" value={percent(one.share)} />}
-                  </Stats>
-                </div>
-              </Card>
-            ))}
-          </div>
-          {fleet.choices && (
-            <Card title="Why" about={`Policy: ${fleet.policy ?? "–"}`}>
-              <Table label="Routing reasons" columns={[["reason", ""], ["requests", "n"]]} rows={fleet.choices.map((one) => [one.reason, count(one.count)])} />
-            </Card>
-          )}
-        </>
-      ) : (
-        <>
-          <Note title="One replica">
-            No router stands before this server, so its one engine is the whole fleet. What several would do is a matter of the <a href="#/cockpit?replicas=4&rate=40">cockpit</a>.
-          </Note>
-          {found && (
-            <div class="cards">
-              <Card title={found.model || "loading"} aside={<Badge kind={found.state === "ready" ? "good" : "warn"}>{found.state}</Badge>} about={`on ${found.device}`}>
-                <div class="stack">
-                  <Bar share={now?.load.kv_usage_fraction ?? 0} label="KV in use" />
-                  <Stats>
-                    <Stat label="running" value={count(now?.load.num_running ?? 0)} note={`of ${count(found.max_sequences)}`} />
-                    <Stat label="waiting" value={count(now?.load.num_waiting ?? 0)} />
-                    <Stat label="tokens/s" value={significant(now?.rates.output_per_s ?? 0)} />
-                    <Stat label="restarts" value={count(now?.num_restarts ?? 0)} />
-                  </Stats>
-                  <Table label="Memory" columns={[["memory", ""], ["", "n"]]} rows={found.memory.map(([name, size]) => [name, bytes(size)])} />
-                </div>
-              </Card>
+    <>
+      <Note title={models.length > 1 ? `${models.length} models` : "One replica"}>
+        No router stands before this server: its engines are the whole fleet. Several as one: <code>penstock serve --replicas 2</code> or <code>penstock route</code>, whose own page shows them here. What they would do is a matter of the <a href="#/cockpit?replicas=4&rate=40">cockpit</a>.
+      </Note>
+      <div class="cards">
+        {models.length > 1 && models.map((one) => <ReplicaCard key={one.name} one={one} served={0} />)}
+        {found && (
+          <Card title={found.model || "loading"} aside={<Badge kind={found.state === "ready" ? "good" : "warn"}>{found.state}</Badge>} about={`on ${found.device}`}>
+            <div class="stack">
+              <Bar share={now?.load.kv_usage_fraction ?? 0} label="KV in use" />
+              <Stats>
+                <Stat label="running" value={count(now?.load.num_running ?? 0)} note={`of ${count(found.max_sequences)}`} />
+                <Stat label="waiting" value={count(now?.load.num_waiting ?? 0)} />
+                <Stat label="tokens/s" value={significant(now?.rates.output_per_s ?? 0)} />
+                <Stat label="restarts" value={count(now?.num_restarts ?? 0)} />
+              </Stats>
+              <Table label="Memory" columns={[["memory", ""], ["", "n"]]} rows={found.memory.map(([name, size]) => [name, bytes(size)])} />
             </div>
-          )}
-        </>
-      )}
-    </div>
+          </Card>
+        )}
+      </div>
+    </>
   );
 }
