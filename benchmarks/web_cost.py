@@ -2,8 +2,8 @@
 
     python benchmarks/web_cost.py http://127.0.0.1:8000 [TURNS]
 
-Prompts are token ids: they are the same work for every model with 30,000 tokens. Each turn sends the same load three ways, in changing order; the medians of the turns' ratios are printed. The machine
-should do nothing else.
+Prompts are token ids: the same work for every model with 30,000 tokens. Each turn sends the same load three ways, in changing
+order; the medians of the turns' ratios are printed. The machine should do nothing else.
 """
 
 import asyncio
