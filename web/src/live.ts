@@ -1,6 +1,6 @@
 /** The server's event stream: opened while a page needs it, opened again when it breaks. */
 import { signal } from "@preact/signals";
-import { withModel } from "./about";
+import { fleet, lookAtFleet, withModel } from "./about";
 import { events } from "./api";
 
 export interface RequestRow {
@@ -115,6 +115,8 @@ export function useStream(): () => void {
 }
 
 async function read(): Promise<void> {
+  if (fleet.peek() === null) await lookAtFleet();
+  if (fleet.peek()?.is_router) return; // it has no engine to look into
   while (users > 0) {
     abort = new AbortController();
     try {

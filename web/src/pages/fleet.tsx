@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { about, fleet, type FleetView, lookAtFleet, type ReplicaRow } from "../about";
 import { bytes, count, percent, seconds, significant } from "../format";
 import { live, useStream } from "../live";
-import { Badge, Bar, Card, Note, PageHead, SourceBadge, Stat, Stats, Table } from "../ui/kit";
+import { Badge, Bar, Card, Note, PageHead, SourceBadge, Spinner, Stat, Stats, Table } from "../ui/kit";
 
 export function Fleet(): JSX.Element {
   useEffect(() => {
@@ -18,7 +18,7 @@ export function Fleet(): JSX.Element {
       <PageHead title="Fleet" about={found?.is_router ? `Replicas behind this router, who gets which request and why. Policy: ${found.policy ?? "–"}.` : "What serves here."}>
         <SourceBadge source="live" />
       </PageHead>
-      {found?.is_router ? <Replicas fleet={found} /> : <Alone models={found?.replicas ?? []} />}
+      {!found ? <Spinner text="asking" /> : found.is_router ? <Replicas fleet={found} /> : <Alone models={found.replicas} />}
     </div>
   );
 }
