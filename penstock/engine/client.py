@@ -15,6 +15,7 @@ from itertools import count
 
 from penstock.config import EngineConfig
 from penstock.core.batch import Delta, Fault, Finish, FinishReason
+from penstock.core.inspection import NO_PREFIX
 from penstock.core.limits import Limits
 from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerLoad
@@ -45,6 +46,7 @@ from penstock.errors import CapacityError, ConfigError, EngineError, PenstockErr
 
 __all__ = [
     "GONE",
+    "NO_PREFIX",
     "SHUTTING_DOWN",
     "DeltaStream",
     "EngineClient",

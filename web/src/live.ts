@@ -1,5 +1,6 @@
 /** The server's event stream: opened while a page needs it, opened again when it breaks. */
 import { signal } from "@preact/signals";
+import { useEffect, useState } from "preact/hooks";
 import { fleet, lookAtFleet, withModel } from "./about";
 import { events } from "./api";
 
@@ -45,10 +46,9 @@ export interface Pool {
   num_blocks: number;
   states: string;
   num_evictions: number;
+  /** Of the first of those that run: request, its block table. */
   holders: [number, number[]][];
   prefixes: { num_blocks: number; num_references: number; first_tokens: number[]; first_block: number; text?: string }[];
-  /** A byte a block: which of the prefixes it belongs to, 255 for none; empty where they may not be seen. */
-  prefix_of: string;
   view_s: number;
 }
 export interface RefusalRow {
@@ -147,6 +147,28 @@ function take(next: Live): void {
     prompt: rates.prompt_per_s,
   };
   history.value = [...history.peek(), moment].slice(-MAX_MOMENTS);
+}
+
+/** The latest view, so many frames after it came. */
+export function useLive(frames: number): Live | null {
+  const [value, setValue] = useState(live.peek());
+  useEffect(() => {
+    let frame = 0;
+    const stop = live.subscribe((next) => {
+      cancelAnimationFrame(frame);
+      let left = frames;
+      const turn = () => {
+        if (left-- > 0) frame = requestAnimationFrame(turn);
+        else setValue(next);
+      };
+      turn();
+    });
+    return () => {
+      stop();
+      cancelAnimationFrame(frame);
+    };
+  }, [frames]);
+  return value;
 }
 
 export function bytesOf(text: string): Uint8Array {

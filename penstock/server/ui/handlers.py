@@ -241,6 +241,18 @@ async def blocks(request: Request) -> Json:
     return Json(await front.tools.result(_client(request), "blocks", task))
 
 
+async def show_block(request: Request) -> Json:
+    """Who holds a block of the KV cache, and what it begins with."""
+    model, name = _model(request), request.path_params["number"]
+    found = model.live.block(int(name), _tenant(request)) if name.isdecimal() and len(name) < 10 else None
+    if found is None:
+        message = "no such block is known: they are seen while a page watches"
+        raise ApiError(ErrorKind.NOT_FOUND, message, code="block_not_found")
+    if found["prefix"] is not None:
+        _word(model, {"prefixes": [found["prefix"]]})
+    return Json(found)
+
+
 async def fleet(request: Request) -> Json:
     """What serves: this server's models, each an engine of its own. A router before it has a surface of its own."""
     rows = [

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.doctor.rule import diagnose
 from penstock.doctor.rules import RULES
 from penstock.doctor.signs import Look, Signs, signs_of
-from penstock.engine.client import EngineClient, EngineView, StepReport, StepView
+from penstock.engine.client import NO_PREFIX, EngineClient, EngineView, StepReport, StepView
 from penstock.metrics.exposition import exposition
 from penstock.metrics.page import parse_page
 from penstock.metrics.summary import quantile
@@ -33,6 +33,8 @@ RATE_S = 10.0
 DOCTOR_S = 5.0
 MAX_STEPS = 2000
 MAX_READERS = 64
+MAX_HOLDERS = 16
+"""Sequences whose block tables are told; of any one block `block` tells."""
 
 
 class LiveView:
@@ -255,15 +257,31 @@ class LiveView:
             (one.request_id, one.blocks)
             for one in view.sequences
             if one.blocks and (tenant is None or self._is_of(one.request_id, tenant))
-        ]
+        ][:MAX_HOLDERS]
         return {
             "num_blocks": len(pool.states),
             "states": base64.b64encode(pool.states).decode(),
             "num_evictions": pool.num_evictions,
             "holders": holders,
             "prefixes": [one._asdict() for one in pool.prefixes] if tenant is None else [],
-            "prefix_of": base64.b64encode(pool.prefix_of).decode() if tenant is None else "",
             "view_s": view.cost_s,
+        }
+
+    def block(self, number: int, tenant: str | None) -> dict[str, Any] | None:
+        """Who holds a block, and which of the largest prefixes it belongs to; None if there is no such block."""
+        view = self.view
+        if view is None or not 0 <= number < len(view.pool.states):
+            return None
+        holders = [one.request_id for one in view.sequences if number in one.blocks]
+        records = [self.ledger.open[one] for one in dict.fromkeys(holders) if one in self.ledger.open]
+        place = view.pool.prefix_of[number]
+        return {
+            "block": number,
+            "state": view.pool.states[number],
+            "requests": [
+                summary(one) | {"phase": _phase(one, -1)} for one in records if tenant is None or one.tenant == tenant
+            ],
+            "prefix": view.pool.prefixes[place]._asdict() if place != NO_PREFIX and tenant is None else None,
         }
 
     def _is_of(self, request_id: int, tenant: str) -> bool:

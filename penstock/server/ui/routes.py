@@ -18,6 +18,7 @@ ROWS = (
     ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server, as a stream of events", BenchBody),
     ("POST", "/app/v1/machine", handlers.machine, "What this machine reaches, measured once", MachineBody),
     ("GET", "/app/v1/fleet", handlers.fleet, "What serves here"),
+    ("GET", "/app/v1/blocks/{number}", handlers.show_block, "Who holds a block of the KV cache"),
     ("POST", "/app/v1/blocks", handlers.blocks, "Lay sequences out in memory", BlocksBody),
     ("GET", "/app/v1/advice", learning.advice, "Decision trees, checklists, the cheat sheet"),
     ("POST", "/app/v1/lint", learning.check_settings, "Common mistakes of a deployment's settings", LintBody),

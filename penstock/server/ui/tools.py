@@ -1,8 +1,8 @@
 """The tools behind the pages: simulator, planner, benchmark, each run in a process of its own that may be given up.
 
-A process runs at low priority within bounds of time and memory, and gives way to answers (`pace`). A page that asks again no
-longer wants what it asked for before: that process is killed. One process is kept ready, its imports done, so that an answer
-begins at once.
+A process runs at low priority within bounds of time and memory, and gives way to answers (`throttle`). A page that asks again
+no longer wants what it asked for before: that process is killed. One process is kept ready, its imports done, so that an
+answer begins at once.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
-from penstock.server.ui.pace import Pace
+from penstock.server.ui.throttle import ToolThrottle
 
 WORKER = (sys.executable, "-m", "penstock.cli.app.worker")
 MAX_RUNNING = 2
@@ -52,7 +52,7 @@ class Tools:
     """Lives on the server's event loop. `is_busy` tells whether answers are being written."""
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
-        self._pace = Pace(is_busy)
+        self._throttle = ToolThrottle(is_busy)
         self._jobs: dict[tuple[str, str], ToolJob] = {}
         self._room = asyncio.Semaphore(MAX_RUNNING)
         self._num_waiting = 0
@@ -112,7 +112,7 @@ class Tools:
             raise _superseded()
         process = await self._take_spare()
         if task["task"] in LOADS:
-            self._pace.free(process)
+            self._throttle.free(process)
         job.take(process)
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None:
@@ -147,7 +147,7 @@ class Tools:
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await _start()
-        self._pace.add(process)
+        self._throttle.add(process)
         return process
 
 

@@ -21,7 +21,7 @@ export function Canvas(props: {
 }): JSX.Element {
   const ref = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
-  const [tip, setTip] = useState<{ text: string; x: number; y: number } | null>(null);
+  const [at, setAt] = useState<{ x: number; y: number; place: readonly [number, number] } | null>(null);
   const c = colours.value;
   useEffect(() => {
     const parent = ref.current!.parentElement!;
@@ -46,6 +46,7 @@ export function Canvas(props: {
     const box = ref.current!.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top] as const;
   };
+  const text = at && props.tip ? props.tip(...at.place, width) : null;
   return (
     <div class="figure">
       <canvas
@@ -54,17 +55,14 @@ export function Canvas(props: {
         aria-label={props.label}
         style={{ width: "100%", height: `${props.height}px`, cursor: props.onPick ? "pointer" : "default" }}
         onMouseMove={(event) => {
-          if (!props.tip) return;
-          const [x, y] = place(event);
-          const text = props.tip(x, y, width);
-          setTip(text ? { text, x: event.clientX, y: event.clientY } : null);
+          if (props.tip) setAt({ x: event.clientX, y: event.clientY, place: place(event) });
         }}
-        onMouseLeave={() => setTip(null)}
+        onMouseLeave={() => setAt(null)}
         onClick={(event) => props.onPick?.(...place(event), width)}
       />
-      {tip && (
-        <div class="tip" style={{ left: `${Math.min(tip.x + 14, innerWidth - 330)}px`, top: `${Math.min(tip.y + 14, innerHeight - 80)}px` }}>
-          {tip.text}
+      {at && text && (
+        <div class="tip" style={{ left: `${Math.min(at.x + 14, innerWidth - 330)}px`, top: `${Math.min(at.y + 14, innerHeight - 80)}px` }}>
+          {text}
         </div>
       )}
     </div>

@@ -1,9 +1,10 @@
 /** The KV block map: every block a cell, as the engine's pool has it. */
 import type { JSX } from "preact";
-import { useMemo } from "preact/hooks";
-import { about } from "../../about";
+import { useMemo, useRef, useState } from "preact/hooks";
+import { about, withModel } from "../../about";
+import { get } from "../../api";
 import { count, percent } from "../../format";
-import { bytesOf, type OpenRow, type Pool } from "../../live";
+import { bytesOf, type Pool } from "../../live";
 import { Canvas, type Pen } from "../../ui/draw";
 import { Stat, Stats } from "../../ui/kit";
 
@@ -12,52 +13,55 @@ const NAMES = ["free", "held", "held and shared", "cached", "pinned", "held and 
 
 const quoted = (text: string) => `“${text.replaceAll("\n", "⏎").slice(0, 90)} …”`;
 
-export function KvMap({ pool, requests }: { pool: Pool; requests: OpenRow[] }): JSX.Element {
+/** Cells smaller than this are painted as pixels: a pool may have a hundred thousand blocks. */
+const TINY = 6;
+
+interface BlockFacts {
+  requests: { request_id: number; num_prompt: number; phase: string }[];
+  prefix: { num_blocks: number; num_references: number; text: string } | null;
+}
+
+/** Who holds a block and what it belongs to: asked of the server for the one that is pointed at. */
+function useBlock(): [(block: number) => BlockFacts | null, (block: number) => void] {
+  const [known, setKnown] = useState<{ block: number; facts: BlockFacts } | null>(null);
+  const asked = useRef({ block: -1, at: 0 });
+  const ask = (block: number) => {
+    const now = performance.now();
+    if (asked.current.block === block && now - asked.current.at < 1000) return;
+    asked.current = { block, at: now };
+    get<BlockFacts>(withModel(`/app/v1/blocks/${block}`)).then(
+      (facts) => setKnown({ block, facts }),
+      () => undefined, // the tip says what the map knows
+    );
+  };
+  return [(block) => (known?.block === block ? known.facts : null), ask];
+}
+
+export function KvMap({ pool }: { pool: Pool }): JSX.Element {
   const cells = useMemo(() => bytesOf(pool.states), [pool.states]);
-  const prefixes = useMemo(() => bytesOf(pool.prefix_of), [pool.prefix_of]);
   const totals = useMemo(() => cells.reduce((sums, state) => ((sums[state]! += 1), sums), [0, 0, 0, 0, 0, 0]), [cells]);
-  const holders = useMemo(() => {
-    const found = new Map<number, number[]>();
-    for (const [id, blocks] of pool.holders) for (const block of blocks) found.set(block, [...(found.get(block) ?? []), id]);
-    return found;
-  }, [pool.holders]);
+  const [factsOf, ask] = useBlock();
   const shape = (width: number) => {
     const size = Math.max(Math.min(Math.floor(Math.sqrt((width * 190) / Math.max(cells.length, 1))), 16), 2);
     return { size, columns: Math.max(Math.floor(width / size), 1) };
   };
   const draw = (pen: Pen) => {
     const { size, columns } = shape(pen.width);
-    const { c, ctx } = pen;
+    const { c } = pen;
     const fills = [c.sunken, c.decode, c.cached, c.cached, c.draft, c.draft];
-    const gap = size > 5 ? 1 : 0.4;
-    for (let state = 0; state < fills.length; state++) {
-      ctx.fillStyle = fills[state]!;
-      ctx.globalAlpha = state === CACHED ? 0.45 : 1;
-      for (let block = 0; block < cells.length; block++) {
-        if (cells[block] !== state) continue;
-        const [x, y] = [(block % columns) * size, Math.floor(block / columns) * size];
-        ctx.fillRect(x, y, size - gap, size - gap);
-        if ((state === SHARED || state === HELD_PINNED) && size > 6) {
-          ctx.fillStyle = c.decode;
-          ctx.fillRect(x + 1, y + 1, (size - gap) / 2.4, (size - gap) / 2.4);
-          ctx.fillStyle = fills[state]!;
-        }
-      }
-    }
-    ctx.globalAlpha = 1;
+    if (size < TINY) paint(pen, cells, fills, size, columns);
+    else boxes(pen, cells, fills, size, columns);
   };
   const tip = (x: number, y: number, width: number) => {
     const { size, columns } = shape(width);
     const column = Math.floor(x / size);
     const block = column >= columns ? -1 : Math.floor(y / size) * columns + column;
     if (block < 0 || block >= cells.length) return null;
-    const who = holders.get(block)?.map((id) => {
-      const row = requests.find((one) => one.request_id === id);
-      return `request ${id}${row ? `, ${row.phase}, ${count(row.num_prompt)} prompt tokens` : ""}`;
-    });
-    const prefix = pool.prefixes[prefixes[block] ?? 255];
-    const begins = prefix ? `\nprefix of ${count(prefix.num_blocks)} blocks: ${quoted(prefix.text ?? "")}` : "";
-    return `block ${block}: ${NAMES[cells[block]!]}${who ? `\n${who.join("\n")}` : ""}${begins}`;
+    if (cells[block]) ask(block);
+    const facts = factsOf(block);
+    const who = facts?.requests.map((one) => `\nrequest ${one.request_id}, ${one.phase}, ${count(one.num_prompt)} prompt tokens`).join("") ?? "";
+    const begins = facts?.prefix ? `\nprefix of ${count(facts.prefix.num_blocks)} blocks: ${quoted(facts.prefix.text)}` : "";
+    return `block ${block}: ${NAMES[cells[block]!]}${who}${begins}`;
   };
   const held = totals[HELD]! + totals[SHARED]! + totals[HELD_PINNED]!;
   const pinned = totals[PINNED]! + totals[HELD_PINNED]!;
@@ -86,4 +90,42 @@ export function KvMap({ pool, requests }: { pool: Pool; requests: OpenRow[] }): 
       )}
     </div>
   );
+}
+
+function boxes({ ctx, c }: Pen, cells: Uint8Array, fills: string[], size: number, columns: number): void {
+  for (let state = 0; state < fills.length; state++) {
+    ctx.fillStyle = fills[state]!;
+    ctx.globalAlpha = state === CACHED ? 0.45 : 1;
+    for (let block = 0; block < cells.length; block++) {
+      if (cells[block] !== state) continue;
+      const [x, y] = [(block % columns) * size, Math.floor(block / columns) * size];
+      ctx.fillRect(x, y, size - 1, size - 1);
+      if ((state === SHARED || state === HELD_PINNED) && size > 6) {
+        ctx.fillStyle = c.decode;
+        ctx.fillRect(x + 1, y + 1, (size - 1) / 2.4, (size - 1) / 2.4);
+        ctx.fillStyle = fills[state]!;
+      }
+    }
+  }
+  ctx.globalAlpha = 1;
+}
+
+/** A pixel a block, made larger in one go. */
+function paint({ ctx }: Pen, cells: Uint8Array, fills: string[], size: number, columns: number): void {
+  const rows = Math.max(Math.ceil(cells.length / columns), 1);
+  const small = new OffscreenCanvas(columns, rows);
+  const brush = small.getContext("2d", { willReadFrequently: true })!;
+  const colours = fills.map((fill, state) => {
+    brush.clearRect(0, 0, 1, 1);
+    brush.globalAlpha = state === CACHED ? 0.45 : 1;
+    brush.fillStyle = fill;
+    brush.fillRect(0, 0, 1, 1);
+    return new Uint32Array(brush.getImageData(0, 0, 1, 1).data.buffer)[0]!;
+  });
+  const image = brush.createImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let block = 0; block < cells.length; block++) pixels[block] = colours[cells[block]!]!;
+  brush.putImageData(image, 0, 0);
+  ctx.imageSmoothingEnabled = false;
+  ctx.drawImage(small, 0, 0, columns * size, rows * size);
 }

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { about } from "../../about";
 import { post, told } from "../../api";
 import { bytes, count, percent, seconds, significant } from "../../format";
-import { live, type StepRow, steps } from "../../live";
+import { live, type StepRow, steps, useLive } from "../../live";
 import { Button, Card, Note, Stat, Stats } from "../../ui/kit";
 
 interface Reached {
@@ -43,8 +43,8 @@ export function Machine(): JSX.Element {
     setBusy(false);
   };
   useEffect(() => void ask(false), []);
-  const { load, queue } = live.value!;
-  const done = work(steps.value.slice(-200));
+  const { load, queue } = (useLive(6) ?? live.peek())!;
+  const done = work(steps.peek().slice(-200));
   const inside = queue.mean_time_s === null ? null : queue.arrivals_per_s * queue.mean_time_s;
   const capacity = about.value?.max_sequences ?? 1;
   const flops = machine ? Math.max(...Object.values(machine.peak.flops)) : 0;

@@ -1,11 +1,13 @@
 /** The dashboard: what the engine is doing now, and why it is slow if it is. */
+import { useComputed } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { about } from "../../about";
 import { count, percent, seconds, significant } from "../../format";
-import { connection, history, live, steps, useStream } from "../../live";
+import { connection, history, live, steps, useLive, useStream } from "../../live";
 import { Plot } from "../../ui/draw";
 import { Badge, Card, Legend, Note, PageHead, SourceBadge, Stat, Stats } from "../../ui/kit";
+import { ModelPicker } from "../../ui/models";
 import { Heat } from "./heat";
 import { KvMap } from "./kv";
 import { Machine } from "./machine";
@@ -16,48 +18,78 @@ import { Waterfall } from "./waterfall";
 
 export function Dashboard(): JSX.Element {
   useEffect(useStream, []);
-  const [picked, setPicked] = useState<number | null>(null);
-  const now = live.value;
+  const isThere = useComputed(() => live.value !== null);
   return (
     <div class="page">
       <PageHead title="Dashboard" about="What the engine does, as it does it. Nothing is recorded while nobody looks.">
+        <ModelPicker />
         <Connection />
         <SourceBadge source="live" />
       </PageHead>
-      {!now ? (
-        <Note>Waiting for the first view of the engine.</Note>
-      ) : (
-        <>
-          <Numbers />
-          <Why />
-          <Card title="Steps" about="A bar a step: its height is its time, its colours what was computed." aside={<Legend items={[["prompt", "prompt tokens"], ["decode", "decoding"], ["draft", "drafts"]]} />}>
-            <Strip steps={steps.value} budget={about.value?.max_batch_tokens ?? 0} />
-          </Card>
-          <div class="grid">
-            <Card class="c7" title="KV blocks" aside={<Legend items={[["decode", "held"], ["cached", "cached, shared"], ["draft", "pinned"], ["idle", "free"]]} />}>
-              {now.kv ? <KvMap pool={now.kv} requests={now.requests} /> : <p class="muted">The engine has not shown its cache yet.</p>}
-            </Card>
-            <Card class="c5" title="Load" about="Sequences running and waiting, and tokens a second.">
-              <History />
-            </Card>
-          </div>
-          <Requests rows={now.requests} ended={now.ended} picked={picked} onPick={setPicked} />
-          {picked !== null && <Waterfall id={picked} key={picked} onClose={() => setPicked(null)} />}
-          <div class="grid">
-            <Card class="c6" title="TTFT" about="Requests that ended, by when and by how long their first token took.">
-              <Heat samples={now.samples.map(([ago, ttft]) => [ago, ttft])} label="Time to first token" />
-            </Card>
-            <Card class="c6" title="TPOT" about="Likewise by seconds a token after the first.">
-              <Heat samples={now.samples.filter(([, , tpot]) => tpot > 0).map(([ago, , tpot]) => [ago, tpot])} label="Time per output token" />
-            </Card>
-          </div>
-          <div class="grid">
-            <Machine />
-            <Misses />
-          </div>
-          <Refusals />
-        </>
-      )}
+      {isThere.value ? <Parts /> : <Note>Waiting for the first view of the engine.</Note>}
+    </div>
+  );
+}
+
+/** Each reads the stream itself, the larger ones a frame after each other: no single frame draws everything. */
+function Parts(): JSX.Element {
+  return (
+    <>
+      <Numbers />
+      <Why />
+      <Card title="Steps" about="A bar a step: its height is its time, its colours what was computed." aside={<Legend items={[["prompt", "prompt tokens"], ["decode", "decoding"], ["draft", "drafts"]]} />}>
+        <Steps />
+      </Card>
+      <div class="grid">
+        <Card class="c7" title="KV blocks" aside={<Legend items={[["decode", "held"], ["cached", "cached, shared"], ["draft", "pinned"], ["idle", "free"]]} />}>
+          <Blocks />
+        </Card>
+        <Card class="c5" title="Load" about="Sequences running and waiting, and tokens a second.">
+          <History />
+        </Card>
+      </div>
+      <Inside />
+      <Heats />
+      <div class="grid">
+        <Machine />
+        <Misses />
+      </div>
+      <Refusals />
+    </>
+  );
+}
+
+function Steps(): JSX.Element {
+  useLive(1);
+  return <Strip steps={steps.peek()} budget={about.value?.max_batch_tokens ?? 0} />;
+}
+
+function Blocks(): JSX.Element {
+  const now = useLive(2);
+  return now?.kv ? <KvMap pool={now.kv} /> : <p class="muted">The engine has not shown its cache yet.</p>;
+}
+
+function Inside(): JSX.Element {
+  const [picked, setPicked] = useState<number | null>(null);
+  const now = useLive(4);
+  return (
+    <>
+      <Requests rows={now?.requests ?? []} ended={now?.ended ?? []} picked={picked} onPick={setPicked} />
+      {picked !== null && <Waterfall id={picked} key={picked} onClose={() => setPicked(null)} />}
+    </>
+  );
+}
+
+function Heats(): JSX.Element {
+  const samples = useLive(5)?.samples ?? [];
+  return (
+    <div class="grid">
+      <Card class="c6" title="TTFT" about="Requests that ended, by when and by how long their first token took.">
+        <Heat samples={samples.map(([ago, ttft]) => [ago, ttft])} label="Time to first token" />
+      </Card>
+      <Card class="c6" title="TPOT" about="Likewise by seconds a token after the first.">
+        <Heat samples={samples.filter(([, , tpot]) => tpot > 0).map(([ago, , tpot]) => [ago, tpot])} label="Time per output token" />
+      </Card>
     </div>
   );
 }
@@ -104,7 +136,8 @@ function Why(): JSX.Element {
 }
 
 function History(): JSX.Element {
-  const rows = history.value;
+  useLive(3);
+  const rows = history.peek();
   const last = rows.at(-1)?.time_s ?? 0;
   const x = rows.map((row) => row.time_s - last);
   return (

@@ -1,7 +1,7 @@
 /** Who was turned away, and why; and what the prefix cache had no more of, and why. */
 import type { JSX } from "preact";
 import { count, percent } from "../../format";
-import { live, refusals } from "../../live";
+import { live, refusals, useLive } from "../../live";
 import { Card, Table } from "../../ui/kit";
 
 export function Refusals(): JSX.Element {
@@ -29,7 +29,7 @@ export function Refusals(): JSX.Element {
 }
 
 export function Misses(): JSX.Element {
-  const { misses, rates } = live.value!;
+  const { misses, rates } = (useLive(6) ?? live.peek())!;
   const hit = rates.prompt_per_s > 0 ? percent(rates.cached_per_s / rates.prompt_per_s) : "–";
   return (
     <Card class="c6" title="Prefix cache" about={`Of the prompt tokens of the last ten seconds ${hit} were cached. Why no more was found, by requests that ended; a request's own row names the token that differed.`}>

@@ -114,7 +114,7 @@ function LivePool({ sequences, share }: { sequences: number; share: boolean }): 
           <span class="small muted">They write 400 tokens each{share ? " after one beginning" : ", each after a beginning of its own"}: watch their tables grow.</span>
         </div>
         {fault && <Note kind="bad">{fault}</Note>}
-        <KvMap pool={now.kv!} requests={now.requests} />
+        <KvMap pool={now.kv!} />
         {now.kv!.holders.length > 0 && (
           <Table
             label="Block tables of running sequences"

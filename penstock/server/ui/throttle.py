@@ -15,7 +15,7 @@ SHARE = 0.04
 IDLE_S = 0.1
 
 
-class Pace:
+class ToolThrottle:
     """Lives on the server's event loop. `is_busy` tells whether answers are being written."""
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
