@@ -60,6 +60,8 @@ class CacheConfig:
     """Tokens in a KV block"""
     num_blocks: int | None = None
     """KV blocks to hold (default: as many as fit)"""
+    kv_memory: str | None = None
+    """Most memory for the KV cache, such as 512MiB (default: what fits; on a CPU a gibibyte, or one whole context)"""
     memory_fraction: float = 0.9
     """Share of the memory found free that weights and cache may use"""
     prefix_caching: bool = True
@@ -71,6 +73,8 @@ class CacheConfig:
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"--block-size is {self.block_size}; choose 8, 16, 32, 64 or 128")
         _check_positive("--num-blocks", self.num_blocks)
+        if self.kv_memory is not None:
+            bytes_of("--kv-memory", self.kv_memory)
         _check_choice("--kv", self.kv, KV)
         if not _is_number(self.memory_fraction) or not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"--memory-fraction is {self.memory_fraction}; choose a share above 0, at most 1")
@@ -346,6 +350,21 @@ class RouterConfig:
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to an hour"
                 )
         _check_positive("--max-parked", self.max_parked)
+
+
+def bytes_of(flag: str, text: str) -> int:
+    """An amount of memory as people write it: 512MiB, 2GiB."""
+    number, scale = text.strip().lower(), 0
+    for unit, size in (("kib", 2**10), ("mib", 2**20), ("gib", 2**30)):
+        if number.endswith(unit):
+            number, scale = number.removesuffix(unit), size
+    try:
+        count = int(float(number) * scale)
+    except (ValueError, OverflowError):
+        count = 0
+    if not 0 < count < 2**60:
+        raise ConfigError(f"{flag} is {text!r}; write an amount with its unit, such as 512MiB or 2GiB")
+    return count
 
 
 def is_loopback(host: str) -> bool:

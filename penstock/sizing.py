@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, bytes_of
 from penstock.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.core.lanes import Lanes
 from penstock.core.limits import Limits
@@ -91,7 +91,9 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, pace: Pac
     left = allowed - memory.weight_bytes - memory.workspace_bytes
     num_fitting = max(left, 0) // block_bytes
     num_blocks = config.cache.num_blocks or num_fitting
-    if config.cache.num_blocks is None and memory.enough_kv_bytes is not None:
+    if config.cache.num_blocks is None and config.cache.kv_memory is not None:
+        num_blocks = min(num_fitting, max(bytes_of("--kv-memory", config.cache.kv_memory) // block_bytes, 1))
+    elif config.cache.num_blocks is None and memory.enough_kv_bytes is not None:
         num_blocks = min(num_fitting, -(-memory.enough_kv_bytes // block_bytes))
     if num_blocks > num_fitting or not num_fitting:
         raise ConfigError(_does_not_fit(config, memory, block_bytes, num_fitting))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from penstock.config import ServerConfig
 from penstock.console.show import printable
 from penstock.engine.machine import Facts
+from penstock.server.pool.resident import Resident
 
 USER_TOKENS = 2048
 """A typical conversation, to tell capacity in users."""
@@ -19,6 +20,21 @@ def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple
     lines += ["", f"  {capacity(facts)}", f"  started in {seconds:.1f} s{_phases(phases)}", ""]
     lines += ["  try it:", f"  {curl(facts, server, url)}", f"  docs: {url}/docs", ""]
     return "\n".join(lines)
+
+
+def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server: ServerConfig, port: int) -> str:
+    """For several models, before any is loaded."""
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    url = f"http://{host}:{port}"
+    room = "" if budget_bytes is None else f", together in {_bytes(budget_bytes)}"
+    lines = ["", f"  Penstock serves {len(residents)} models at {url}/v1, each loaded when asked for{room}", ""]
+    for one in residents:
+        pinned = "  pinned" if one.is_pinned else ""
+        lines.append(f"  {printable(one.name):<36} about {_bytes(one.estimated_bytes):>10}{pinned}")
+    body = json.dumps({"model": residents[0].name, "messages": [{"role": "user", "content": "Hello!"}]})
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_key else ""
+    lines += ["", "  try it:", f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"]
+    return "\n".join([*lines, f"  docs: {url}/docs", ""])
 
 
 def capacity(facts: Facts) -> str:

@@ -1,4 +1,4 @@
-"""A server from its start to its end: socket, engine, signals, banner, exit status."""
+"""A server from its start to its end: socket, engines, signals, banner, exit status."""
 
 import asyncio
 import contextlib
@@ -8,11 +8,10 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -34,7 +33,7 @@ from penstock.server.jobs.service import Jobs
 from penstock.server.responses.routes import resume_background
 from penstock.server.responses.service import make_responses
 from penstock.server.served import ServedModel, ServedModels
-from penstock.server.text import Text
+from penstock.server.text import Text, open_on_thread
 from penstock.store import jobs, responses
 from penstock.store.storage import open_storage
 
@@ -48,6 +47,24 @@ LINGER_S = 0.5
 """Time connections get to read their last words."""
 
 
+class Engines(Protocol):
+    """What answers requests, as a run of the server sees it: one engine, or a pool of them."""
+
+    @property
+    def front(self) -> Front: ...
+
+    async def run(self) -> None:
+        """Until `stop`. Raises when there is no use in going on."""
+
+    async def until_ready(self, port: int) -> None:
+        """Return once requests can be answered, and tell the operator so."""
+
+    async def verify(self) -> None:
+        """Look in the background whether what is served is what it was."""
+
+    async def stop(self) -> None: ...
+
+
 def serve(
     engine: EngineConfig,
     server: ServerConfig,
@@ -57,21 +74,33 @@ def serve(
     damage: Callable[[], list[str]] | None = None,
     canary: Canary | None = None,
 ) -> int:
-    """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
+    """Serve one model until told to stop; returns the exit status: 0 only if nobody was cut off."""
+
+    def make() -> Engines:
+        client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
+        one = SingleEngine(client, server, text, time.monotonic() if spawned is None else spawned.start_s)
+        one.damage, one.canary = damage, canary
+        return one
+
+    return serve_engines(make, server)
+
+
+def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
+    """`make` is called inside the event loop that all of it lives on."""
     import uvloop
 
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # every client is an open file
+
+    async def run() -> int:
+        return await Serving(make(), server).run()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
-        start_s = time.monotonic() if spawned is None else spawned.start_s
-        serving = Serving(client, server, text, start_s)
-        serving.damage, serving.canary = damage, canary
-        return runner.run(serving.run())
+        return runner.run(run())
 
 
-class Serving:
-    """One run of the server, from binding its socket to giving it back."""
+class SingleEngine:
+    """One model, loaded at once: its engine's failure is the server's."""
 
     def __init__(self, client: EngineClient, server: ServerConfig, text: Callable[[], Text], start_s: float) -> None:
         self._config = server
@@ -84,77 +113,23 @@ class Serving:
         self._client = client
         self._client.on_phase = self._on_phase
         self._model = ServedModel(client, num_tenants=len(server.keys))
-        self._front = Front(ServedModels(self._model), server, package_version())
-        self._first_signal: signal.Signals | None = None
-        self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
+        self.front = Front(ServedModels(self._model), server, package_version())
 
-    async def run(self) -> int:
-        if self._config.record is not None:
-            self._model.meters.recorder = TraceRecorder(self._config.record, self._start_s)
-        if self._config.otlp_endpoint is not None:
-            self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
-        listener = _bind(self._config.host, self._config.port)
-        storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA))
-        service = make_responses(self._front, storage.database)
-        runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
-        http = _HttpServer(make_app(self._front, service, runner))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        supervisor = asyncio.create_task(self._client.run())
-        sweeper = asyncio.create_task(self._front.calls.watch())
-        listening = asyncio.create_task(http.serve(sockets=[listener]))
-        try:
-            is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
-            await resume_background(service)
-            await runner.resume()
-            house = asyncio.create_task(keep_house(runner.jobs, service.kept, self._config.retention_days * 86_400))
-            verifying = asyncio.create_task(self._verify())
-            await _first(supervisor, asyncio.create_task(self._stopping.wait()))
-            verifying.cancel()
-            house.cancel()
-            if supervisor.done():
-                await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
-                supervisor.result()
-            if not is_ready and self._first_signal == signal.SIGINT:
-                raise KeyboardInterrupt
-            return await self._stop()
-        finally:
-            sweeper.cancel()
-            http.should_exit = True
-            await service.background.stop()
-            await runner.stop()
-            await self._client.stop()
-            await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
-            if self._front.tracer is not None:
-                self._front.tracer.close()
-            storage.close()
+    async def run(self) -> None:
+        await self._client.run()
 
-    async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> bool:
-        """Load words and weights at the same time; whatever fails first is what is told. False if a signal came first."""
-        words = asyncio.ensure_future(_on_thread(self._open_text))
-        stopping = asyncio.create_task(self._stopping.wait())
-        ready = asyncio.create_task(self._client.ready.wait())
-        try:
-            for awaited in (words, ready):
-                await _first(supervisor, awaited, stopping)
-                if supervisor.done():
-                    supervisor.result()
-                if stopping.done():
-                    return False
-                if awaited.done():
-                    awaited.result()
-            self._model.text = words.result()
-            gc.freeze()  # what is here now stays: later collections need not look at it
-            if self._client.facts is not None:
-                seconds = time.monotonic() - self._start_s
-                print(banner(self._client.facts, self._config, port, self._phases, seconds), flush=True)
-            return True
-        finally:
-            for task in (stopping, ready):
-                task.cancel()
+    async def until_ready(self, port: int) -> None:
+        """Load words and weights at the same time; whatever fails first is what is told."""
+        words, _ = await asyncio.gather(open_on_thread(self._open_text), self._client.ready.wait())
+        self._model.text = words
+        if self._client.facts is not None:
+            seconds = time.monotonic() - self._start_s
+            print(banner(self._client.facts, self._config, port, self._phases, seconds), flush=True)
 
-    async def _verify(self) -> None:
+    async def stop(self) -> None:
+        await self._client.stop()
+
+    async def verify(self) -> None:
         """Whether the model is what it was; if not, it is not ready for anybody."""
         try:
             if self.canary is not None and self._model.facts.can_generate:
@@ -172,6 +147,80 @@ class Serving:
         self._phases.append((name, seconds))
         if sys.stderr.isatty():
             LOGGER.info("%s: %.1f s", name, seconds)
+
+
+class Serving:
+    """One run of the server, from binding its socket to giving it back."""
+
+    def __init__(self, engines: Engines, server: ServerConfig) -> None:
+        self._config = server
+        self._engines = engines
+        self._front = engines.front
+        self._start_s = time.monotonic()
+        self._first_signal: signal.Signals | None = None
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+
+    async def run(self) -> int:
+        if self._config.record is not None:
+            recorder = TraceRecorder(self._config.record, self._start_s)
+            for model in self._front.models:
+                model.meters.recorder = recorder
+        if self._config.otlp_endpoint is not None:
+            self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
+        listener = _bind(self._config.host, self._config.port)
+        storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA))
+        service = make_responses(self._front, storage.database)
+        runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
+        http = _HttpServer(make_app(self._front, service, runner))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        supervisor = asyncio.create_task(self._engines.run())
+        sweeper = asyncio.create_task(self._front.calls.watch())
+        listening = asyncio.create_task(http.serve(sockets=[listener]))
+        try:
+            is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
+            await resume_background(service)
+            await runner.resume()
+            house = asyncio.create_task(keep_house(runner.jobs, service.kept, self._config.retention_days * 86_400))
+            verifying = asyncio.create_task(self._engines.verify())
+            await _first(supervisor, asyncio.create_task(self._stopping.wait()))
+            verifying.cancel()
+            house.cancel()
+            if supervisor.done():
+                await asyncio.sleep(LINGER_S)  # those who waited are told before the connection ends
+                supervisor.result()
+            if not is_ready and self._first_signal == signal.SIGINT:
+                raise KeyboardInterrupt
+            return await self._stop()
+        finally:
+            sweeper.cancel()
+            http.should_exit = True
+            await service.background.stop()
+            await runner.stop()
+            await self._engines.stop()
+            await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
+            if self._front.tracer is not None:
+                self._front.tracer.close()
+            storage.close()
+
+    async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> bool:
+        """False if a signal came first."""
+        ready = asyncio.create_task(self._engines.until_ready(port))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await _first(supervisor, ready, stopping)
+            if ready.done():
+                ready.result()
+            elif supervisor.done():
+                supervisor.result()
+            if not ready.done():
+                return False
+            gc.freeze()  # what is here now stays: later collections need not look at it
+            return True
+        finally:
+            for task in (stopping, ready):
+                task.cancel()
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first asks us to drain, another to hurry; a terminal that goes away only ever asks to drain."""
@@ -196,7 +245,7 @@ class Serving:
         num_dropped = front.num_open
         if num_dropped:
             LOGGER.warning("%d answers are cut off", num_dropped)
-            await self._client.stop()
+            await self._engines.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     while front.num_open:
@@ -240,27 +289,6 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return listener
-
-
-def _on_thread(function: Callable[[], Text]) -> "asyncio.Future[Text]":
-    """On a thread that does not keep the process from ending, as those of an executor would."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Text] = loop.create_future()
-
-    def report(outcome: Callable[[], None]) -> None:
-        if not done.done():
-            outcome()
-
-    def work() -> None:
-        try:
-            text = function()
-            loop.call_soon_threadsafe(report, lambda: done.set_result(text))
-        except Exception as error:
-            fault = error
-            loop.call_soon_threadsafe(report, lambda: done.set_exception(fault))
-
-    threading.Thread(target=work, name="words", daemon=True).start()
-    return done
 
 
 async def _first(*tasks: "asyncio.Future[Any]") -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 from penstock.assembly.machines import is_arithmetic
 from penstock.console.progress import ProgressBar
 from penstock.files import ModelFiles, dummy_spec, no_words, open_files
-from penstock.server.text import ModelCard, Text
+from penstock.formats.gguf import GgufFile
+from penstock.server.text import NO_CARD, ModelCard, Text
 from penstock.text.stream.styles import style_of_template
 from penstock.text.template.chat import ChatTemplate
 from penstock.text.tokenizer.byte_level import byte_tokenizer
 
+TEMPLATE_KEY = "tokenizer.chat_template"
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -32,17 +34,22 @@ def fetched_path(model: str) -> Path | None:
 def open_text(model: str) -> Text:
     """Tokenizer, template and reasoning style of a model."""
     if is_arithmetic(model):
-        return Text(byte_tokenizer(), ChatTemplate(PLAIN_TEMPLATE))
+        return Text(byte_tokenizer(), ChatTemplate(PLAIN_TEMPLATE), card=NO_CARD._replace(template=PLAIN_TEMPLATE))
     if dummy_spec(model) is not None:
         raise no_words(model)
     files = open_files(model)
     template = files.chat_template
     style = None if template is None else style_of_template(template.source)
-    return Text(files.tokenizer, template, style, _card(files))
+    source = "" if template is None else template.source
+    card = card_of(files)._replace(template=source, has_reasoning=style is not None)
+    return Text(files.tokenizer, template, style, card)
 
 
-def _card(files: ModelFiles) -> ModelCard:
+def card_of(files: ModelFiles) -> ModelCard:
+    """What a model's files tell of it before its words are read."""
     spec, checkpoint = files.spec, files.checkpoint
+    source = checkpoint.metadata.get(TEMPLATE_KEY) if isinstance(checkpoint, GgufFile) else None
+    template = source if isinstance(source, str) else ""
     sizes: Counter[str] = Counter()
     for name in checkpoint.names:
         tensor = checkpoint.tensor(name)
@@ -53,4 +60,9 @@ def _card(files: ModelFiles) -> ModelCard:
         file_format="gguf" if files.is_gguf else "safetensors",
         quantization=sizes.most_common(1)[0][0] if sizes else "",
         size_bytes=sizes.total(),
+        max_context=spec.max_context,
+        can_generate=spec.generates,
+        embedding_size=None if spec.generates else spec.hidden_size,
+        template=template,
+        has_reasoning=style_of_template(template) is not None,
     )

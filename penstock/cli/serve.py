@@ -19,6 +19,7 @@ from penstock.config import (
     SpeculationConfig,
 )
 from penstock.errors import ConfigError
+from penstock.server.pool.config import PoolConfig, keep_alive_of
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 ADMIN_VARIABLE = "PENSTOCK_ADMIN_KEY"
@@ -36,6 +37,7 @@ class Config:
     replicas: int = 1
     """Engines of this machine that serve as one, each with its own server, behind a router; SIGHUP restarts them one by one"""
     server: ServerConfig = field(default_factory=ServerConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -52,15 +54,14 @@ class Config:
 def run(config: Config) -> int:
     if config.replicas != 1:
         return run_replicas(config)
+    if config.pool.is_asked:
+        return run_pool(config)
     from penstock.engine.spawn import Spawned
     from penstock.log import set_up
 
     model = config.model.model
-    command = [sys.executable, "-m", "penstock.assembly.worker", f"--model={model}"]
+    command = worker_command(config, model)
     set_up(config.server.log_level, config.server.log_format)
-    command.append(f"--log={config.server.log_level}:{config.server.log_format}")
-    if config.step_log is not None:
-        command.append(f"--step-log={config.step_log.absolute()}")
     with Spawned(command) as spawned:  # it imports torch while we import a web server
         from penstock.assembly.integrity import Canary, damage_of
         from penstock.assembly.serving import package_version, serve
@@ -77,12 +78,51 @@ def run(config: Config) -> int:
         return serve(config.engine, server, command, lambda: open_text(model), spawned, damage, canary)
 
 
+def worker_command(config: Config, model: str) -> list[str]:
+    command = [sys.executable, "-m", "penstock.assembly.worker", f"--model={model}"]
+    command.append(f"--log={config.server.log_level}:{config.server.log_format}")
+    if config.step_log is not None:
+        command.append(f"--step-log={config.step_log.absolute()}")
+    return command
+
+
+def run_pool(config: Config) -> int:
+    """Several models, each in an engine of its own that comes and goes."""
+    from penstock.assembly.pool import PooledEngines, budget_of, entries_of, fetch_all
+    from penstock.assembly.serving import serve_engines
+    from penstock.log import set_up
+    from penstock.measure.environment import ProcessorGroup, read_meminfo
+
+    if config.step_log is not None:
+        raise ConfigError("--step-log is written by one engine; leave it out where there are several models")
+    set_up(config.server.log_level, config.server.log_format)
+    default = ModelConfig().model
+    entries = entries_of(config.pool, None if config.model.model == default else config.model.model)
+    fetch_all(entries)
+    server = with_key_of_environment(config.server)
+    free_bytes = None
+    if config.model.device != "cuda" and "MemAvailable" in (memory := read_meminfo()):
+        free_bytes = min(memory["MemAvailable"], ProcessorGroup().free_bytes)
+    make = partial(
+        PooledEngines,
+        entries,
+        config.engine,
+        server,
+        partial(worker_command, config),
+        budget_bytes=budget_of(config.pool, config.engine, free_bytes),
+        keep_alive_s=keep_alive_of("--keep-alive", config.pool.keep_alive),
+    )
+    return serve_engines(make, server)
+
+
 def run_replicas(config: Config) -> int:
     """A router here, and the servers behind it as processes: only the router is seen from outside."""
     from penstock.assembly.routing import Routing, route
     from penstock.assembly.text import fetch
     from penstock.console.args import arguments_of
 
+    if config.pool.is_asked:
+        raise ConfigError("--replicas serves one model; leave --model and --models-dir out, or begin several servers")
     if not 1 <= config.replicas <= 64:
         raise ConfigError(f"--replicas is {config.replicas}; choose 1 to 64")
     fetch(config.model.model)

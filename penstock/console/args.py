@@ -84,12 +84,12 @@ def arguments_of(config: object) -> list[str]:
         if flag.is_positional:
             places.extend(items)
         elif value == flag.empty:
-            words.append(f"--no-{flag.key}")
+            words.append(f"--no-{flag.switch}")
         elif flag.kind is bool:
-            words.append(f"--{flag.key}")
+            words.append(f"--{flag.switch}")
         else:
             for item in items:
-                words.extend([f"--{flag.key}={item}"] if item.startswith("-") else [f"--{flag.key}", item])
+                words.extend([f"--{flag.switch}={item}"] if item.startswith("-") else [f"--{flag.switch}", item])
     return [*words, *(["--"] if any(place.startswith("-") for place in places) else []), *places]
 
 
@@ -98,9 +98,9 @@ def _switches(flags: Sequence[Flag]) -> dict[str, tuple[Flag | None, bool]]:
     switches: dict[str, tuple[Flag | None, bool]] = {}
     for flag in flags:
         if not flag.is_positional:
-            switches[f"--{flag.key}"] = (flag, True)
+            switches[f"--{flag.switch}"] = (flag, True)
             if flag.empty is not MISSING:
-                switches[f"--no-{flag.key}"] = (flag, False)
+                switches[f"--no-{flag.switch}"] = (flag, False)
     return switches | {"--config": (None, True)}
 
 
@@ -114,7 +114,7 @@ def _unknown(name: str, flags: Sequence[Flag], switches: Mapping[str, object]) -
 
 
 def _opposite(flag: Flag, is_set: bool) -> str:
-    return f"--no-{flag.key}" if is_set else f"--{flag.key}"
+    return f"--no-{flag.switch}" if is_set else f"--{flag.switch}"
 
 
 def _next_value(name: str, remaining: Iterator[str], switches: Mapping[str, object]) -> str:
@@ -141,7 +141,7 @@ def _placed(flags: Sequence[Flag], places: Sequence[str]) -> dict[str, Any]:
             for text in taken:
                 values[flag.name] = _joined(flag, values.get(flag.name, ()), text)
     if remaining:
-        hint = suggestion(f"--{remaining[0]}", (f"--{flag.key}" for flag in flags if not flag.is_positional))
+        hint = suggestion(f"--{remaining[0]}", (f"--{flag.switch}" for flag in flags if not flag.is_positional))
         raise ConfigError(f"unexpected {remaining[0]!r}{hint or '; see --help'}")
     return values
 

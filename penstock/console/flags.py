@@ -41,14 +41,22 @@ class Flag:
     is_optional: bool
     is_positional: bool
     metavar: str
+    word: str = ""
+    """How a command line calls it, where that is not how a file does: one item of what the field holds many of."""
 
     @property
     def key(self) -> str:
+        """How a config file calls it."""
         return self.name.replace("_", "-")
 
     @property
+    def switch(self) -> str:
+        """How a command line calls it, without its dashes."""
+        return self.word or self.key
+
+    @property
     def label(self) -> str:
-        return self.metavar if self.is_positional else f"--{self.key}"
+        return self.metavar if self.is_positional else f"--{self.switch}"
 
     @property
     def expected(self) -> str:
@@ -169,6 +177,7 @@ def _leaves(config: type, base: Any, tables: tuple[str, ...]) -> Iterator[Flag]:
                 is_optional=is_optional,
                 is_positional=is_positional,
                 metavar=declared.metadata.get("metavar", metavar),
+                word=declared.metadata.get("flag", ""),
             )
 
 

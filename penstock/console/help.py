@@ -73,8 +73,8 @@ def _heading(tables: tuple[str, ...], owner: type) -> str:
 
 def _usage(flag: Flag) -> str:
     if flag.kind is bool:
-        return f"--{flag.key} / --no-{flag.key}"
-    return f"--{flag.key} {flag.metavar}"
+        return f"--{flag.switch} / --no-{flag.switch}"
+    return f"--{flag.switch} {flag.metavar}"
 
 
 def _place(flag: Flag) -> str:

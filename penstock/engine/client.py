@@ -202,6 +202,10 @@ class EngineClient:
         finally:
             self._embeddings.pop(request_id, None)
 
+    def reopen(self) -> None:
+        """After `stop` and the end of `run`: allow another `run`. Ids, counters and facts stay."""
+        self._is_stopping = False
+
     async def stop(self) -> None:
         """End the engine. Requests still open end in an error."""
         self._is_stopping = True
@@ -218,18 +222,20 @@ class EngineClient:
     async def run(self) -> None:
         """Keep an engine alive until `stop`. Raises ConfigError or EngineError when there is no use in trying."""
         num_failed = 0
+        is_new = True
         try:
             while not self._is_stopping:
                 status = await self._live()
+                is_new = is_new and not self._ready_for_s
                 is_good = self._ready_for_s > USEFUL_S or (self._ready_for_s > 0.0 and bool(self._streams))
                 self._bury(status)
                 if self.is_stopping:
                     return
                 num_failed = 0 if is_good else num_failed + 1
                 words = self._last_words
-                if words is not None and (words.is_config or self.facts is None):
+                if words is not None and (words.is_config or is_new):
                     raise ConfigError(words.message) if words.is_config else EngineError(words.message)
-                if num_failed >= MAX_FAILED_STARTS or self.facts is None:
+                if num_failed >= MAX_FAILED_STARTS or is_new:
                     raise EngineError(
                         f"the engine ended {num_failed} times in a row without an answer, {_named(status)}"
                     )

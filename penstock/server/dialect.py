@@ -15,17 +15,21 @@ HeaderList = Sequence[tuple[bytes, bytes]]
 
 
 class Progress(NamedTuple):
-    """How far a call that waits has come: in the queue, or in its prompt."""
+    """How far a call that waits has come: with its model being loaded, in the queue, or in its prompt."""
 
     stage: str
     position: int | None = None
     """Place in the queue, from 1."""
     eta_s: float | None = None
     percent: int | None = None
-    """Of the prompt that is computed."""
+    """Of the prompt that is computed, or of the time that loading the model took before."""
+    phase: str = ""
+    """Of a model that is being loaded: what its engine does now."""
 
     @property
     def value(self) -> dict[str, Any]:
+        if self.phase:
+            return {"stage": self.stage, "phase": self.phase, "percent": self.percent, "eta_s": self.eta_s}
         if self.percent is not None:
             return {"stage": self.stage, "percent": self.percent}
         return {"stage": self.stage, "position": self.position, "eta_s": self.eta_s}

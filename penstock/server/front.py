@@ -5,8 +5,8 @@ Knows no dialect: a route reads a body of its own, makes a `Prepared` call of it
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,14 +17,16 @@ from starlette.requests import Request
 from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, exposition_of_all
 from penstock.server.dialect import AnswerEncoder
-from penstock.server.generation import Caller, Delivery
+from penstock.server.generation import WHOLE, Caller, Delivery
 from penstock.server.http.answer import HttpAnswer
 from penstock.server.http.body import BodiesInFlight, parse, read_body
 from penstock.server.http.call import Call
 from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
+from penstock.server.http.hold import hold
 from penstock.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
 from penstock.server.http.trace import SpanTracer
+from penstock.server.pool.pool import ModelPool
 from penstock.server.served import ServedModel, ServedModels, loading
 from penstock.server.ui.refusals import RefusalLog
 from penstock.server.ui.tools import Tools
@@ -46,6 +48,8 @@ class Begun(Generic[B]):
     caller: Caller
     ignored: tuple[str, ...]
     """Fields of the body that nothing reads."""
+    load_s: float = 0.0
+    """How long it waited for the model to be loaded."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -67,8 +71,10 @@ class Prepared:
 class Front:
     """Shared by all requests. Lives on one event loop."""
 
-    def __init__(self, models: ServedModels, config: ServerConfig, version: str) -> None:
+    def __init__(self, models: ServedModels, config: ServerConfig, version: str, pool: ModelPool | None = None) -> None:
+        """`pool` loads and unloads the models; without one they are there all the time."""
         self.models = models
+        self.pool = pool
         self.config = config
         self.version = version
         self.fingerprint = f"penstock-{version}"
@@ -90,22 +96,68 @@ class Front:
 
     @property
     def num_open(self) -> int:
-        """Calls admitted and not over."""
-        return sum(model.admission.num_open for model in self.models)
+        """Calls admitted and not over, and those that wait for a model."""
+        num_waiting = 0 if self.pool is None else self.pool.num_waiting
+        return num_waiting + sum(model.admission.num_open for model in self.models)
 
     # A request, from its body to its answer
 
-    async def begin(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> Begun[B]:
-        """Read a request for work that there is room for."""
+    async def begin(
+        self,
+        request: Request,
+        type_: type[B],
+        refused: Mapping[str, str],
+        delivery_of: Callable[[B], Delivery] = lambda _: WHOLE,
+    ) -> Begun[B]:
+        """Read a request for work that there is room for, and have its model ready."""
         self.check_open()
         caller = caller_of(request)
-        if self.models.only is not None:  # refused before a byte of the body is read
+        if self.models.only is not None and self.pool is None:  # refused before a byte of the body is read
             self.models.only.admission.check(caller.tenant)
         body, ignored = await self.body(request, type_, refused)
-        request.scope["penstock.read_s"] = time.monotonic()
+        request.scope["penstock.read_s"] = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
-        self._enter(request, model, caller.tenant)  # a place is taken once the body is here, not while it trickles in
-        return Begun(body, model, caller, ignored)
+        if self.pool is None:
+            self._enter(
+                request, model, caller.tenant
+            )  # a place is taken once the body is here, not while it trickles in
+            return Begun(body, model, caller, ignored)
+        delivery = delivery_of(body)
+        if not delivery.is_unload:
+            await self._load(request, self.pool, model, delivery, caller)
+        return Begun(body, model, caller, ignored, time.monotonic() - read_s)
+
+    async def _load(
+        self, request: Request, pool: ModelPool, model: ServedModel, delivery: Delivery, caller: Caller
+    ) -> None:
+        """Have the model until the request is over."""
+        resident = model.resident
+        if resident is None:
+            return
+        if resident.is_open:
+            await pool.acquire(resident)
+        else:
+            timeout_s = None if caller.deadline_ms is None else caller.deadline_ms / 1000
+            await hold(request, pool.acquire(resident, timeout_s), delivery, partial(pool.progress, resident))
+        with ExitStack() as stack:
+            stack.callback(pool.release, resident, delivery.keep_alive_s)
+            self._enter(request, model, caller.tenant)
+            stack.callback(request.scope["penstock.leave"])
+            request.scope["penstock.leave"] = stack.pop_all().close
+
+    @asynccontextmanager
+    async def having(self, model: ServedModel) -> AsyncIterator[None]:
+        """The model is there meanwhile, however long that takes: for work that nobody waits for on a connection."""
+        pool, resident = self.pool, model.resident
+        if pool is None or resident is None:
+            await model.client.ready.wait()
+            yield
+            return
+        await pool.acquire(resident, is_patient=True)
+        try:
+            yield
+        finally:
+            pool.release(resident)
 
     async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
         tenant = request.scope.get("penstock.tenant", "")
@@ -123,7 +175,7 @@ class Front:
     def check_open(self) -> None:
         if self.is_draining:
             raise busy("the server is shutting down; send the request elsewhere", 1, code="shutting_down")
-        if not any(model.is_open for model in self.models):
+        if self.pool is None and not any(model.is_open for model in self.models):
             raise loading()
 
     def _enter(self, request: Request, model: ServedModel, tenant: str) -> None:
@@ -134,6 +186,8 @@ class Front:
     def answer(self, prepared: Prepared, begun: Begun[Any]) -> "Counted":
         model, call = prepared.model, prepared.call
         call.reports_progress = prepared.delivery.reports_progress
+        call.load_s = begun.load_s
+        call.arrival_s -= begun.load_s  # what its client has waited is counted
         answer = HttpAnswer(
             call,
             prepared.encoder,
@@ -170,6 +224,8 @@ class Front:
     def render_metrics(self) -> str:
         """Every model's numbers and the server's own."""
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
+        if self.pool is not None:
+            groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
         return exposition_of_all([*groups, ([self.http_responses], {"model_name": self.models.first.known_name})])
 
     @property
@@ -178,10 +234,17 @@ class Front:
         return all(model.is_alive for model in self.models)
 
     async def is_ready(self) -> bool:
-        """A token has come through the real path of every model lately, or comes now."""
+        """A token has come through the real path of every model lately, or comes now.
+
+        Of several that come and go one is enough, so that a wrong one takes no other down; but those that are pinned are
+        waited for, until they have been tried.
+        """
         if self.is_draining:
             return False
-        return all(await asyncio.gather(*(model.is_ready() for model in self.models)))
+        ready = await asyncio.gather(*(model.is_ready() for model in self.models))
+        if self.pool is None:
+            return all(ready)
+        return any(ready) and not any(one.is_pinned and one.is_untried for one in self.pool.residents)
 
     async def drain(self, timeout_s: float) -> None:
         """Let calls in progress end; no new ones come in."""

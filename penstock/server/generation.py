@@ -163,6 +163,13 @@ class Delivery:
     reports_progress: bool = False
     """Say how far a call that waits has come, as events of its own."""
     reports_timings: bool = False
+    keep_alive_s: float | None = None
+    """How long the model stays loaded after the answer, below 0 for ever; None leaves that as it is."""
+    is_unload: bool = False
+    """Nothing is asked but that the model be unloaded."""
+
+
+WHOLE = Delivery()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from penstock.server.http.call import greedy_canary
 from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.server.http.meters import Meters
 from penstock.server.pins import PinLedger
-from penstock.server.text import Text
+from penstock.server.pool.resident import Residency, Resident
+from penstock.server.text import NO_CARD, ModelCard, Text
 from penstock.server.ui.live import LiveView
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
@@ -30,8 +31,10 @@ LATEST = ":latest"
 class ServedModel:
     """Made before its engine is ready; `text` is given when it is. Lives on one event loop."""
 
-    def __init__(self, client: EngineClient, *, num_tenants: int) -> None:
+    def __init__(self, client: EngineClient, *, num_tenants: int, resident: Resident | None = None) -> None:
+        """`resident` is where it stands as one of several that come and go; None for one that is always there."""
         self.client = client
+        self.resident = resident
         self.admission = Admission(client, num_tenants=num_tenants)
         self.meters = Meters(client, self.admission)
         self.pins = PinLedger(num_tenants=num_tenants)
@@ -39,6 +42,7 @@ class ServedModel:
         self.fault = ""
         """Why nobody should be served: the model is not what it was."""
         self._text: Text | None = None
+        self._card = NO_CARD
         self._canary_s = -1e9
         self.live = LiveView(client, self.meters, self.admission)
         client.on_step = self._on_step
@@ -63,6 +67,15 @@ class ServedModel:
         self._text = text
 
     @property
+    def card(self) -> ModelCard:
+        """Also of a model that was never loaded, once its files have been looked at."""
+        return self._card if self._text is None else self._text.card
+
+    @card.setter
+    def card(self, card: ModelCard) -> None:
+        self._card = card
+
+    @property
     def tokenizer(self) -> Tokenizer:
         return self.text.tokenizer
 
@@ -74,12 +87,31 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        return self.facts.model
+        return self.facts.model if self.resident is None else self.resident.name
 
     @property
     def known_name(self) -> str:
         """The name, or nothing while it is not known."""
-        return "" if self.client.facts is None else self.client.facts.model
+        return "" if self.resident is None and self.client.facts is None else self.name
+
+    @property
+    def state(self) -> Residency:
+        if self.resident is not None:
+            return self.resident.state
+        return Residency.READY if self.is_open and self.client.is_ready else Residency.LOADING
+
+    @property
+    def max_context(self) -> int:
+        """Found when it was loaded, or what its files say."""
+        return self.card.max_context if self.client.facts is None else self.client.facts.max_context
+
+    @property
+    def can_generate(self) -> bool:
+        return self.card.can_generate if self.client.facts is None else self.client.facts.can_generate
+
+    @property
+    def embedding_size(self) -> int | None:
+        return self.card.embedding_size if self.client.facts is None else self.client.facts.embedding_size
 
     @property
     def vocab_size(self) -> int:
@@ -91,11 +123,16 @@ class ServedModel:
 
     @property
     def is_alive(self) -> bool:
-        """The engine has been heard lately."""
+        """The engine has been heard lately; one that is not loaded now has nothing to say."""
+        if self.resident is not None and self.resident.state is not Residency.READY:
+            return True
         return self.client.is_ready and self.client.silence_s < FRESH_S
 
     async def is_ready(self) -> bool:
-        """A token has come through the real path lately, or comes now."""
+        """A token has come through the real path lately, or comes now. A model that is not loaded now is ready to be asked."""
+        resident = self.resident
+        if resident is not None and resident.state is not Residency.READY:
+            return resident.state is not Residency.FAILED and not resident.is_pinned and not self.fault
         if not self.is_open or not self.is_alive or self.fault:
             return False
         now = time.monotonic()
@@ -156,15 +193,15 @@ class ServedModels:
 
     @property
     def known(self) -> list[ServedModel]:
-        """Those whose facts are known."""
-        return [model for model in self._models if model.client.facts is not None]
+        """Those whose names are known."""
+        return [model for model in self._models if model.known_name]
 
     def find(self, name: str | None) -> ServedModel:
         """The model a client means. Raises an error that names those there are."""
         if not name or name == DEFAULT_NAME:
             return self.first
         for model in self._models:
-            if model.client.facts is not None and model.name == name:
+            if model.known_name == name:
                 return model
         if name.endswith(LATEST):
             return self.find(name.removesuffix(LATEST))

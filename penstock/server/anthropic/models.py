@@ -24,6 +24,6 @@ def anthropic_model(model: ServedModel) -> dict[str, Any]:
         "display_name": model.name,
         "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
-        "max_input_tokens": model.facts.max_context,
-        "max_tokens": model.facts.max_context,
+        "max_input_tokens": model.max_context,
+        "max_tokens": model.max_context,
     }

@@ -16,7 +16,7 @@ from penstock.server.served import ServedModel
 
 async def create_message(request: Request) -> Counted:
     front: Front = request.app.state.front
-    begun = await front.begin(request, MessagesBody, REFUSED)
+    begun = await front.begin(request, MessagesBody, REFUSED, delivery_of)
     return front.answer(await prepare_message(front, begun.model, begun.caller, begun.body), begun)
 
 
@@ -32,8 +32,11 @@ async def prepare_message(front: Front, model: ServedModel, caller: Caller, body
         request_id=caller.request_id,
         tells_miss=body.diagnostics is not None,
     )
-    delivery = Delivery(is_stream=bool(body.stream), reports_progress=bool(body.include_progress))
-    return Prepared(model, call, encoder, delivery)
+    return Prepared(model, call, encoder, delivery_of(body))
+
+
+def delivery_of(body: MessagesBody) -> Delivery:
+    return Delivery(is_stream=bool(body.stream), reports_progress=bool(body.include_progress))
 
 
 async def count_tokens(request: Request) -> Json:

@@ -60,6 +60,8 @@ class Call:
         self, client: EngineClient, tokenizer: Tokenizer, prompts: Sequence[tuple[int, ...]], parameters: CallParameters
     ) -> None:
         self.arrival_s = time.monotonic()
+        self.load_s = 0.0
+        """How long its client has waited for the model to be loaded, before anything else."""
         self.prompts = prompts
         self.parameters = parameters
         self.sending_since_s: float | None = None

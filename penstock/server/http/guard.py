@@ -105,6 +105,8 @@ class Guard:
         async def report(message: Any) -> None:
             nonlocal status, is_stream
             if message["type"] == "http.response.start":
+                if status:
+                    return  # begun already, while its model was being loaded
                 status = message["status"]
                 spent_ms = round((time.monotonic() - start_s) * 1000)
                 is_stream = any(pair in message["headers"] for pair in dialect.stream_headers[:1])
@@ -112,6 +114,7 @@ class Guard:
                 self._on_response(scope, status)
             await send(message)
 
+        scope["penstock.send"] = report
         try:
             self._check(scope, headers)
             await self._app(scope, receive, report)

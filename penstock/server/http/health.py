@@ -1,5 +1,7 @@
 """How we are: /livez, /readyz, /health, /metrics, /version, and the numbers `penstock top` shows."""
 
+from typing import Any
+
 from starlette.requests import Request
 
 from penstock.metrics.exposition import CONTENT_TYPE
@@ -21,10 +23,13 @@ async def ready(request: Request) -> Json:
 
 
 async def health(request: Request) -> Json:
-    """The engine has been heard lately."""
+    """The engine has been heard lately; of several models, those that are loaded."""
     front: Front = request.app.state.front
     is_well = front.is_alive and not front.is_draining
-    return Json({"status": "ok" if is_well else "unavailable"}, 200 if is_well else 503)
+    status: dict[str, Any] = {"status": "ok" if is_well else "unavailable"}
+    if front.pool is not None:
+        status["models"] = {one.name: one.state.value for one in front.pool.residents}
+    return Json(status, 200 if is_well else 503)
 
 
 async def metrics(request: Request) -> Json:

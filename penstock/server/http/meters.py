@@ -176,8 +176,12 @@ class Meters:
             parts["queue_ms"] = max(parts["queue_ms"], (admitted_s - timeline.arrival_s) * 1000)
             parts["prefill_ms"] = max(parts["prefill_ms"], (timeline.first_token_s - admitted_s) * 1000)
             parts["decode_ms"] = max(parts["decode_ms"], (timeline.last_token_s - timeline.first_token_s) * 1000)
+        parts["queue_ms"] = max(parts["queue_ms"] - call.load_s * 1000, 0.0)
+        parts["load_ms"] = call.load_s * 1000
         total = (now - call.arrival_s) * 1000
-        parts["flush_ms"] = total - parts["queue_ms"] - parts["prefill_ms"] - parts["decode_ms"]
+        parts["flush_ms"] = total - sum(parts.values())
+        if not call.load_s:
+            del parts["load_ms"]
         return {name: round(value, 3) for name, value in (parts | {"total_ms": total}).items()}
 
     # Reading

@@ -13,6 +13,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,6 +47,8 @@ STORE_RETRY_S = 10.0
 """How long a batch waits for room on the disk before it tries again."""
 WRITE_LINES = 500
 """Answers that are read at a time when a file is written."""
+SEQUENCES = 256
+"""Sequences that an engine can run, where none has told yet."""
 OVERBOOKED = 2
 """Lines in flight for every sequence the engine can run, so that it never waits for the next."""
 
@@ -126,7 +129,7 @@ class BatchRunner:
             errors = {"errors": [fault.value for fault in faults], "failed_at": now}
             await self._set(row.id, "failed", errors, num_total)
             return False
-        model = self.jobs.floor.front.models.first.known_name
+        model = self._first_model(row)
         if row.id not in self._cancelled:
             await self._set(row.id, "in_progress", {"in_progress_at": now, "model": model}, num_total)
         return True
@@ -175,11 +178,19 @@ class BatchRunner:
     def _lines(self, row: BatchRow) -> Iterator[tuple[int, bytes]]:
         return lines_of(self.jobs.storage.blobs.path(row.input_file))
 
+    def _first_model(self, row: BatchRow) -> str:
+        """The model that the first line names; lines may name others."""
+        body = next((read_line(number, data).body for number, data in self._lines(row)), {})
+        with suppress(ApiError):
+            return self.jobs.floor.front.models.find(body.get("model")).known_name
+        return str(body.get("model"))
+
     def _open_gate(self) -> asyncio.Semaphore:
-        """One for all batches: it is the engine that is shared."""
+        """One for all batches: it is the engines that are shared."""
         if self._gate is None:
-            facts = self.jobs.floor.front.models.first.client.facts
-            self._gate = asyncio.Semaphore(OVERBOOKED * (facts.max_sequences if facts is not None else 16))
+            facts = [model.client.facts for model in self.jobs.floor.front.models]
+            num_sequences = max((one.max_sequences for one in facts if one is not None), default=SEQUENCES)
+            self._gate = asyncio.Semaphore(OVERBOOKED * num_sequences)
         return self._gate
 
     async def _answer(self, row: BatchRow, line: BatchLine) -> None:
@@ -278,9 +289,9 @@ async def answer_request(floor: JobFloor, endpoint: str, raw: Any, caller: Calle
     num_tries = 0
     while True:
         model = floor.front.models.find(getattr(body, "model", None))
-        await model.client.ready.wait()
         try:
-            return await row.answer(floor, model, caller, body)
+            async with floor.front.having(model):
+                return await row.answer(floor, model, caller, body)
         except CapacityError:
             await asyncio.sleep(RETRY_S)  # there is no room: it waits, however long
             continue

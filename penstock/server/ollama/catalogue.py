@@ -1,6 +1,8 @@
 """/api/tags, /api/show, /api/ps and the rest of what Ollama's clients ask about models."""
 
 import hashlib
+import math
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +14,7 @@ from penstock.server.http.answer import Json
 from penstock.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.server.http.health import PlainText
 from penstock.server.ollama.protocol import NameBody
+from penstock.server.pool.resident import Residency
 from penstock.server.served import ServedModel
 
 VERSION = "0.12.0"
@@ -34,43 +37,27 @@ async def tags(request: Request) -> Json:
 
 async def processes(request: Request) -> Json:
     front: Front = request.app.state.front
-    models = []
-    for model in front.models.known:
-        size = sum(count for _, count in model.facts.memory)
-        models.append(
-            _entry(model)
-            | {
-                "size": size,
-                "size_vram": size if model.facts.device != "cpu" else 0,
-                "expires_at": FOREVER,
-                "context_length": model.facts.max_context,
-            }
-        )
-    return Json({"models": models})
+    loaded = [model for model in front.models.known if model.state is Residency.READY]
+    return Json({"models": [_process(model) for model in loaded]})
 
 
 async def show(request: Request) -> Json:
     front: Front = request.app.state.front
     body, _ = await front.body(request, NameBody, {})
     model = front.models.find(_name(body))
-    card, template = model.text.card, model.text.template
-    source = "" if template is None else template.source
+    card = model.card
     architecture = card.family or "unknown"
     return Json(
         {
             "modelfile": f"FROM {model.name}\n",
-            "parameters": f"num_ctx {model.facts.max_context}",
-            "template": source,
+            "parameters": f"num_ctx {model.max_context}",
+            "template": card.template,
             "details": _details(model),
             "model_info": {
                 "general.architecture": architecture,
                 "general.parameter_count": card.num_parameters,
-                f"{architecture}.context_length": model.facts.max_context,
-                **(
-                    {f"{architecture}.embedding_length": model.facts.embedding_size}
-                    if model.facts.embedding_size
-                    else {}
-                ),
+                f"{architecture}.context_length": model.max_context,
+                **({f"{architecture}.embedding_length": model.embedding_size} if model.embedding_size else {}),
             },
             "capabilities": capabilities(model),
             "modified_at": _time(model.created),
@@ -84,7 +71,7 @@ async def pull(request: Request) -> Json:
     body, _ = await front.body(request, NameBody, {})
     model = front.models.find(_name(body))
     digest = _digest(model)
-    size = model.text.card.size_bytes
+    size = model.card.size_bytes
     lines: list[dict[str, Any]] = [
         {"status": "pulling manifest"},
         {"status": f"pulling {digest[:12]}", "digest": f"sha256:{digest}", "total": size, "completed": size},
@@ -110,10 +97,10 @@ async def not_here(request: Request) -> Json:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    found = ["completion"] if model.facts.can_generate else []
-    if model.facts.embedding_size:
+    found = ["completion"] if model.can_generate else []
+    if model.embedding_size:
         found.append("embedding")
-    if model.text.style is not None:
+    if model.card.has_reasoning:
         found.append("thinking")
     return found
 
@@ -130,14 +117,28 @@ def _entry(model: ServedModel) -> dict[str, Any]:
         "name": model.name,
         "model": model.name,
         "modified_at": _time(model.created),
-        "size": model.text.card.size_bytes if model.is_open else 0,
+        "size": model.card.size_bytes,
         "digest": _digest(model),
         "details": _details(model),
     }
 
 
+def _process(model: ServedModel) -> dict[str, Any]:
+    """A model that is loaded: what it takes, and until when it stays."""
+    facts, resident = model.facts, model.resident
+    size, expires_s = sum(count for _, count in facts.memory), math.inf
+    if resident is not None:
+        size, expires_s = resident.num_bytes, resident.expires_s
+    return _entry(model) | {
+        "size": size,
+        "size_vram": size if facts.device != "cpu" else 0,
+        "expires_at": FOREVER if math.isinf(expires_s) else _time(time.time() + expires_s - time.monotonic()),
+        "context_length": facts.max_context,
+    }
+
+
 def _details(model: ServedModel) -> dict[str, Any]:
-    card = model.text.card
+    card = model.card
     return {
         "parent_model": "",
         "format": card.file_format,
@@ -157,7 +158,7 @@ def _digest(model: ServedModel) -> str:
     return hashlib.sha256(model.name.encode()).hexdigest()
 
 
-def _time(seconds: int) -> str:
+def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -113,7 +113,7 @@ class OllamaEncoder:
             end["context"] = [*call.prompts[0], *call.writers[0].token_ids]
         return end | {
             "total_duration": _nanoseconds(times.get("total_ms")),
-            "load_duration": _nanoseconds(times.get("queue_ms")),
+            "load_duration": _nanoseconds(times.get("load_ms", 0.0) + times.get("queue_ms", 0.0)),
             "prompt_eval_count": usage.num_prompt,
             "prompt_eval_duration": _nanoseconds(times.get("prefill_ms")),
             "eval_count": usage.num_output,

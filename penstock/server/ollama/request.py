@@ -1,7 +1,6 @@
 """From a body of Ollama's API to a generation."""
 
 import math
-import re
 
 import msgspec
 
@@ -20,9 +19,8 @@ from penstock.server.generation import (
 )
 from penstock.server.http.faults import invalid, unsupported
 from penstock.server.ollama.protocol import GenerateBody, OllamaChatBody, OllamaMessage, OllamaSampling, Options
+from penstock.server.pool.config import duration_s
 
-UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"([0-9.]+)(ms|s|m|h)")
 DEFAULTS = Options()
 
 
@@ -89,23 +87,8 @@ def keep_alive_s(given: str | float | int | None) -> float | None:
     """Seconds of a duration as Go writes it (`10m`, `1h30m`) or a number of seconds; below 0 means for ever."""
     if given is None:
         return None
-    if isinstance(given, str):
-        text = given.strip()
-        sign, text = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
-        parts = _DURATION.findall(text)
-        if "".join(number + unit for number, unit in parts) == text and parts:
-            try:
-                seconds = sign * sum(float(number) * UNITS_S[unit] for number, unit in parts)
-            except ValueError:
-                raise _bad_duration() from None
-        else:
-            try:
-                seconds = sign * float(text)
-            except ValueError:
-                raise _bad_duration() from None
-    else:
-        seconds = float(given)
-    if not math.isfinite(seconds):
+    seconds = duration_s(given) if isinstance(given, str) else float(given)
+    if seconds is None or not math.isfinite(seconds):
         raise _bad_duration()
     return seconds
 

@@ -33,23 +33,23 @@ INFILL_MARKS = (
 
 async def chat(request: Request) -> Counted | Json:
     front: Front = request.app.state.front
-    begun = await front.begin(request, OllamaChatBody, REFUSED)
+    begun = await front.begin(request, OllamaChatBody, REFUSED, _chat_delivery)
     if not begun.body.messages:
-        return _nothing_asked(begun.model, begun.body, {"message": {"role": "assistant", "content": ""}})
+        return _nothing_asked(front, begun, {"message": {"role": "assistant", "content": ""}})
     generation = chat_generation(begun.body)
     return front.answer(await _prepared(begun.model, begun.caller, begun.body, generation, is_chat=True), begun)
 
 
 async def generate(request: Request) -> Counted | Json:
     front: Front = request.app.state.front
-    begun = await front.begin(request, GenerateBody, REFUSED)
+    begun = await front.begin(request, GenerateBody, REFUSED, _prompt_delivery)
     return await _generated(front, begun)
 
 
 async def _generated(front: Front, begun: "Begun[GenerateBody]") -> Counted | Json:
     body = begun.body
     if not body.prompt and not body.suffix:
-        return _nothing_asked(begun.model, body, {"response": ""})
+        return _nothing_asked(front, begun, {"response": ""})
     if body.suffix:
         generation = _infill(begun.model, body)
     else:
@@ -69,10 +69,30 @@ async def _prepared(
     call = await prepare(model, caller, generation)
     num_top = generation.sampling.num_logprobs
     encoder = OllamaEncoder(body.model, model.tokenizer, is_chat=is_chat, num_top=num_top)
-    delivery = Delivery(
-        is_stream=body.stream is not False, reports_progress=bool(body.include_progress), reports_timings=True
+    return Prepared(model, call, encoder, _delivery(body, asks=True))
+
+
+def _delivery(body: OllamaSampling, *, asks: bool) -> Delivery:
+    alive_s = keep_alive_s(body.keep_alive)
+    return Delivery(
+        is_stream=body.stream is not False,
+        reports_progress=bool(body.include_progress),
+        reports_timings=True,
+        keep_alive_s=alive_s,
+        is_unload=not asks and alive_s == 0.0,
     )
-    return Prepared(model, call, encoder, delivery)
+
+
+def _chat_delivery(body: OllamaChatBody) -> Delivery:
+    return _delivery(body, asks=bool(body.messages))
+
+
+def _prompt_delivery(body: GenerateBody) -> Delivery:
+    return _delivery(body, asks=bool(body.prompt or body.suffix))
+
+
+def _kept(body: EmbedBody | LegacyEmbedBody) -> Delivery:
+    return Delivery(keep_alive_s=keep_alive_s(body.keep_alive))
 
 
 def _infill(model: ServedModel, body: GenerateBody) -> Generation:
@@ -87,16 +107,19 @@ def _infill(model: ServedModel, body: GenerateBody) -> Generation:
     return Generation(prompt=Texts(given=text), sampling=generation.sampling, output=generation.output, param="prompt")
 
 
-def _nothing_asked(model: ServedModel, body: OllamaSampling, words: dict[str, Any]) -> Json:
-    """A question without words asks for the model to be loaded, or with keep_alive 0 to be let go. It stays loaded."""
+def _nothing_asked(front: Front, begun: "Begun[Any]", words: dict[str, Any]) -> Json:
+    """A question without words asks for the model to be loaded, or with keep_alive 0 to be unloaded. The only one stays."""
+    body, resident = begun.body, begun.model.resident
     reason = "unload" if keep_alive_s(body.keep_alive) == 0.0 else "load"
+    if reason == "unload" and front.pool is not None and resident is not None:
+        front.pool.expire(resident)
     head = {"model": body.model, "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     return Json(head | words | {"done": True, "done_reason": reason})
 
 
 async def embed(request: Request) -> Json:
     front: Front = request.app.state.front
-    begun = await front.begin(request, EmbedBody, REFUSED)
+    begun = await front.begin(request, EmbedBody, REFUSED, _kept)
     start_s, body, model = time.monotonic(), begun.body, begun.model
     if not body.input:
         return Json({"model": body.model, "embeddings": []})
@@ -108,8 +131,8 @@ async def embed(request: Request) -> Json:
         {
             "model": body.model,
             "embeddings": [list(vector) for vector in vectors],
-            "total_duration": round((time.monotonic() - start_s) * 1e9),
-            "load_duration": 0,
+            "total_duration": round((time.monotonic() - start_s + begun.load_s) * 1e9),
+            "load_duration": round(begun.load_s * 1e9),
             "prompt_eval_count": sum(map(len, prompts)),
         }
     )
@@ -117,7 +140,7 @@ async def embed(request: Request) -> Json:
 
 async def embed_legacy(request: Request) -> Json:
     front: Front = request.app.state.front
-    begun = await front.begin(request, LegacyEmbedBody, REFUSED)
+    begun = await front.begin(request, LegacyEmbedBody, REFUSED, _kept)
     prompts = await prompts_of(begun.model, begun.body.prompt, "prompt")
     (vector,) = await embedded(begun.model, prompts, "prompt")
     return Json({"embedding": list(vector)})

@@ -33,7 +33,7 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 
 async def complete_chat(request: Request) -> Counted:
     front: Front = request.app.state.front
-    begun = await front.begin(request, ChatBody, REFUSED)
+    begun = await front.begin(request, ChatBody, REFUSED, delivery_of)
     return front.answer(await prepare_chat(front, begun.model, begun.caller, begun.body), begun)
 
 

@@ -23,7 +23,7 @@ from penstock.server.writer import Piece
 
 async def complete_text(request: Request) -> Counted:
     front: Front = request.app.state.front
-    begun = await front.begin(request, CompletionBody, REFUSED)
+    begun = await front.begin(request, CompletionBody, REFUSED, delivery_of)
     return front.answer(await prepare_text(front, begun.model, begun.caller, begun.body), begun)
 
 

@@ -8,7 +8,16 @@ from penstock.server.anthropic.models import anthropic_model, anthropic_models
 from penstock.server.front import Front
 from penstock.server.http.answer import Json
 from penstock.server.http.faults import ApiError, ErrorKind
+from penstock.server.pool.resident import Residency, Resident
 from penstock.server.served import ServedModel, loading
+
+STATUS = {
+    Residency.COLD: "unloaded",
+    Residency.LOADING: "loading",
+    Residency.READY: "loaded",
+    Residency.UNLOADING: "unloading",
+    Residency.FAILED: "failed",
+}
 
 
 async def list_models(request: Request) -> Json:
@@ -34,20 +43,31 @@ def named_model(front: Front, name: str) -> ServedModel:
     for model in known:
         if model.name == name:
             return model
-    message = f"the model {name[:80]!r} is not served here"
+    there = ", ".join(repr(model.name) for model in known[:20])
+    message = f"the model {name[:80]!r} is not served here; it is {there}"
     raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
 
 
 def model_value(model: ServedModel) -> dict[str, Any]:
-    facts = model.facts
-    return {
-        "id": facts.model,
+    value = {
+        "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "penstock",
-        "max_model_len": facts.max_context,
+        "max_model_len": model.max_context,
         "capabilities": [
-            *(["completion"] if facts.can_generate else []),
-            *(["embedding"] if facts.embedding_size else []),
+            *(["completion"] if model.can_generate else []),
+            *(["embedding"] if model.embedding_size else []),
         ],
     }
+    if model.resident is not None:
+        value["status"] = status_value(model.resident)
+    return value
+
+
+def status_value(resident: Resident) -> dict[str, Any]:
+    """Where one of several models stands, in the word that llama.cpp's router has for it where it has one."""
+    status: dict[str, Any] = {"value": STATUS[resident.state]}
+    if resident.state is Residency.FAILED:
+        status["reason"] = resident.reason
+    return status

@@ -13,6 +13,7 @@ from penstock.server.front import Front, Prepared
 from penstock.server.http.call import Failure
 from penstock.server.http.faults import ApiError, busy, error_of, error_of_finish
 from penstock.server.responses.encoder import ResponseEncoder
+from penstock.server.served import ServedModel
 
 MAX_RUNNING = 256
 MAX_LOGS = 256
@@ -20,6 +21,7 @@ MAX_LOGS = 256
 RETRY_S = 0.25
 
 MakePrepared = Callable[[], Awaitable[tuple[Prepared, ResponseEncoder]]]
+FindModel = Callable[[], ServedModel]
 OnFailed = Callable[[ApiError], None]
 
 
@@ -73,13 +75,11 @@ class BackgroundResponses:
     def log_of(self, response_id: str) -> EventLog | None:
         return self._logs.get(response_id)
 
-    def start(self, response_id: str, make: MakePrepared, on_failed: OnFailed, first: bytes = b"") -> EventLog:
+    def start(self, response_id: str, find: FindModel, make: MakePrepared, on_failed: OnFailed) -> EventLog:
         log = self._logs[response_id] = EventLog()
         while len(self._logs) > MAX_LOGS and next(iter(self._logs.values())).is_over:
             self._logs.popitem(last=False)
-        if first:
-            log.add(first)
-        task = asyncio.create_task(self._run(response_id, make, on_failed, log))
+        task = asyncio.create_task(self._run(find, make, on_failed, log))
         self._tasks[response_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(response_id, None))
         return log
@@ -100,9 +100,9 @@ class BackgroundResponses:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, response_id: str, make: MakePrepared, on_failed: OnFailed, log: EventLog) -> None:
+    async def _run(self, find: FindModel, make: MakePrepared, on_failed: OnFailed, log: EventLog) -> None:
         try:
-            async with self._gate:
+            async with self._gate, self._front.having(find()):
                 prepared, encoder = await make()
                 await self._generate(prepared, encoder, log)
         except ApiError as error:

@@ -30,7 +30,7 @@ DEFAULT_LIMIT = 20
 async def create_response(request: Request) -> "Counted | Json | Followed":
     service: Responses = request.app.state.responses
     front = service.front
-    begun = await front.begin(request, ResponseBody, REFUSED)
+    begun = await front.begin(request, ResponseBody, REFUSED, delivery_of)
     body, tenant = begun.body, begun.caller.tenant
     items = await all_items(service, body, tenant)
     if body.background:
@@ -51,11 +51,14 @@ async def prepare_response(
     head = head_of(model, body, response_id or new_response_id())
     on_end = partial(_keep, service, caller.tenant, body, items)
     encoder = ResponseEncoder(head, model.tokenizer, num_top=num_top_of(body), on_end=on_end)
+    return Prepared(model, call, encoder, delivery_of(body)), encoder
+
+
+def delivery_of(body: ResponseBody) -> Delivery:
     options = body.stream_options
-    delivery = Delivery(
+    return Delivery(
         is_stream=bool(body.stream), reports_progress=bool(options is not None and options.include_progress)
     )
-    return Prepared(model, call, encoder, delivery), encoder
 
 
 async def all_items(service: Responses, body: InputBody, tenant: str) -> list[Item]:
@@ -152,8 +155,10 @@ async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items
 def start_in_background(
     service: Responses, caller: Caller, body: ResponseBody, items: Sequence[Item], queued: Fields
 ) -> EventLog:
+    find = partial(service.front.models.find, body.model)
+
     async def make() -> tuple[Prepared, ResponseEncoder]:
-        model = service.front.models.find(body.model)
+        model = find()
         prepared, encoder = await prepare_response(service, model, caller, body, items, queued["id"])
         encoder.head["created_at"] = queued["created_at"]
         service.kept.put(caller.tenant, encoder.response("in_progress"), items, msgspec.json.encode(body))
@@ -163,7 +168,7 @@ def start_in_background(
         failed = {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
         service.kept.put(caller.tenant, queued | failed, items)
 
-    return service.background.start(queued["id"], make, on_failed)
+    return service.background.start(queued["id"], find, make, on_failed)
 
 
 async def resume_background(service: Responses) -> None:

@@ -1,5 +1,6 @@
 """The JSON behind the pages."""
 
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from penstock.models.catalog import CONFIGS
 from penstock.server.front import Front
 from penstock.server.http.answer import Json
 from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.server.pool.resident import Residency
 from penstock.server.served import ServedModel
 from penstock.server.ui.flags import words_of
 from penstock.server.ui.ledger import RequestRecord
@@ -90,13 +92,14 @@ async def about(request: Request) -> Json:
     front, model = _front(request), _model(request)
     facts = model.client.facts
     is_open = facts is not None and model.client.is_ready and model.is_open
-    state = "draining" if front.is_draining else "ready" if is_open else "loading"
+    state = "draining" if front.is_draining else "ready" if is_open or front.pool is not None else "loading"
     return Json(
         {
             "version": front.version,
             "state": state,
-            "model": facts.model if facts else "",
+            "model": model.known_name,
             "served": [one.known_name for one in front.models],
+            "residents": [resident_value(one) for one in front.models if one.resident is not None],
             "device": facts.device if facts else "",
             "max_context": facts.max_context if facts else 0,
             "num_blocks": facts.num_blocks if facts else 0,
@@ -256,11 +259,52 @@ async def show_block(request: Request) -> Json:
 async def fleet(request: Request) -> Json:
     """What serves: this server's models, each an engine of its own. A router before it has a surface of its own."""
     rows = [
-        {"name": one.known_name, "state": "ready" if one.is_alive and one.is_open else "unavailable"}
-        | one.client.load._asdict()
-        for one in _front(request).models
+        {"name": one.known_name, "state": _state(one)} | one.client.load._asdict() for one in _front(request).models
     ]
     return Json({"is_router": False, "replicas": rows})
+
+
+def _state(model: ServedModel) -> str:
+    if model.resident is not None and model.state is not Residency.READY:
+        return model.state.value
+    return "ready" if model.is_alive and model.is_open else "unavailable"
+
+
+def resident_value(model: ServedModel) -> dict[str, Any]:
+    """Where one of several models stands."""
+    resident, now = model.resident, time.monotonic()
+    if resident is None:
+        return {}
+    expires_s = resident.expires_s - now
+    return {
+        "name": resident.name,
+        "state": resident.state.value,
+        "reason": resident.reason if resident.state is Residency.FAILED else "",
+        "phase": resident.phase if resident.state is Residency.LOADING else "",
+        "load_s": resident.load_s,
+        "num_bytes": resident.num_bytes,
+        "is_measured": resident.measured_bytes is not None,
+        "is_pinned": resident.is_pinned,
+        "num_uses": resident.num_uses,
+        "num_waiting": resident.num_waiting,
+        "expires_s": None if math.isinf(expires_s) or resident.state is not Residency.READY else max(expires_s, 0.0),
+        "max_context": model.max_context,
+        "can_generate": model.can_generate,
+        "embedding_size": model.embedding_size,
+    }
+
+
+async def list_residents(request: Request) -> Json:
+    """Every model that is served, whether it is loaded, and what all of them may take."""
+    front = _front(request)
+    pool = front.pool
+    return Json(
+        {
+            "models": [resident_value(one) for one in front.models if one.resident is not None],
+            "budget_bytes": None if pool is None else pool.budget_bytes,
+            "num_bytes": 0 if pool is None else pool.num_bytes,
+        }
+    )
 
 
 async def machine(request: Request) -> Json:

@@ -1,0 +1,188 @@
+"""Several models behind one server: from what the operator wrote to a pool of engines.
+
+--model NAME=MODEL[,pin][,keep_alive=10m]     --models-dir DIR: its .gguf files and model folders
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from penstock.assembly.banner import pool_banner
+from penstock.assembly.machines import is_arithmetic
+from penstock.assembly.serving import package_version
+from penstock.assembly.text import card_of, fetch, fetched_path, open_text
+from penstock.config import EngineConfig, ServerConfig, bytes_of
+from penstock.engine.client import EngineClient
+from penstock.errors import ConfigError, PenstockError
+from penstock.files import dummy_spec, open_files
+from penstock.server.front import Front
+from penstock.server.pool.config import PoolConfig, keep_alive_of
+from penstock.server.pool.pool import ModelPool, PooledModel
+from penstock.server.pool.resident import Resident
+from penstock.server.served import ServedModel, ServedModels
+from penstock.sizing import GIB
+
+LOGGER = logging.getLogger(__name__)
+PROCESS_BYTES = 400 << 20
+"""What an engine's process takes beside weights and cache: interpreter, torch, buffers."""
+PLAIN_BYTES = 80 << 20
+"""The same of one that computes by arithmetic alone."""
+KV_SHARE = 8
+"""Without another word each model's cache may take this part of the memory of all, at most a gibibyte."""
+MIB = 2**20
+SCHEMES = ("hf", "pypi", "oracle", "scripted", "dummy")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+CommandOf = Callable[[str], list[str]]
+"""The command that runs the engine of a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model as the operator named it."""
+
+    name: str
+    source: str
+    is_pinned: bool = False
+    keep_alive_s: float | None = None
+
+
+def entries_of(config: PoolConfig, first: str | None) -> list[ModelEntry]:
+    """All models that are asked for. `first` is one named without a flag. Raises ConfigError for a name given twice."""
+    entries = [] if first is None else [ModelEntry(_short_name(first), first)]
+    entries += [entry_of(text) for text in config.models]
+    names = [entry.name for entry in entries]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"--model names {', '.join(repeated)} more than once; give each model a name of its own")
+    if config.models_dir is not None:
+        entries += [entry for entry in _entries_in(config.models_dir) if entry.name not in names]
+    return entries
+
+
+def entry_of(text: str) -> ModelEntry:
+    """`NAME=MODEL`, or a model that goes by its own name, with options after it."""
+    words, is_pinned, keep_alive_s = text, False, None
+    while True:
+        rest, comma, option = words.rpartition(",")
+        if comma and option == "pin":
+            words, is_pinned = rest, True
+        elif comma and option.startswith("keep_alive="):
+            words, keep_alive_s = rest, keep_alive_of("keep_alive", option.removeprefix("keep_alive="))
+        else:
+            break
+    name, equals, source = words.partition("=")
+    if not equals or not _NAME.fullmatch(name) or name.partition(":")[0] in SCHEMES:
+        name, source = _short_name(words), words
+    if not source or not _NAME.fullmatch(name):
+        raise ConfigError(f"--model is {text!r}; write NAME=MODEL, with a name of letters, digits and ._:-")
+    return ModelEntry(name, source, is_pinned, keep_alive_s)
+
+
+def _entries_in(folder: Path) -> list[ModelEntry]:
+    if not folder.is_dir():
+        raise ConfigError(f"--models-dir {folder} is no directory; name one with .gguf files or model folders in it")
+    files = [ModelEntry(path.stem, str(path)) for path in folder.glob("*.gguf")]
+    folders = [ModelEntry(path.parent.name, str(path.parent)) for path in folder.glob("*/config.json")]
+    found = sorted((entry for entry in (*files, *folders) if _NAME.fullmatch(entry.name)), key=lambda one: one.name)
+    if not found:
+        raise ConfigError(f"--models-dir {folder} holds neither .gguf files nor model folders; put some there")
+    return found
+
+
+def _short_name(source: str) -> str:
+    name = source.partition("==")[0].rstrip("/").rpartition("/")[2]
+    return name.removesuffix(".gguf").removeprefix("pypi:").rstrip(":")
+
+
+def budget_of(config: PoolConfig, engine: EngineConfig, free_bytes: int | None) -> int | None:
+    """Memory for all models: as asked, else a share of what is free; None where neither is known."""
+    if config.models_memory is not None:
+        return bytes_of("--models-memory", config.models_memory)
+    return None if free_bytes is None else int(free_bytes * engine.cache.memory_fraction)
+
+
+class PooledEngines:
+    """What `serve` runs for several models: nothing is loaded before it is asked for, unless it is pinned."""
+
+    def __init__(
+        self,
+        entries: Sequence[ModelEntry],
+        engine: EngineConfig,
+        server: ServerConfig,
+        command_of: CommandOf,
+        *,
+        budget_bytes: int | None,
+        keep_alive_s: float,
+    ) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        self._server = server
+        engine = with_cache_share(engine, budget_bytes)
+        models = []
+        for entry in entries:
+            own = replace(engine, model=replace(engine.model, model=entry.source))
+            client = EngineClient(command_of(entry.source), own, hang_s=server.hang_s)
+            alive_s = keep_alive_s if entry.keep_alive_s is None else entry.keep_alive_s
+            resident = Resident(entry.name, estimated_bytes(entry.source, engine), entry.is_pinned, alive_s)
+            served = ServedModel(client, num_tenants=len(server.api_key), resident=resident)
+            models.append(PooledModel(served, resident, partial(open_text, entry.source)))
+        self.pool = ModelPool(models, budget_bytes, max_waiting=engine.scheduler.max_waiting)
+        self.front = Front(ServedModels(*(one.served for one in models)), server, package_version(), self.pool)
+
+    async def run(self) -> None:
+        await self.pool.run()
+
+    async def until_ready(self, port: int) -> None:
+        """At once: whoever asks waits for its own model."""
+        print(pool_banner(self.pool.residents, self.pool.budget_bytes, self._server, port), flush=True)
+
+    async def verify(self) -> None:
+        """Read what is told of each model before it is loaded."""
+        for name, one in self.pool.models.items():
+            source = self._entries[name].source
+            if is_arithmetic(source) or dummy_spec(source) is not None:
+                continue
+            try:
+                one.served.card = await asyncio.to_thread(lambda source=source: card_of(open_files(source)))
+            except PenstockError as error:
+                LOGGER.warning("%s cannot be read: %s", name, error)
+
+    async def stop(self) -> None:
+        await self.pool.stop()
+
+
+def with_cache_share(engine: EngineConfig, budget_bytes: int | None) -> EngineConfig:
+    """Caches of several models share the memory: each is given a part, unless something else is asked for."""
+    cache = engine.cache
+    if budget_bytes is None or cache.num_blocks is not None or cache.kv_memory is not None:
+        return engine
+    share = max(min(budget_bytes // KV_SHARE, GIB) // MIB, 1)
+    return replace(engine, cache=replace(cache, kv_memory=f"{share}MiB"))
+
+
+def estimated_bytes(source: str, engine: EngineConfig) -> int:
+    """What a model is expected to take, by the size of its files."""
+    if is_arithmetic(source):
+        return PLAIN_BYTES
+    kv_bytes = GIB if engine.cache.kv_memory is None else bytes_of("--kv-memory", engine.cache.kv_memory)
+    try:
+        path = fetched_path(source)
+    except PenstockError:  # it will be told to whoever asks for it
+        path = None
+    if path is None:
+        return PROCESS_BYTES + kv_bytes
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    return PROCESS_BYTES + kv_bytes + sum(file.stat().st_size for file in files)
+
+
+def fetch_all(entries: Sequence[ModelEntry]) -> None:
+    """Have all files here; one that cannot be had is told of, and keeps no other from being served."""
+    for entry in entries:
+        try:
+            fetch(entry.source)
+        except PenstockError as error:
+            LOGGER.warning("%s cannot be had: %s", entry.name, error)

@@ -1,0 +1,85 @@
+"""Where one of several models stands. Written by the pool alone; a value for everybody else."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Residency(Enum):
+    COLD = "cold"
+    LOADING = "loading"
+    READY = "ready"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One model of the pool: what was configured of it, and what became of it."""
+
+    name: str
+    estimated_bytes: int
+    """What it is expected to take; replaced by what it was found to take."""
+    is_pinned: bool = False
+    """Loaded at once and never unloaded."""
+    default_keep_alive_s: float = math.inf
+    state: Residency = Residency.COLD
+    reason: str = ""
+    """Of one that failed: why."""
+    num_failures: int = 0
+    """In a row."""
+    retry_s: float = 0.0
+    """Of one that failed: when it is tried again."""
+    num_uses: int = 0
+    """Requests that have it now: it is not unloaded while there is one."""
+    num_waiting: int = 0
+    num_patient: int = 0
+    """Of those, how many are work that nobody waits for."""
+    wanted_s: float | None = None
+    """Since when somebody waits for it."""
+    used_s: float = 0.0
+    """When it was last let go, or became ready."""
+    keep_alive_s: float = math.inf
+    """How long it stays from then on: as the last request said, or as configured."""
+    is_yielding: bool = False
+    """It takes no new requests: once those it has are answered, another takes its room."""
+    measured_bytes: int | None = None
+    phase: str = ""
+    """Of one that is loading: what it does now."""
+    fraction: float | None = None
+    """Of one that is loading: how far it is, by how long it took before."""
+    load_start_s: float = 0.0
+    load_s: float | None = None
+    """How long it took to load."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.estimated_bytes if self.measured_bytes is None else self.measured_bytes
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.state in (Residency.LOADING, Residency.READY, Residency.UNLOADING)
+
+    @property
+    def is_open(self) -> bool:
+        """A request can have it at once."""
+        return self.state is Residency.READY and not self.is_yielding
+
+    @property
+    def is_untried(self) -> bool:
+        """It has been neither loaded nor found to be wrong."""
+        return self.load_s is None and not self.num_failures
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is Residency.READY and not self.num_uses and not self.is_pinned
+
+    @property
+    def expires_s(self) -> float:
+        """When it is unloaded if nobody uses it; infinite for one that stays."""
+        return math.inf if self.is_pinned else self.used_s + self.keep_alive_s
+
+    def wants_load(self, now: float) -> bool:
+        """Somebody waits, or it is pinned, and it is time to try."""
+        is_out = self.state is Residency.COLD or (self.state is Residency.FAILED and now >= self.retry_s)
+        return is_out and (self.wanted_s is not None or self.is_pinned)
