@@ -57,7 +57,8 @@ def is_arithmetic(model: str) -> bool:
 
 
 def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
-    options = _options(config.model.model, {"step_ms": 0.0, "vocab": BYTES, "drafts": 0})
+    options = _options(config.model.model, {"step_ms": 0.0, "vocab": BYTES, "drafts": 0, "load_ms": 0.0})
+    time.sleep(options["load_ms"] / 1000)
     sizing = _sizing(config)
     runner = OracleRunner(
         sizing.num_blocks, sizing.block_size, vocab_size=int(options["vocab"]), num_drafts=int(options["drafts"])

@@ -54,7 +54,7 @@ def model_value(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "penstock",
-        "max_model_len": model.max_context,
+        "max_model_len": model.max_context or None,
         "capabilities": [
             *(["completion"] if model.can_generate else []),
             *(["embedding"] if model.embedding_size else []),
