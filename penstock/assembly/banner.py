@@ -29,8 +29,7 @@ def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server:
     room = "" if budget_bytes is None else f", together in {_bytes(budget_bytes)}"
     lines = ["", f"  Penstock serves {len(residents)} models at {url}/v1, each loaded when asked for{room}", ""]
     for one in residents:
-        pinned = "  pinned" if one.is_pinned else ""
-        lines.append(f"  {printable(one.name):<36} about {_bytes(one.estimated_bytes):>10}{pinned}")
+        lines.append(f"  {printable(one.name)}{'  (pinned)' if one.is_pinned else ''}")
     body = json.dumps({"model": residents[0].name, "messages": [{"role": "user", "content": "Hello!"}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_key else ""
     lines += ["", "  try it:", f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"]

@@ -3,7 +3,6 @@
 --model NAME=MODEL[,pin][,keep_alive=10m]     --models-dir DIR: its .gguf files and model folders
 """
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -14,21 +13,24 @@ from pathlib import Path
 from penstock.assembly.banner import pool_banner
 from penstock.assembly.machines import is_arithmetic
 from penstock.assembly.serving import package_version
-from penstock.assembly.text import card_of, fetch, fetched_path, open_text
+from penstock.assembly.text import card_of, fetch, open_text
 from penstock.config import EngineConfig, ServerConfig, bytes_of
 from penstock.engine.client import EngineClient
 from penstock.errors import ConfigError, PenstockError
-from penstock.files import dummy_spec, open_files
+from penstock.files import dummy_spec, no_words, open_files
 from penstock.server.front import Front
 from penstock.server.pool.config import PoolConfig, keep_alive_of
-from penstock.server.pool.pool import ModelPool, PooledModel
+from penstock.server.pool.pool import WORD_BYTES, CheckedFiles, ModelPool, PooledModel
 from penstock.server.pool.resident import Resident
 from penstock.server.served import ServedModel, ServedModels
+from penstock.server.text import NO_CARD
 from penstock.sizing import GIB
 
 LOGGER = logging.getLogger(__name__)
-PROCESS_BYTES = 400 << 20
-"""What an engine's process takes beside weights and cache: interpreter, torch, buffers."""
+PROCESS_BYTES = 320 << 20
+"""What an engine's process takes beside weights, words and cache: interpreter, torch, buffers."""
+SPREAD = 1.25
+"""Weights in memory beside their size in the file: some are widened."""
 PLAIN_BYTES = 80 << 20
 """The same of one that computes by arithmetic alone."""
 KV_SHARE = 8
@@ -127,9 +129,10 @@ class PooledEngines:
             own = replace(engine, model=replace(engine.model, model=entry.source))
             client = EngineClient(command_of(entry.source), own, hang_s=server.hang_s)
             alive_s = keep_alive_s if entry.keep_alive_s is None else entry.keep_alive_s
-            resident = Resident(entry.name, estimated_bytes(entry.source, engine), entry.is_pinned, alive_s)
+            resident = Resident(entry.name, 0, entry.is_pinned, alive_s)
             served = ServedModel(client, num_tenants=len(server.api_key), resident=resident)
-            models.append(PooledModel(served, resident, partial(open_text, entry.source)))
+            check = partial(check_files, entry.source, engine)
+            models.append(PooledModel(served, resident, partial(open_text, entry.source), check))
         self.pool = ModelPool(models, budget_bytes, max_waiting=engine.scheduler.max_waiting)
         self.front = Front(ServedModels(*(one.served for one in models)), server, package_version(), self.pool)
 
@@ -141,15 +144,10 @@ class PooledEngines:
         print(pool_banner(self.pool.residents, self.pool.budget_bytes, self._server, port), flush=True)
 
     async def verify(self) -> None:
-        """Read what is told of each model before it is loaded."""
-        for name, one in self.pool.models.items():
-            source = self._entries[name].source
-            if is_arithmetic(source) or dummy_spec(source) is not None:
-                continue
-            try:
-                one.served.card = await asyncio.to_thread(lambda source=source: card_of(open_files(source)))
-            except PenstockError as error:
-                LOGGER.warning("%s cannot be read: %s", name, error)
+        """Look at the files of each model before it is asked for."""
+        for one in self.pool.models.values():
+            if not one.resident.is_checked and not one.resident.is_checking:
+                await self.pool.check(one)
 
     async def stop(self) -> None:
         await self.pool.stop()
@@ -164,19 +162,19 @@ def with_cache_share(engine: EngineConfig, budget_bytes: int | None) -> EngineCo
     return replace(engine, cache=replace(cache, kv_memory=f"{share}MiB"))
 
 
-def estimated_bytes(source: str, engine: EngineConfig) -> int:
-    """What a model is expected to take, by the size of its files."""
+def check_files(source: str, engine: EngineConfig) -> CheckedFiles:
+    """What a model is and what it is expected to take, by its files. Raises for files that no engine could load."""
     if is_arithmetic(source):
-        return PLAIN_BYTES
-    kv_bytes = GIB if engine.cache.kv_memory is None else bytes_of("--kv-memory", engine.cache.kv_memory)
-    try:
-        path = fetched_path(source)
-    except PenstockError:  # it will be told to whoever asks for it
-        path = None
-    if path is None:
-        return PROCESS_BYTES + kv_bytes
-    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
-    return PROCESS_BYTES + kv_bytes + sum(file.stat().st_size for file in files)
+        return CheckedFiles(NO_CARD, PLAIN_BYTES)
+    if dummy_spec(source) is not None:
+        raise no_words(source)
+    files = open_files(source)
+    card, spec = card_of(files), files.spec
+    kv_bytes = 0
+    if spec.generates:
+        kv_bytes = GIB if engine.cache.kv_memory is None else bytes_of("--kv-memory", engine.cache.kv_memory)
+        kv_bytes += spec.vocab_size * WORD_BYTES
+    return CheckedFiles(card, PROCESS_BYTES + kv_bytes + int(card.size_bytes * SPREAD) + spec.vocab_size * WORD_BYTES)
 
 
 def fetch_all(entries: Sequence[ModelEntry]) -> None:

@@ -23,9 +23,9 @@ from penstock.server.http.body import BodiesInFlight, parse, read_body
 from penstock.server.http.call import Call
 from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
-from penstock.server.http.hold import hold
 from penstock.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
 from penstock.server.http.trace import SpanTracer
+from penstock.server.pool.hold import hold
 from penstock.server.pool.pool import ModelPool
 from penstock.server.served import ServedModel, ServedModels, loading
 from penstock.server.ui.refusals import RefusalLog

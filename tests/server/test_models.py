@@ -84,7 +84,9 @@ def test_every_dialect_names_its_model(server: Server) -> None:
     text = chat_text("hello", 8)
     assert ask(server, "a") == ask(server, "b:small") == text
     claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    message = claude.messages.create(model="b:small", max_tokens=8, messages=user("hello"), extra_body={"temperature": 0})
+    message = claude.messages.create(
+        model="b:small", max_tokens=8, messages=user("hello"), extra_body={"temperature": 0}
+    )
     assert (message.model, message.content[0].text) == ("b:small", text)  # type: ignore[union-attr]
     assert claude.messages.count_tokens(model="a", messages=user("hello")).input_tokens > 8
     llama = ollama.Client(host=server.url)

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.pool.policy import PATIENCE_S, Decision, can_ever_fit, decide
+from penstock.server.pool.policy import PATIENCE_S, PoolPlan, can_ever_fit, decide
 from penstock.server.pool.resident import Residency, Resident
 
 NOW = 1000.0
@@ -17,6 +17,7 @@ def residents(draw: st.DrawFn) -> list[Resident]:
     for number in range(draw(st.integers(1, 6))):
         one = Resident(f"m{number}", draw(st.integers(1, 10)), is_pinned=draw(st.booleans()) and draw(st.booleans()))
         one.state = draw(st.sampled_from(Residency))
+        one.is_checked = draw(st.booleans())
         one.used_s = NOW - draw(st.integers(0, 100))
         one.keep_alive_s = draw(st.sampled_from([math.inf, 0.0, 10.0, 50.0]))
         one.retry_s = NOW + draw(st.sampled_from([-1.0, 1.0]))
@@ -89,22 +90,22 @@ def ready(name: str, size: int, **fields: float) -> Resident:
 
 
 def wanted(name: str, size: int, waited_s: float, num_patient: int = 0) -> Resident:
-    one = Resident(name, size)
+    one = Resident(name, size, is_checked=True)
     one.num_waiting, one.num_patient, one.wanted_s = 1, num_patient, NOW - waited_s
     return one
 
 
 def test_a_model_in_use_yields_after_some_patience_but_not_to_a_batch() -> None:
     busy = ready("busy", 10, num_uses=1)
-    assert decide([busy, wanted("new", 5, PATIENCE_S - 1)], 12, NOW) == Decision()
+    assert decide([busy, wanted("new", 5, PATIENCE_S - 1)], 12, NOW) == PoolPlan()
     assert decide([busy, wanted("new", 5, PATIENCE_S)], 12, NOW).yielding == (busy,)
-    assert decide([busy, wanted("new", 5, PATIENCE_S, num_patient=1)], 12, NOW) == Decision()
+    assert decide([busy, wanted("new", 5, PATIENCE_S, num_patient=1)], 12, NOW) == PoolPlan()
 
 
 def test_nobody_yields_where_that_would_not_be_enough() -> None:
     pinned = ready("pinned", 8, num_uses=1, is_pinned=True)
     busy = ready("busy", 2, num_uses=1)
-    assert decide([pinned, busy, wanted("new", 5, 100.0)], 12, NOW) == Decision()
+    assert decide([pinned, busy, wanted("new", 5, 100.0)], 12, NOW) == PoolPlan()
 
 
 def test_what_can_never_fit_is_known_before_it_is_tried() -> None:

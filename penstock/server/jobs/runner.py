@@ -180,7 +180,7 @@ class BatchRunner:
 
     def _first_model(self, row: BatchRow) -> str:
         """The model that the first line names; lines may name others."""
-        body = next((read_line(number, data).body for number, data in self._lines(row)), {})
+        body: Any = next((read_line(number, data).body for number, data in self._lines(row)), {})
         with suppress(ApiError):
             return self.jobs.floor.front.models.find(body.get("model")).known_name
         return str(body.get("model"))

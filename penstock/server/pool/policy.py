@@ -20,18 +20,18 @@ class Departure(NamedTuple):
     """`idle` or `memory`."""
 
 
-class Decision(NamedTuple):
+class PoolPlan(NamedTuple):
     load: tuple[Resident, ...] = ()
     unload: tuple[Departure, ...] = ()
     yielding: tuple[Resident, ...] = ()
     """These take no new requests for now."""
 
 
-def decide(residents: Sequence[Resident], budget_bytes: int | None, now: float) -> Decision:
+def decide(residents: Sequence[Resident], budget_bytes: int | None, now: float) -> PoolPlan:
     unload = [Departure(one, "idle") for one in residents if one.is_idle and now >= one.expires_s]
     waiting = sorted((one for one in residents if one.wants_load(now)), key=lambda one: one.wanted_s or 0.0)
     if budget_bytes is None:
-        return Decision(tuple(waiting), tuple(unload))
+        return PoolPlan(tuple(waiting), tuple(unload))
     free = budget_bytes - sum(one.num_bytes for one in residents if one.is_in_memory)
     load: list[Resident] = []
     while waiting and waiting[0].num_bytes <= free:
@@ -41,15 +41,15 @@ def decide(residents: Sequence[Resident], budget_bytes: int | None, now: float) 
     missing -= sum(one.num_bytes for one in residents if one.state is Residency.UNLOADING)
     missing -= sum(one.resident.num_bytes for one in unload)
     if missing <= 0:
-        return Decision(tuple(load), tuple(unload))
+        return PoolPlan(tuple(load), tuple(unload))
     idle, busy = _candidates(residents, {one.resident for one in unload})
     leaving, short = _enough(idle, missing)
     if short <= 0:
-        return Decision(tuple(load), (*unload, *(Departure(one, "memory") for one in leaving)))
+        return PoolPlan(tuple(load), (*unload, *(Departure(one, "memory") for one in leaving)))
     if not waiting or not _is_urgent(waiting[0], now):
-        return Decision(tuple(load), tuple(unload))
+        return PoolPlan(tuple(load), tuple(unload))
     yielding, short = _enough(busy, short)
-    return Decision(tuple(load), tuple(unload), tuple(yielding) if short <= 0 else ())
+    return PoolPlan(tuple(load), tuple(unload), tuple(yielding) if short <= 0 else ())
 
 
 def can_ever_fit(resident: Resident, residents: Sequence[Resident], budget_bytes: int | None) -> bool:

@@ -28,7 +28,7 @@ from penstock.server.pool.memory import resident_bytes
 from penstock.server.pool.policy import can_ever_fit, decide
 from penstock.server.pool.resident import Residency, Resident
 from penstock.server.served import ServedModel
-from penstock.server.text import Text, open_on_thread
+from penstock.server.text import ModelCard, Text, open_on_thread
 
 LOGGER = logging.getLogger(__name__)
 TURN_S = 0.25
@@ -40,19 +40,30 @@ LOAD_S = 600.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Before a load that failed is tried again; doubled each time."""
 MEASURE_S = 1.0
+WORD_BYTES = 1280
+"""What an engine's grammars take for each word of the vocabulary, made when it is ready already."""
 MIB = 2**20
 DEPARTURES = {"idle": "nobody has asked for it", "memory": "another needs its room"}
 NEXT_PHASE = {"load the model": "make room for the cache"}
 """What an engine does after the part of its start that it has told of."""
 
 
+class CheckedFiles(NamedTuple):
+    """What a look at a model's files tells."""
+
+    card: ModelCard
+    num_bytes: int
+    """What it is expected to take."""
+
+
 class PooledModel(NamedTuple):
-    """A model that can be loaded: what is served of it, where it stands, and where its words come from."""
+    """A model that can be loaded: what is served of it, where it stands, and how its files are read, which blocks."""
 
     served: ServedModel
     resident: Resident
     open_text: Callable[[], Text]
-    """Blocks: run on a thread."""
+    check: Callable[[], CheckedFiles]
+    """Raises PenstockError for files that no engine could load."""
 
 
 class PoolMeters:
@@ -236,6 +247,9 @@ class ModelPool:
             one.is_yielding = one in decision.yielding
             if one.is_open:
                 self._hand_over(one)
+        for one in self.residents:
+            if one.wants_check(now):
+                self._start(self.check(self.models[one.name]))
         for resident, reason in decision.unload:
             resident.state = Residency.UNLOADING
             self.meters[resident.name].unloads.add(1, (("reason", reason),))
@@ -267,6 +281,22 @@ class ModelPool:
                 waiter.set_exception(error())
 
     # One model comes and goes
+
+    async def check(self, pooled: PooledModel) -> None:
+        """Look at the files, so that nobody leaves for a model that could not be loaded, and it is known before it ever was."""
+        resident = pooled.resident
+        resident.is_checking = True
+        try:
+            found = await asyncio.to_thread(pooled.check)
+            pooled.served.card, resident.estimated_bytes, resident.is_checked = *found, True
+            self._called.set()
+            if not can_ever_fit(resident, self.residents, self.budget_bytes):
+                self._refuse(resident, lambda: self._too_large(resident))
+        except Exception as error:
+            self.meters[resident.name].failures.add()
+            self._fail(resident, error)
+        finally:
+            resident.is_checking = False
 
     async def _load(self, pooled: PooledModel) -> None:
         resident, meters = pooled.resident, self.meters[pooled.resident.name]
@@ -330,6 +360,7 @@ class ModelPool:
         if not isinstance(error, PenstockError):
             LOGGER.error("%s could not be loaded", resident.name, exc_info=error)
         resident.num_failures += 1
+        resident.is_checked = False
         pause_s = min(FIRST_PAUSE_S * 2 ** (resident.num_failures - 1), LONGEST_PAUSE_S)
         resident.state, resident.retry_s = Residency.FAILED, time.monotonic() + pause_s
         resident.reason = _without_folders(str(error)) if isinstance(error, PenstockError) else "the fault is ours"
@@ -352,10 +383,12 @@ def taken_bytes(client: EngineClient) -> int:
 
 
 def promised_bytes(client: EngineClient) -> int:
-    """What a fresh engine may come to take: on a CPU its cache takes memory as it is written."""
+    """What a fresh engine may come to take: on a CPU its cache takes memory as it is written, and grammars as they are used."""
     facts = client.facts
-    is_cpu = facts is not None and facts.device == "cpu"
-    return taken_bytes(client) + (dict(facts.memory).get("KV cache", 0) if facts is not None and is_cpu else 0)
+    if facts is None or facts.device != "cpu":
+        return taken_bytes(client)
+    words = facts.vocab_size * WORD_BYTES if facts.can_generate else 0
+    return taken_bytes(client) + dict(facts.memory).get("KV cache", 0) + words
 
 
 def _is_in(resident: Resident, state: Residency) -> float:

@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Residency(Enum):
+class Residency(StrEnum):
     COLD = "cold"
     LOADING = "loading"
     READY = "ready"
@@ -30,6 +30,9 @@ class Resident:
     """In a row."""
     retry_s: float = 0.0
     """Of one that failed: when it is tried again."""
+    is_checked: bool = False
+    """Its files can be read: room is made for no other."""
+    is_checking: bool = False
     num_uses: int = 0
     """Requests that have it now: it is not unloaded while there is one."""
     num_waiting: int = 0
@@ -79,7 +82,13 @@ class Resident:
         """When it is unloaded if nobody uses it; infinite for one that stays."""
         return math.inf if self.is_pinned else self.used_s + self.keep_alive_s
 
-    def wants_load(self, now: float) -> bool:
+    def is_wanted(self, now: float) -> bool:
         """Somebody waits, or it is pinned, and it is time to try."""
         is_out = self.state is Residency.COLD or (self.state is Residency.FAILED and now >= self.retry_s)
         return is_out and (self.wanted_s is not None or self.is_pinned)
+
+    def wants_check(self, now: float) -> bool:
+        return not self.is_checked and not self.is_checking and self.is_wanted(now)
+
+    def wants_load(self, now: float) -> bool:
+        return self.is_checked and self.is_wanted(now)
