@@ -146,7 +146,8 @@ class PooledEngines:
     async def verify(self) -> None:
         """Look at the files of each model before it is asked for."""
         for one in self.pool.models.values():
-            if not one.resident.is_checked and not one.resident.is_checking:
+            resident = one.resident
+            if resident.is_untried and not resident.is_checked and not resident.is_checking:
                 await self.pool.check(one)
 
     async def stop(self) -> None:

@@ -296,7 +296,8 @@ def test_ollamas_keep_alive_says_how_long_a_model_stays() -> None:
         assert shown.expires_at is not None
         assert 500 < shown.expires_at.timestamp() - time.time() < 601
         client.chat("a", user("hello"), options=OPTIONS, keep_alive=0)
-        until(lambda: not client.ps().models)
+        until(lambda: states(server)["a"] == "cold")
+        assert not client.ps().models
         assert client.generate("a", keep_alive=0).done_reason == "unload"  # loads nothing
         assert (loads(server, "a"), states(server)["a"]) == (1, "cold")
         assert client.generate("a", keep_alive=-1).done_reason == "load"

@@ -22,6 +22,8 @@ from penstock.server.ollama.protocol import GenerateBody, OllamaChatBody, Ollama
 from penstock.server.pool.config import duration_s
 
 DEFAULTS = Options()
+LONGEST_PIN_S = 86_400.0
+"""Prefixes of a model that is kept for ever."""
 
 
 def chat_generation(body: OllamaChatBody) -> Generation:
@@ -61,6 +63,8 @@ def _generation(body: OllamaSampling, prompt: Chat | Texts, num_messages: int, p
     stops = () if options.stop is None else (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
     max_tokens = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
     ttl_s = keep_alive_s(body.keep_alive)
+    if ttl_s is not None and ttl_s < 0.0:
+        ttl_s = LONGEST_PIN_S
     pins = (CachePin(num_messages, ttl_s),) if ttl_s and num_messages else ()
     return Generation(
         prompt=prompt,

@@ -219,13 +219,13 @@ class ModelPool:
     # The pool looks after its models
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
+        """Until `stop`."""
+        while not self._is_stopping:
+            self._called.clear()
             try:
                 self._turn(time.monotonic())
             except Exception:
                 LOGGER.exception("the pool of models stumbled")
-            self._called.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TURN_S):
                     await self._called.wait()
@@ -233,6 +233,7 @@ class ModelPool:
     async def stop(self) -> None:
         """End all engines; whoever waits for a model is told."""
         self._is_stopping = True
+        self._called.set()
         for one in self.residents:
             self._refuse(one, lambda: busy("the server is shutting down; send the request elsewhere", 1))
         await asyncio.gather(*(one.served.client.stop() for one in self.models.values()))

@@ -70,7 +70,7 @@ class Resident:
 
     @property
     def is_untried(self) -> bool:
-        """It has been neither loaded nor found to be wrong."""
+        """It has neither been loaded nor found to be wrong."""
         return self.load_s is None and not self.num_failures
 
     @property
