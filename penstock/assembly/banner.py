@@ -31,7 +31,7 @@ def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server:
     for one in residents:
         lines.append(f"  {printable(one.name)}{'  (pinned)' if one.is_pinned else ''}")
     body = json.dumps({"model": residents[0].name, "messages": [{"role": "user", "content": "Hello!"}]})
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.keys else ""
     lines += ["", "  try it:", f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"]
     return "\n".join([*lines, f"  docs: {url}/docs", ""])
 

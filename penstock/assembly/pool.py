@@ -130,7 +130,7 @@ class PooledEngines:
             client = EngineClient(command_of(entry.source), own, hang_s=server.hang_s)
             alive_s = keep_alive_s if entry.keep_alive_s is None else entry.keep_alive_s
             resident = Resident(entry.name, 0, entry.is_pinned, alive_s)
-            served = ServedModel(client, num_tenants=len(server.api_key), resident=resident)
+            served = ServedModel(client, num_tenants=len(server.keys), resident=resident)
             check = partial(check_files, entry.source, engine)
             models.append(PooledModel(served, resident, partial(open_text, entry.source), check))
         self.pool = ModelPool(models, budget_bytes, max_waiting=engine.scheduler.max_waiting)
