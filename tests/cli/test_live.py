@@ -46,7 +46,7 @@ def test_a_workload_that_stands_still_does_not_notice():
     served = serve_live(make_engine(), WORKLOAD, between)
     elapsed_s = time.monotonic() - begin_s
     assert len(served.timelines.ended) == 40
-    assert len(served.pauses) == len(spent) > 5
+    assert len(served.pauses) == len(spent) > 0
     assert sum(seconds for _, seconds in served.pauses) >= sum(spent)
     assert WORKLOAD.requests[-1].arrival_s <= served.duration_s <= elapsed_s - sum(spent)
     counts = [num_steps for num_steps, _ in served.pauses]

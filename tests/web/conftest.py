@@ -32,8 +32,9 @@ def built() -> Path:
     return STATIC
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(built: Path) -> Iterator[Browser]:
+    """One a file: while it is open, its event loop runs in this thread, and no test could run one of its own."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium is installed: apt-get install -y chromium")
