@@ -220,7 +220,7 @@ class ServerConfig:
     """Web page origin that may call us from a browser"""
     bench_target: tuple[str, ...] = ()
     """Another server's address that the web app's bench page may load, besides this one"""
-    max_body_mib: int = 16
+    max_body_mib: int = 8
     """Largest request body, in MiB"""
     strict: bool = False
     """Refuse requests with fields that nothing here reads, instead of naming those in a header of the answer"""
@@ -302,7 +302,7 @@ class ListenConfig:
     """Host name that clients may call us by, besides this machine's own"""
     allowed_origin: tuple[str, ...] = ()
     """Web page origin that may call us from a browser"""
-    max_body_mib: int = 16
+    max_body_mib: int = 8
     """Largest request body, in MiB"""
     drain_s: float = 30.0
     """How long a shutdown waits for answers in progress"""

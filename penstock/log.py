@@ -4,23 +4,57 @@ A log that cannot be written (full disk, closed pipe) loses lines and counts the
 a prompt or an answer is logged at any level.
 """
 
+import io
 import json
 import logging
+import os
+import select
+import stat
 import sys
 from typing import Any, TextIO
 
+MAX_PIPE_BYTES = select.PIPE_BUF
+"""What a pipe that has room takes without making the writer wait."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class SafeHandler(logging.StreamHandler[TextIO]):
-    """Counts what it could not write."""
+    """Counts what it could not write. A pipe that nobody empties is not waited for: its lines are lost."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.num_lost = 0
+        self._pipe = _pipe_of(stream)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._pipe is None:
+            super().emit(record)
+            return
+        try:
+            line = self.format(record).encode(errors="replace")
+            if len(line) >= MAX_PIPE_BYTES:
+                line = line[: MAX_PIPE_BYTES - 5] + b" ..."
+            if not self._pipe.poll(0):
+                raise BlockingIOError
+            os.write(self.stream.fileno(), line + b"\n")
+        except Exception:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is the standard library's)
         self.num_lost += 1
+
+
+def _pipe_of(stream: TextIO) -> "select.poll | None":
+    """Tells whether a pipe has room; None for what is no pipe."""
+    try:
+        descriptor = stream.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return None
+    except (OSError, ValueError, io.UnsupportedOperation):
+        return None
+    pipe = select.poll()
+    pipe.register(descriptor, select.POLLOUT)
+    return pipe
 
 
 class PlainFormatter(logging.Formatter):
@@ -68,3 +102,10 @@ def set_up(
     ours.setLevel(LEVELS[level])
     ours.propagate = False
     return handler
+
+
+def num_lost_lines() -> int:
+    """Of this process's log, ever."""
+    return sum(
+        handler.num_lost for handler in logging.getLogger("penstock").handlers if isinstance(handler, SafeHandler)
+    )

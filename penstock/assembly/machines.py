@@ -19,6 +19,7 @@ from penstock.core.batch import Batch
 from penstock.core.features import StepTime
 from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
+from penstock.engine.explain import explain_steps
 from penstock.engine.machine import Facts, Machine, Vector
 from penstock.engine.matching import Matching
 from penstock.engine.oracle import OracleRunner, mix
@@ -47,7 +48,9 @@ Maker = Callable[[EngineConfig, OnPhase, Path | None], Machine]
 def make_engine(config: EngineConfig, on_phase: OnPhase, step_log: Path | None = None) -> Machine:
     """The machine for a config: engine, facts, and what embeds, if the model does. Its steps are logged if asked."""
     kind, colon, _ = config.model.model.partition(":")
-    return MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase, step_log)
+    machine = MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase, step_log)
+    explain_steps(machine.engine)
+    return machine
 
 
 def is_arithmetic(model: str) -> bool:

@@ -4,6 +4,8 @@ Those who generate come first, then prompts under way, then whoever waits and ma
 between them: a sequence has positions whose KV is not computed yet, and a chunk is a run of them.
 """
 
+from typing import NamedTuple
+
 from penstock.core.batch import Arrival, Chunk, PrefixHit, make
 from penstock.core.blocks import BlockPool, Match
 from penstock.core.limits import Limits
@@ -15,10 +17,20 @@ BATCH_LANE_TOKENS = 128
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
 
+class Preemption(NamedTuple):
+    """Who left the running ones, for whom, and what there was too little of."""
+
+    request_id: int
+    choice: int
+    needy_id: int
+    needy_choice: int
+    lacks: str
+
+
 class StepPlan:
     """Made empty, filled by `fill`, and then a batch."""
 
-    __slots__ = ("_limits", "_pool", "_roster", "budget", "chunks", "copies", "num_preemptions", "sequences")
+    __slots__ = ("_limits", "_pool", "_roster", "budget", "chunks", "copies", "lacks", "preemptions", "sequences")
 
     def __init__(self, limits: Limits, pool: BlockPool, roster: Roster) -> None:
         self._limits = limits
@@ -29,7 +41,9 @@ class StepPlan:
         self.chunks: list[Chunk] = []
         """One for each of the sequences."""
         self.copies: list[tuple[int, int]] = []
-        self.num_preemptions = 0
+        self.preemptions: tuple[Preemption, ...] = ()
+        self.lacks = ""
+        """What there is too little of for the first in order to come in; nothing if nobody waits."""
 
     def fill(self) -> None:
         """Prompts under way come before those that are let in, so that the budget lets nobody in before they are all launched
@@ -153,9 +167,7 @@ class StepPlan:
                 pool.unpin_all()  # it would leave, come back, and lose each time what is being computed for it
                 continue
             victim = self.victim(sequence)
-            self.withdraw(victim)
-            roster.preempt(victim)
-            self.num_preemptions += 1
+            self._preempt(victim, sequence, "blocks")
             if victim is sequence:
                 return False
         return True
@@ -174,19 +186,24 @@ class StepPlan:
         roster = self._roster
         is_whole = not roster.batching.joins
         opens_s = roster.opens_s
+        self.lacks = "an open batch"
         if opens_s is None or opens_s > roster.now or (is_whole and roster.running):
             return
+        self.lacks = "budget"
         while is_whole or self.budget > 0:
             sequence = roster.order.peek()
             if sequence is None or (sequence.request.is_batch and roster.is_contended):
+                self.lacks = "" if sequence is None else "idle time"
                 return
-            if not roster.has_row and not self._preempt_batch(sequence):
+            if not roster.has_row and not self._preempt_batch(sequence, "rows"):
+                self.lacks = "rows"
                 return
             num_cached = self._claim(sequence, is_whole)
             if num_cached is None:
-                if self._preempt_batch(sequence):
+                if self._preempt_batch(sequence, "blocks"):
                     continue
                 if roster.running or not self._pool.num_pinned:
+                    self.lacks = "blocks"
                     return
                 self._pool.unpin_all()
                 continue
@@ -194,16 +211,19 @@ class StepPlan:
             if self.budget > 0:
                 self._add_prompt(sequence, row)
 
-    def _preempt_batch(self, needy: Sequence) -> bool:
+    def _preempt_batch(self, needy: Sequence, lacks: str) -> bool:
         """The last batch sequence that came in leaves, for one that somebody waits for; False if there is none."""
         batch = self._roster.batch
         if not batch or needy.request.is_batch:
             return False
-        victim = next(reversed(batch))
+        self._preempt(next(reversed(batch)), needy, lacks)
+        return True
+
+    def _preempt(self, victim: Sequence, needy: Sequence, lacks: str) -> None:
         self.withdraw(victim)
         self._roster.preempt(victim)
-        self.num_preemptions += 1
-        return True
+        told = Preemption(victim.request_id, victim.choice, needy.request_id, needy.choice, lacks)
+        self.preemptions = (*self.preemptions, told)
 
     def _claim(self, sequence: Sequence, is_whole: bool) -> int | None:
         """Blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no room.

@@ -18,7 +18,7 @@ from penstock.core.deadlines import Deadlines
 from penstock.core.flights import Flights
 from penstock.core.limits import Limits
 from penstock.core.order import Order, Queue, by_arrival
-from penstock.core.plan import StepPlan
+from penstock.core.plan import Preemption, StepPlan
 from penstock.core.prefix import Holding, Namespace
 from penstock.core.request import Request
 from penstock.core.roster import Roster
@@ -53,6 +53,10 @@ class Scheduler:
         self.roster = Roster(limits, self.pool, order if order is not None else Queue(by_arrival), batching)
         self.flights = Flights()
         self.num_preemptions = 0
+        self.preemptions: tuple[Preemption, ...] = ()
+        """Of the last step."""
+        self.lacks = ""
+        """What the first in order waited for in the last step."""
         self._order = self.roster.order
         self._requests: dict[int, list[Sequence]] = {}
         self._deadlines = Deadlines(self._requests)
@@ -205,7 +209,8 @@ class Scheduler:
         self.pool.unpin_expired(now)
         plan = StepPlan(self.limits, self.pool, self.roster)
         plan.fill()
-        self.num_preemptions += plan.num_preemptions
+        self.preemptions, self.lacks = plan.preemptions, plan.lacks
+        self.num_preemptions += len(plan.preemptions)
         if not plan.chunks:
             return None
         step = self.flights.launch(plan.sequences, self.roster.num_epochs)

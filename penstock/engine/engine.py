@@ -109,6 +109,8 @@ class Engine:
         self.depth = depth
         self.on_commit: OnCommit | None = None
         """Told of each step before it is taken in, while somebody looks."""
+        self.on_schedule: Callable[[Batch], None] | None = None
+        """Told of each step that was decided on, before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
         self._inbox: SimpleQueue[Request | CancelOrder | Compiled] = SimpleQueue()
@@ -178,6 +180,8 @@ class Engine:
             self.matching.propose(scheduler)
         batch = scheduler.schedule(now)
         if batch is not None:
+            if self.on_schedule is not None:
+                self.on_schedule(batch)
             launched_s = self._clock() if self._is_timed else now
             if log is not None:
                 log.launch(batch, launched_s)

@@ -11,14 +11,13 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TextIO
 
 from penstock.core.batch import Batch
 from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime, features_of
 from penstock.errors import ConfigError
+from penstock.lines import LineFile
 
 MAX_LINES = 1_000_000
-FLUSH_S = 0.5
 
 
 class StepLog:
@@ -96,45 +95,47 @@ class StepFile:
     """Where steps are written. A disk that fails loses lines, never a step."""
 
     def __init__(self, path: Path, facts: Mapping[str, object], *, max_lines: int = MAX_LINES) -> None:
-        self.num_lost = 0
         self._path = path
-        self._header = json.dumps({"penstock_steps": STEPS_VERSION, "columns": COLUMNS, **facts}) + "\n"
+        self._header = json.dumps({"penstock_steps": STEPS_VERSION, "columns": COLUMNS, **facts}).encode()
         self._max_lines = max_lines
-        self._flushed_s = 0.0
-        try:
-            self._file = self._begin()
-        except OSError as error:
-            raise ConfigError(f"--step-log {path} cannot be written: {error.strerror}") from error
+        self._num_lines = 0
+        self._num_lost = 0
+        """Of files before this one, and while there was none."""
+        self._file = self._begin()
+
+    @property
+    def num_lost(self) -> int:
+        """Lines that could not be written."""
+        return self._num_lost + self._file.num_lost
 
     def write(self, step: StepTime) -> None:
+        if self._num_lines >= self._max_lines and not self._begin_anew():
+            self._num_lost += 1
+            return
         start_s, device_s, host_s, is_busy, rest_s, features = step
         numbers = ",".join(map(str, features))
-        try:
-            if self._num_lines >= self._max_lines:
-                self._file.close()
-                self._file = self._begin()
-            self._num_lines += 1
-            self._file.write(f"[{start_s:.6f},{device_s:.7f},{host_s:.7f},{is_busy:d},{rest_s:.6f},{numbers}]\n")
-            if not is_busy or start_s - self._flushed_s >= FLUSH_S:
-                self._flushed_s = start_s
-                self._file.flush()
-        except (OSError, ValueError):
-            self.num_lost += 1
+        self._num_lines += 1
+        self._file.write(f"[{start_s:.6f},{device_s:.7f},{host_s:.7f},{is_busy:d},{rest_s:.6f},{numbers}]".encode())
 
     def close(self) -> None:
         self._file.close()
 
-    def __del__(self) -> None:
-        """An engine is dropped, not closed: what was not flushed yet goes out with it."""
-        if hasattr(self, "_file"):
-            self._file.close()
+    def _begin_anew(self) -> bool:
+        try:
+            file = self._begin()
+        except (OSError, ConfigError):
+            return False
+        self._num_lost += self._file.num_lost
+        self._file.close()
+        self._file, self._num_lines = file, 0
+        return True
 
-    def _begin(self) -> TextIO:
+    def _begin(self) -> LineFile:
         """A file with a header. What has the name already is set aside."""
-        if self._path.exists():
+        if self._path.is_file():
             self._path.replace(self._path.with_name(self._path.name + ".old"))
-        self._num_lines = 0
-        file = self._path.open("w", encoding="utf-8")
+        file = LineFile(self._path, "--step-log", is_new=True)
         file.write(self._header)
-        file.flush()
+        if file.num_lost:
+            raise ConfigError(f"--step-log {self._path} cannot be written; choose another file")
         return file

@@ -4,11 +4,11 @@ a simulator or a test chooses the same, request by request.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from penstock.errors import ConfigError
+from penstock.lines import LineFile
 from penstock.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
 
 
@@ -39,10 +39,7 @@ class Decision(msgspec.Struct):
 
 class DecisionLog:
     def __init__(self, path: Path) -> None:
-        try:
-            self._file: IO[bytes] = path.open("ab")
-        except OSError as error:
-            raise ConfigError(f"cannot write the log of choices {path}: {error.strerror}") from error
+        self._file = LineFile(path, "--route-log")
         self._encoder = msgspec.json.Encoder()
 
     def write(
@@ -71,7 +68,12 @@ class DecisionLog:
             choice.why,
             choice.num_blocks,
         )
-        self._file.write(self._encoder.encode(decision) + b"\n")
+        self._file.write(self._encoder.encode(decision))
+
+    @property
+    def num_lost(self) -> int:
+        """Choices that could not be written."""
+        return self._file.num_lost
 
     def close(self) -> None:
         self._file.close()

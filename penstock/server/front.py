@@ -19,15 +19,25 @@ from penstock.metrics.exposition import Counter, exposition_of_all
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import WHOLE, Caller, Delivery
 from penstock.server.http.answer import HttpAnswer
-from penstock.server.http.body import BodiesInFlight, parse, read_body
+from penstock.server.http.body import (
+    LARGE_BYTES,
+    BodiesInFlight,
+    BodyLimits,
+    body_limits,
+    convert,
+    decode,
+    parse,
+    read_body,
+)
 from penstock.server.http.call import Call
 from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
+from penstock.server.http.large import Turns, breathe
 from penstock.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
 from penstock.server.http.trace import SpanTracer
 from penstock.server.pool.hold import hold
 from penstock.server.pool.pool import ModelPool
-from penstock.server.served import ServedModel, ServedModels, loading
+from penstock.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel, ServedModels, loading
 from penstock.server.ui.refusals import RefusalLog
 from penstock.server.ui.tools import Tools
 
@@ -80,6 +90,7 @@ class Front:
         self.fingerprint = f"penstock-{version}"
         self.calls = Calls(config.stall_s)
         self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.keys))
+        self.turns = Turns()
         self.tracer: SpanTracer | None = None
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
@@ -162,15 +173,29 @@ class Front:
     async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
         tenant = request.scope.get("penstock.tenant", "")
         with self.bodies.open(tenant) as account:
-            data = await read_body(request, self.config.max_body_mib << 20, account)
+            data = await read_body(request, self.body_limits, account)
             relayed = relayed_of(request)
             if relayed is not None:
                 data, relayed.resumed = split_body(request, data)
                 RELAYED.set(relayed)
-            body, ignored = parse(data, type_, refused)
+            if len(data) <= LARGE_BYTES:
+                body, ignored = parse(data, type_, refused)
+            else:
+                async with self.turns.take(tenant):
+                    raw = decode(data)
+                    await breathe()
+                    body, ignored = convert(raw, type_, refused)
         if ignored and self.config.strict:
             raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
         return body, ignored
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        max_bytes = self.config.max_body_mib << 20
+        max_context = max((model.facts.max_context for model in self.models.known), default=0)
+        if not max_context:
+            return BodyLimits(max_bytes)
+        return body_limits(max_bytes, max_context * MAX_CHARACTERS_PER_TOKEN, max_context)
 
     def check_open(self) -> None:
         if self.is_draining:

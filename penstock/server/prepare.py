@@ -13,14 +13,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from penstock.core.request import SamplingParams
+from penstock.core.request import MAX_TOKEN_LIST, SamplingParams
 from penstock.errors import RequestError
 from penstock.server.forms import answer_form
 from penstock.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.server.http.call import Call, CallParameters
 from penstock.server.http.faults import Overflow, invalid
+from penstock.server.http.large import stand_back, trim_memory
 from penstock.server.http.relay import priority_of, random_seed
-from penstock.server.served import ServedModel
+from penstock.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
 from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules
 from penstock.text.template.shield import PromptTokens, tokenize_chat
@@ -33,12 +34,15 @@ PROBE = "\x02"
 """A message that no chat has: where prompts with it part is where its place begins."""
 INLINE_CHARACTERS = 16_384
 """Longer texts are tokenized on another thread, so that nobody waits for them."""
-MAX_CHARACTERS_PER_TOKEN = 32
-"""Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
-LONG_TEXTS = ThreadPoolExecutor(2, thread_name_prefix="text")
+LONG_TEXTS = ThreadPoolExecutor(2, "text", initializer=stand_back)
+SLICE_CHARACTERS = 1 << 18
+"""Of many texts, so many are tokenized together: what a tokenizer makes of them on its way is many times larger."""
 MAX_ITEMS = 2048
+MAX_ID_DIGITS = 12
+"""Of a token id; Python itself refuses to read thousands of digits."""
 MAX_CHOICES = 1024
 """Choices of one call, over all its prompts."""
+FEW_CHOICES = 8
 
 
 async def prepare(model: ServedModel, caller: Caller, generation: Generation) -> Call:
@@ -51,12 +55,11 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         is_begun = bool(prompt.begun)
         pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
     else:
+        _check_choices(prompt.given, sampling.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
         text, continues, is_begun, pins = "", True, True, ()
     if generation.kept_prompt_tokens is not None:
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
-    if len(prompts) * (sampling.n or 1) > MAX_CHOICES:
-        raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
     rules = _text_rules(model, sampling, text, continues=continues, is_begun=is_begun)
     form = await answer_form(model.text, generation, is_open=rules.is_open)
     parameters = CallParameters(
@@ -71,11 +74,20 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
         speculate=generation.speculate,
     )
+    if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
+        model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)  # before so many are made ready in vain
     call = Call(model.client, model.tokenizer, prompts, parameters)
     _check(call, model, generation.param)
     if not caller.is_batch:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
     return call
+
+
+def _check_choices(given: Any, num_choices: int) -> None:
+    """Before any of the prompts is made tokens."""
+    num_prompts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+    if num_prompts * num_choices > MAX_CHOICES:
+        raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
 
 
 def _salt(tenant: str, hints: CacheHints) -> str:
@@ -144,14 +156,31 @@ async def encode(tokenizer: Tokenizer, text: str, *, special: bool, parse_specia
 
 
 async def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> list[tuple[int, ...]]:
-    encoding = partial(tokenizer.encode_batch, texts, special=special)
-    size = sum(map(len, texts))
-    return [tuple(token_ids) for token_ids in (encoding() if size <= INLINE_CHARACTERS else await off_loop(encoding))]
+    """Slice by slice, so that others get their turn between two."""
+
+    def encoding(part: Sequence[str]) -> list[tuple[int, ...]]:
+        return [tuple(token_ids) for token_ids in tokenizer.encode_batch(part, special=special)]
+
+    if sum(map(len, texts)) <= INLINE_CHARACTERS:
+        return encoding(texts)
+    prompts: list[tuple[int, ...]] = []
+    while len(prompts) < len(texts):
+        start = end = len(prompts)
+        size = 0
+        while end < len(texts) and (end == start or size + len(texts[end]) <= SLICE_CHARACTERS):
+            size += len(texts[end])
+            end += 1
+        prompts += await off_loop(partial(encoding, texts[start:end]))
+    return prompts
 
 
 async def off_loop(work: Callable[[], R]) -> R:
     """Long work on texts: on a thread, few at a time, so that neither the event loop nor memory is theirs alone."""
-    return await asyncio.get_running_loop().run_in_executor(LONG_TEXTS, work)
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(LONG_TEXTS, work)
+    finally:
+        loop.run_in_executor(LONG_TEXTS, trim_memory)
 
 
 def check_size(model: ServedModel, texts: Iterable[str], param: str) -> None:
@@ -159,7 +188,7 @@ def check_size(model: ServedModel, texts: Iterable[str], param: str) -> None:
     max_context = model.facts.max_context
     max_characters = max_context * MAX_CHARACTERS_PER_TOKEN
     for text in texts:
-        least = model.tokenizer.at_least(text)
+        least = 0 if len(text) > max_characters else model.tokenizer.at_least(text)
         if least > max_context or len(text) > max_characters:
             message = (
                 f"This model's maximum context length is {max_context:,} tokens. However, {param} has a text of "
@@ -314,9 +343,13 @@ def _or(value: Any, default: Any) -> Any:
 
 def _logit_bias(asked: SamplingOptions, vocab_size: int) -> tuple[tuple[int, float], ...]:
     pairs = []
+    if len(asked.logit_bias or ()) > MAX_TOKEN_LIST:
+        raise invalid(f"logit_bias has more than {MAX_TOKEN_LIST:,} entries; send fewer", "logit_bias")
     for key, bias in (asked.logit_bias or {}).items():
-        if not key.isdecimal() or not key.isascii() or int(key) >= vocab_size:
-            raise invalid(f"logit_bias has the key {key!r}; keys are token ids below {vocab_size}", "logit_bias")
+        if not key.isdecimal() or not key.isascii() or len(key) > MAX_ID_DIGITS or int(key) >= vocab_size:
+            raise invalid(
+                f"logit_bias has the key {key[:40]!r}; keys are token ids, 0 to {vocab_size - 1:,}", "logit_bias"
+            )
         pairs.append((int(key), bias))
     return tuple(pairs)
 

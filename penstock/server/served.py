@@ -20,6 +20,8 @@ from penstock.server.text import NO_CARD, ModelCard, Text
 from penstock.server.ui.live import LiveView
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
+MAX_CHARACTERS_PER_TOKEN = 32
+"""Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
 FRESH_S = 2.0
 """An engine heard this long ago is alive; a token this old still proves it."""
 CANARY_S = 2.0

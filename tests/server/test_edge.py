@@ -1,5 +1,6 @@
 """Nothing a client sends before it is served may cost others: bounds on bodies, texts, pipelines and places."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,12 +15,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.request import Request, SamplingParams
 from penstock.server.http.admission import Admission
-from penstock.server.http.body import BodiesInFlight, parse
+from penstock.server.http.body import BodiesInFlight, BodyLimits, BodyScan, parse
 from penstock.server.http.connection import MAX_PIPELINED
 from penstock.server.http.faults import ApiError
+from penstock.server.http.large import Turns, breathe
 from penstock.server.openai.protocol import CompletionBody
 from tests.server.serving import ROOT, Server, idle_client, serving, user
 
@@ -98,14 +102,104 @@ def test_bytes_in_flight_are_bounded_by_tenant_and_in_all():
 
 
 @pytest.mark.parametrize("data", [b'{"prompt": [' + b"1," * 600_000 + b"1]}", b"{" + b'"a":1,' * 200_000 + b'"b":1}'])
-def test_bodies_of_too_many_values_are_refused_unread(data):
+def test_bodies_of_too_many_values_are_not_received_to_their_end(data):
+    scan = BodyScan(BodyLimits(16 << 20))
     with pytest.raises(ApiError) as caught:
-        parse(data, CompletionBody, {})
+        scan_all(scan, data, 1000)
+    assert caught.value.status == 413
+    assert scan.num_bytes < len(data)
+
+
+def scan_all(scan: BodyScan, data: bytes, size: int) -> None:
+    for start in range(0, len(data), size):
+        scan.take(data[start : start + size])
+
+
+def test_bodies_of_too_many_fields_are_refused():
+    with pytest.raises(ApiError) as caught:
+        parse(b"{" + b",".join(b'"a%d":1' % number for number in range(2000)) + b"}", CompletionBody, {})
     assert caught.value.status == 413
 
 
+@given(st.lists(st.sampled_from([b"a" * 300, b'"', b'\\"', b'"data:', b"x"]), max_size=30), st.integers(1, 400))
+def test_a_run_between_quotes_is_found_however_it_is_cut(pieces, size):
+    data = b"".join(pieces)
+    scan = BodyScan(BodyLimits(1 << 20, max_run_bytes=500))
+    longest = max(map(len, data.split(b'"')))
+    if longest > 500 and size < 300 and b"data:" not in data:
+        with pytest.raises(ApiError, match="longer than any context"):
+            scan_all(scan, data, size)
+    elif longest <= 500:
+        scan_all(scan, data, size)
+
+
+def test_large_pieces_of_work_take_turns_and_tenants_too():
+    async def law() -> list[str]:
+        turns, order = Turns(), []
+
+        async def work(tenant: str) -> None:
+            async with turns.take(tenant):
+                order.append(tenant)
+                count = len(order)
+                await breathe()
+                assert len(order) == count, "nobody else came in"
+
+        first = asyncio.create_task(work("a"))
+        await asyncio.sleep(0)
+        others = [asyncio.create_task(work(tenant)) for tenant in "aaabb"]
+        await asyncio.sleep(0)
+        others[0].cancel()
+        await asyncio.gather(first, *others, return_exceptions=True)
+        return order
+
+    assert asyncio.run(law()) == ["a", "b", "a", "b", "a"]
+
+
+def test_prompts_are_counted_before_they_are_tokenized(server: Server):
+    response = server.post("/v1/completions", {"prompt": ["a" * 400] * 2000, "n": 2})
+    assert response.json()["error"]["message"].startswith("prompts times n")
+
+
+def test_a_body_without_end_is_cut_off_after_its_refusal(server: Server):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    part = b"40000\r\n" + b"a" * 0x40000 + b"\r\n"
+    with socket.create_connection(address(server), timeout=10.0) as client:
+        client.sendall(head)
+        with pytest.raises(OSError):  # noqa: PT012
+            for _ in range(4096):
+                client.sendall(part)
+    assert server.get("/livez").status_code == 200
+
+
+def test_an_upload_without_end_is_cut_off(server: Server):
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+    )
+    opening = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    part = b"100000\r\n" + b"a" * 0x100000 + b"\r\n"
+    with socket.create_connection(address(server), timeout=10.0) as client:
+        client.sendall(head + b"%x\r\n%b\r\n" % (len(opening), opening))
+        with pytest.raises(OSError):  # noqa: PT012
+            for _ in range(1024):
+                client.sendall(part)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("9" * 5000, "logit_bias has a key of more than 12 characters; shorten it"),
+        ("1e3", "logit_bias has the key '1e3'; keys are token ids, 0 to 255"),
+        ("²", "logit_bias has the key '²'; keys are token ids, 0 to 255"),
+    ],
+)
+def test_a_bias_for_what_is_no_token_is_told_in_words(server: Server, key: str, words: str):
+    error = server.post("/v1/completions", {"prompt": "a", "logit_bias": {key: 1}}).json()["error"]
+    assert (error["param"], error["message"]) == ("logit_bias", words)
+
+
 def test_texts_longer_than_any_context_are_refused_before_they_are_tokenized(server: Server):
-    text = "a" * (12 << 20)
+    text = "a" * (6 << 20)
     for path, body in {
         "/v1/completions": {"prompt": text},
         "/v1/chat/completions": {"messages": user(text)},
@@ -234,3 +328,26 @@ def test_a_whole_answer_outlives_its_engine():
         asking.join(60)
         assert answers[0].status_code == 200
         assert answers[0].json()["choices"] == expected["choices"]
+
+
+def test_refusals_are_logged_by_id_and_debug_explains_steps():
+    flags = ("--max-sequences", "1", "--max-waiting", "1", "--log-level", "debug")
+    with serving(*flags, model="oracle:step_ms=20", is_real=True) as server:
+        secret = "a-word-that-no-log-may-hold"
+
+        def ask() -> None:
+            server.post("/v1/completions", {"prompt": secret, "max_tokens": 100, "temperature": 0})
+
+        asking = [threading.Thread(target=ask) for _ in range(2)]
+        for one in asking:
+            one.start()
+        while server.metric("penstock_calls_open") < 2:
+            pass
+        refused = server.post("/v1/completions", {"prompt": secret})
+        assert refused.status_code == 503
+        for one in asking:
+            one.join(60)
+        log = server.errors.read_text()
+        assert f"request {refused.headers['x-request-id']} is refused: 503 overloaded, /v1/completions" in log
+        assert re.search(r"step \d+: \d+ of \d+ tokens: .* decodes 1; 1 wait for rows", log)
+        assert secret not in log

@@ -18,7 +18,7 @@ from penstock.core.batch import FinishReason
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import Delivery
 from penstock.server.http.call import Call, Failure, Pipe
-from penstock.server.http.faults import error_of_finish
+from penstock.server.http.faults import error_of_finish, log_fault
 from penstock.server.http.relay import RELAYED, Marker
 from penstock.server.usage import token_count
 from penstock.server.writer import Piece
@@ -51,9 +51,11 @@ class HttpAnswer:
         self._retry_after_s = retry_after_s
         self._headers = headers
         self._is_resumed = False
+        self._scope: Any = None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         call = self._call
+        self._scope = scope
         connection = scope["penstock.connection"]
         call.abort = connection.abort
         relayed = RELAYED.get()
@@ -133,6 +135,7 @@ class HttpAnswer:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return
             error = error_of_finish(failure.finish, self._retry_after_s())
+            log_fault(error, self._scope)
             data = encoder.failing(error)
             if marker is not None and error.status < 500:  # else another replica may do better: the router sees no end
                 data += marks.end_mark(token_count(call))

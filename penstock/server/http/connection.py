@@ -13,7 +13,13 @@ LOOK_S = 0.1
 MAX_HEADER_BYTES = 64 << 10
 MAX_PIPELINED = 16
 """Requests that a client may send before it has read the answers to those before; one that sends more is cut off."""
+MAX_UNWANTED_BYTES = 32 << 20
+"""Of a body whose request has been answered: read, so that its client hears the answer, and no further."""
 _ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+
+
+class PipelineFull(Exception):
+    """A client has sent more requests than it may before it reads the answers."""
 
 
 class Connection(HttpToolsProtocol):
@@ -24,7 +30,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         self._num_header_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._is_cut = False
+        self._num_unwanted_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that connects ahead of its first request may be as silent as one between two requests."""
@@ -45,41 +51,27 @@ class Connection(HttpToolsProtocol):
                 self._refuse(431, "the request's headers are too long; send fewer")
                 return
         if self.cycle is None or self.cycle.response_complete:
-            self._start_timer()  # at the first byte, were it only an empty line
+            if self.cycle is not None and self.cycle.more_body:
+                self._num_unwanted_bytes += len(data)
+                if self._num_unwanted_bytes > MAX_UNWANTED_BYTES:
+                    self.transport.abort()
+                    return
+            else:
+                self._start_timer()  # at the first byte, were it only an empty line
         super().data_received(data)
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._is_cut = True
             self.transport.abort()
-        if self._is_cut:
-            return
+            raise PipelineFull  # ends the parsing of what was read together with it
         super().on_message_begin()
         self._is_in_headers = True
         self._start_timer()
         self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
 
-    def on_url(self, url: bytes) -> None:
-        if not self._is_cut:
-            super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_cut:
-            super().on_header(name, value)
-
-    def on_body(self, body: bytes) -> None:
-        if not self._is_cut:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        if not self._is_cut:
-            super().on_message_complete()
-
     def on_headers_complete(self) -> None:
-        if self._is_cut:
-            return
         self._is_in_headers = False
-        self._num_header_bytes = 0
+        self._num_header_bytes = self._num_unwanted_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
 
@@ -100,7 +92,8 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "the request is not HTTP as we read it; mend it")
+        if not self.transport.is_closing():
+            self._refuse(400, "the request is not HTTP as we read it; mend it")
 
     def _refuse(self, status: int, message: str) -> None:
         body = msgspec.json.encode(

@@ -3,13 +3,16 @@
 Messages never say how we are built: no paths, no addresses, no stacks.
 """
 
+import logging
+from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.core.batch import Fault, Finish
 from penstock.engine.client import GONE, SHUTTING_DOWN
-from penstock.errors import CapacityError, PenstockError, RequestError
+from penstock.errors import CapacityError, PenstockError, RequestError, StoreError
 
+LOGGER = logging.getLogger(__name__)
 Headers = tuple[tuple[bytes, bytes], ...]
 NO_RETRY: Headers = ((b"x-should-retry", b"false"),)
 
@@ -131,6 +134,8 @@ def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
         return invalid(str(error), error.param, error.code)
     if isinstance(error, CapacityError):
         return busy(str(error), retry_after_s)
+    if isinstance(error, StoreError):
+        return ApiError(ErrorKind.STORAGE, str(error), code="storage_unavailable")
     return failed()
 
 
@@ -147,3 +152,19 @@ def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
     if finish.message == GONE:
         return busy(GONE, retry_after_s, code="engine_restarting")
     return ApiError(ErrorKind.INTERNAL, "the model failed on this request; others are not affected")
+
+
+def log_fault(error: ApiError, scope: Mapping[str, Any]) -> None:
+    """A line a call that was refused or failed, by its id; what its client sent wrong is for debugging. Messages may hold words
+    of a client, so they are left out."""
+    if error.status < 500 and error.kind not in (ErrorKind.RATE_LIMIT, ErrorKind.QUOTA):
+        level, ended = logging.DEBUG, "is wrong"
+    elif error.kind in (ErrorKind.RATE_LIMIT, ErrorKind.QUOTA, ErrorKind.UNAVAILABLE):
+        level, ended = logging.INFO, "is refused"
+    else:
+        level, ended = logging.WARNING, "failed"
+    if LOGGER.isEnabledFor(level):
+        route = getattr(scope.get("route"), "path", "other")
+        request_id, status, code = scope["penstock.request_id"].decode(), error.status, error.code or error.kind.value
+        fields = {"request": request_id, "route": route, "status": status, "code": code}
+        LOGGER.log(level, "request %s %s: %d %s, %s", request_id, ended, status, code, route, extra={"fields": fields})

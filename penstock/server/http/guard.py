@@ -21,7 +21,7 @@ from penstock.config import ServerConfig, is_loopback
 from penstock.errors import PenstockError
 from penstock.server.dialect import Dialect
 from penstock.server.http.answer import Json
-from penstock.server.http.faults import ApiError, ErrorKind, error_of, failed, invalid
+from penstock.server.http.faults import ApiError, ErrorKind, error_of, failed, invalid, log_fault
 
 LOGGER = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/livez", "/readyz", "/", "/icon.svg")
@@ -122,6 +122,7 @@ class Guard:
             return  # it left while it was still sending
         except Exception as error:
             fault = scope["penstock.fault"] = _fault(error, request_id)
+            log_fault(fault, scope)
             if not status and scope["method"] == "OPTIONS" and fault.kind is ErrorKind.METHOD:
                 await Json(b"", 200, list(fault.headers))(scope, receive, report)
             elif not status:

@@ -34,7 +34,8 @@ async def health(request: Request) -> Json:
 
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
-    return PlainText(front.render_metrics().encode(), CONTENT_TYPE)
+    async with front.turns.take(request.scope.get("penstock.tenant", "")):
+        return PlainText(front.render_metrics().encode(), CONTENT_TYPE)
 
 
 async def version(request: Request) -> Json:

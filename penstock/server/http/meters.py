@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.core.batch import Drafted
 from penstock.engine.client import EngineClient, MatchingCounts, StepReport
+from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
     COUNT_BUCKETS,
     DURATION_BUCKETS,
@@ -217,6 +218,7 @@ class Meters:
             _counted("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
             _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_stumbles),
             _counted("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
+            _counted("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]

@@ -5,31 +5,28 @@ Runs of tokens are named by a keyed hash; the key is forgotten with the process,
 """
 
 import hashlib
-import logging
 import secrets
 from array import array
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
-from penstock.errors import ConfigError
+from penstock.lines import LineFile
 from penstock.metrics.timeline import Outcome, Timeline
 
-LOGGER = logging.getLogger(__name__)
 BLOCK_TOKENS = 512
 
 
 class TraceRecorder:
     def __init__(self, path: Path, start_s: float) -> None:
-        try:
-            self._file: TextIO = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--record {path} cannot be written: {error.strerror}") from error
+        self._file = LineFile(path, "--record")
         self._start_s = start_s
         self._key = secrets.token_bytes(32)
-        self.num_lost = 0
+
+    @property
+    def num_lost(self) -> int:
         """Lines that could not be written."""
+        return self._file.num_lost
 
     def write(self, prompt: tuple[int, ...], timeline: Timeline, outcome: Outcome, now: float) -> None:
         """Never fails a request: a full disk loses lines, not answers."""
@@ -44,13 +41,7 @@ class TraceRecorder:
             "ttft_ms": None if timeline.ttft_s is None else round(timeline.ttft_s * 1000, 3),
             "e2e_ms": round((now - timeline.arrival_s) * 1000, 3),
         }
-        try:
-            self._file.write(msgspec.json.encode(line).decode() + "\n")
-            self._file.flush()
-        except (OSError, ValueError) as error:
-            if not self.num_lost:
-                LOGGER.warning("--record cannot be written: %s; lines are lost and counted", error)
-            self.num_lost += 1
+        self._file.write(msgspec.json.encode(line))
 
     def close(self) -> None:
         self._file.close()

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from penstock.server.front import tenant_of
 from penstock.server.http.answer import Json, Send
+from penstock.server.http.body import BoundedRequest
 from penstock.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.server.jobs.service import Jobs
 from penstock.server.responses.routes import page_of
@@ -37,7 +38,8 @@ async def upload_file(request: Request) -> Json:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise invalid("send the file as a multipart form", "file", "invalid_content_type")
     try:
-        async with request.form(max_files=1, max_fields=16) as form:
+        bounded = BoundedRequest(request, MAX_FILE_BYTES + PART_BYTES)
+        async with bounded.form(max_files=1, max_fields=16) as form:
             upload, purpose = form.get("file"), form.get("purpose")
             if not isinstance(upload, UploadFile):
                 raise invalid("file is missing; send it", "file", "missing_required_parameter")

@@ -10,7 +10,8 @@ repeats none that was kept.
 """
 
 import asyncio
-import sys
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -38,6 +39,7 @@ from penstock.store import jobs as tables
 from penstock.store.database import Transaction
 from penstock.store.jobs import BatchRow, FileRow, LineUsage
 
+LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_TRIES = 5
@@ -97,17 +99,16 @@ class BatchRunner:
 
     async def _work(self, row: BatchRow) -> None:
         """Until it is over; what cannot be written now is tried again later."""
-        while True:
+        found: BatchRow | None = row
+        while found is not None:
             try:
-                await self._go_through(row)
+                await self._go_through(found)
                 return
             except StoreError as error:
-                print(f"penstock: batch {row.id} waits: {error}", file=sys.stderr)
+                LOGGER.warning("batch %s waits: %s", row.id, error)
             await asyncio.sleep(STORE_RETRY_S)
-            found = await self._read(partial(tables.batch_of, batch_id=row.id))
-            if found is None:
-                return
-            row = found
+            with contextlib.suppress(StoreError):
+                found = await self._read(partial(tables.batch_of, batch_id=row.id))
 
     async def _go_through(self, row: BatchRow) -> None:
         if row.status == "validating" and not await self._validate(row):

@@ -23,6 +23,7 @@ async def embed(request: Request) -> Json:
 
 
 async def embed_body(model: ServedModel, body: EmbeddingBody) -> dict[str, Any]:
+    check_embeds(model)
     prompts = await prompts_of(model, body.input, "input")
     vectors = await embedded(model, prompts, "input", body.dimensions)
     data = [
@@ -37,6 +38,7 @@ async def rerank(request: Request) -> Json:
     front: Front = request.app.state.front
     begun = await front.begin(request, RerankBody, REFUSED)
     body, model = begun.body, begun.model
+    check_embeds(model)
     texts = [_document(document, number) for number, document in enumerate(body.documents)]
     prompts = await prompts_of(model, [body.query, *texts], "documents", max_items=len(texts) + 1)
     query, *documents = await embedded(model, prompts, "documents")
@@ -48,13 +50,18 @@ async def rerank(request: Request) -> Json:
     return Json({"id": front.new_id("rerank-"), "model": model.name, "results": results, "usage": _usage(prompts)})
 
 
+def check_embeds(model: ServedModel) -> int:
+    """The size of the model's vectors."""
+    if model.facts.embedding_size is None:
+        raise invalid("this model does not embed; serve one that does", "model", "unsupported_model")
+    return model.facts.embedding_size
+
+
 async def embedded(
     model: ServedModel, prompts: list[tuple[int, ...]], param: str, dimensions: int | None = None
 ) -> tuple[Vector, ...]:
     """The vectors of prompts, cut to so many dimensions and made of length 1 again."""
-    size, max_context = model.facts.embedding_size, model.facts.max_context
-    if size is None:
-        raise invalid("this model does not embed; serve one that does", "model", "unsupported_model")
+    size, max_context = check_embeds(model), model.facts.max_context
     if dimensions is not None and dimensions > size:
         raise invalid(f"dimensions is {dimensions}; this model's vectors have {size}", "dimensions")
     longest = max(map(len, prompts))

@@ -4,7 +4,7 @@ What has been handed to the database is found at once, also while it is still be
 """
 
 import asyncio
-import sys
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,6 +18,7 @@ from penstock.store import responses as tables
 from penstock.store.database import Database, Transaction
 from penstock.store.responses import ConversationRow, ResponseRow
 
+LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Fields = dict[str, Any]
@@ -106,7 +107,7 @@ class KeptResponses:
             self._unwritten.pop(row.id, None)
         error = done.exception()
         if error is not None:
-            print(f"penstock: response {row.id} is not kept: {error}", file=sys.stderr)
+            LOGGER.warning("response %s is not kept: %s", row.id, error)
 
 
 def _values(items: Sequence[Item]) -> list[tuple[str, str]]:
