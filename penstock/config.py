@@ -223,7 +223,8 @@ class ServerConfig:
     max_body_mib: int = 8
     """Largest request body, in MiB"""
     strict: bool = False
-    """Refuse requests with fields that nothing here reads, instead of naming those in a header of the answer"""
+    """Refuse what OpenAI refuses and we would pass over: fields that nothing reads, more than four stops, stream_options
+    without stream"""
     drain_s: float = 30.0
     """How long a shutdown waits for answers in progress"""
     hang_s: float = 10.0

@@ -21,7 +21,7 @@ from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.child import Child
 from penstock.engine.machine import Facts, Vector
-from penstock.engine.matching import MatchingCounts
+from penstock.engine.matching import GrammarTime, MatchingCounts
 from penstock.engine.observer import EngineView, StepView
 from penstock.engine.spawn import Spawned
 from penstock.engine.stream import DeltaStream, folded
@@ -52,6 +52,7 @@ __all__ = [
     "EngineClient",
     "EngineView",
     "Facts",
+    "GrammarTime",
     "MatchingCounts",
     "StepReport",
     "StepView",

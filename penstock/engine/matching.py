@@ -76,12 +76,25 @@ class MatchingCounts:
         return self.num_compiled + self.num_refused
 
 
+@dataclass(slots=True)
+class GrammarTime:
+    """What the grammar of one request has taken."""
+
+    request_id: int
+    compile_s: float
+    mask_s: float = 0.0
+    num_unended: int = 1
+    """Choices that are still held to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepMasks:
     """The masks of one launch, made when the runner asks for them: by then the tokens before are known."""
 
     chunks: tuple[int, ...]
     entries: tuple[tuple[TokenMatcher, tuple[int, ...]], ...]
+    times: tuple[GrammarTime, ...]
+    """Of the requests that the entries belong to."""
     grammars: Grammars
     clock: Callable[[], float]
     counts: MatchingCounts
@@ -95,8 +108,11 @@ class StepMasks:
         flat = bits.cast("B")
         num_rows = self.num_rows
         self.grammars.fill(self.entries, flat, len(flat) // (num_rows * WORD_BYTES))
+        seconds = self.clock() - begin_s
         self.counts.num_masks += num_rows
-        self.counts.mask_s += self.clock() - begin_s
+        self.counts.mask_s += seconds
+        for time, (_, drafts) in zip(self.times, self.entries, strict=True):
+            time.mask_s += seconds * (1 + len(drafts)) / num_rows
 
 
 @dataclass(slots=True)
@@ -110,6 +126,8 @@ class Matching:
     _matchers: dict[tuple[int, int], TokenMatcher] = field(default_factory=dict)
     _compiling: dict[int, Request] = field(default_factory=dict)
     _forced: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    _times: dict[int, GrammarTime] = field(default_factory=dict)
+    _ended: list[GrammarTime] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Somebody is held to a grammar."""
@@ -143,6 +161,9 @@ class Matching:
             return True
         self.counts.num_compiled += 1
         request = compiled.request
+        self._times[request.request_id] = GrammarTime(
+            request.request_id, compiled.seconds, num_unended=request.params.n
+        )
         for choice in range(request.params.n):
             matcher = compiled.matcher.fork()
             if request.resumed:
@@ -151,6 +172,7 @@ class Matching:
         return True
 
     def drop(self, request: Request) -> None:
+        self._times.pop(request.request_id, None)
         for choice in range(request.params.n):
             self._matchers.pop((request.request_id, choice), None)
 
@@ -172,6 +194,7 @@ class Matching:
         by_row = {sequence.row: sequence for sequence in scheduler.flights.sequences(batch)}
         chunks: list[int] = []
         entries: list[tuple[TokenMatcher, tuple[int, ...]]] = []
+        times: list[GrammarTime] = []
         for index, chunk in enumerate(batch.chunks):
             sequence = by_row.get(chunk.row)
             if not chunk.samples or sequence is None:
@@ -180,9 +203,10 @@ class Matching:
             if matcher is not None:
                 chunks.append(index)
                 entries.append((matcher, _drafts(chunk)))
+                times.append(self._times[sequence.request_id])
         if not entries:
             return None
-        return StepMasks(tuple(chunks), tuple(entries), self.grammars, self.clock, self.counts)
+        return StepMasks(tuple(chunks), tuple(entries), tuple(times), self.grammars, self.clock, self.counts)
 
     def propose(self, scheduler: Scheduler) -> None:
         """Where only one text can come next its tokens are drafts that cannot be wrong; the last is drawn after them."""
@@ -197,9 +221,20 @@ class Matching:
             key = (delta.request_id, delta.choice)
             matcher = self._matchers.get(key)
             followed.append(delta if matcher is None else self._follow(delta, matcher, scheduler))
-            if followed[-1].finish is not None:
-                self._matchers.pop(key, None)
+            if followed[-1].finish is not None and self._matchers.pop(key, None) is not None:
+                self._end(delta.request_id)
         return tuple(followed)
+
+    def ended(self) -> tuple[GrammarTime, ...]:
+        """What the grammars of requests took that have ended since this was last asked."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def _end(self, request_id: int) -> None:
+        time = self._times[request_id]
+        time.num_unended -= 1
+        if not time.num_unended:
+            self._ended.append(self._times.pop(request_id))
 
     def _follow(self, delta: Delta, matcher: TokenMatcher, scheduler: Scheduler) -> Delta:
         if delta.finish is not None:

@@ -198,8 +198,11 @@ def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:
     scheduler = engine.scheduler
     matching = engine.matching
     grammars = matching.counts if matching is not None and matching.counts.num_asked else None
-    now = time.monotonic()
-    reports.send(encode(StepReport(now, deltas, scheduler.load, engine.num_steps, scheduler.prompts, grammars)))
+    matched = () if matching is None else matching.ended()
+    report = StepReport(
+        time.monotonic(), deltas, scheduler.load, engine.num_steps, scheduler.prompts, grammars, matched
+    )
+    reports.send(encode(report))
     return True
 
 

@@ -10,7 +10,7 @@ from penstock.core.batch import Delta
 from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.machine import Facts, Vector
-from penstock.engine.matching import MatchingCounts
+from penstock.engine.matching import GrammarTime, MatchingCounts
 from penstock.engine.observer import EngineView
 from penstock.errors import EngineError, RequestError
 
@@ -69,6 +69,8 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """Prompts partly computed: request id, tokens done, tokens in all."""
     grammars: MatchingCounts | None = None
     """What grammars have taken so far; none where there were none."""
+    matched: tuple[GrammarTime, ...] = ()
+    """What the grammars of requests took that ended in this turn."""
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):

@@ -14,7 +14,8 @@ from penstock.errors import RequestError
 from penstock.server.generation import Chat, Generation, OutputForm, Tool
 from penstock.server.http.faults import busy, invalid, unsupported
 from penstock.server.text import Text
-from penstock.text.grammar.compose import after_thoughts, free_after_thoughts, thoughts_of
+from penstock.text.grammar.compose import after_thoughts, can_be_ended, free_after_thoughts, thoughts_of
+from penstock.text.stream.reasoning import ReasoningStyle
 from penstock.text.stream.segments import MakeContentParser
 from penstock.text.tools.grammar import ToolSchema, tools_grammar
 from penstock.text.tools.parser import ToolParser
@@ -57,9 +58,7 @@ async def answer_form(text: Text, generation: Generation, *, is_open: bool) -> A
     """The form that a generation asks for, checked. A grammar begins where reasoning has ended."""
     chat = generation.prompt if isinstance(generation.prompt, Chat) else None
     style = None if chat is None else text.style
-    budget = generation.max_reasoning_tokens
-    if budget is not None and style is None:
-        raise unsupported("max_reasoning_tokens", "this model does not reason, so leave it out")
+    budget = _budget(text, generation, style)
     content = source_of(generation.output)
     if content is not None:
         await check(text, content, generation.output.param)
@@ -82,6 +81,20 @@ async def answer_form(text: Text, generation: Generation, *, is_open: bool) -> A
     row = text.tool_format
     visible = tuple(token for marker in row.markers for token in text.markers.tokens_in(marker))
     return AnswerForm(grammar, partial(ToolParser, row, partial(_is_text, tools)), visible)
+
+
+def _budget(text: Text, generation: Generation, style: ReasoningStyle | None) -> int | None:
+    """After how many tokens reasoning is made to end. Advice that cannot be followed is passed over."""
+    budget = generation.max_reasoning_tokens
+    if budget is None or (style is not None and can_be_ended(style, text.markers)):
+        return budget
+    if generation.is_budget_advice:
+        return None
+    if style is None:
+        raise unsupported("max_reasoning_tokens", "this model does not reason, so leave it out")
+    raise unsupported(
+        "max_reasoning_tokens", "this model ends its reasoning with words and cannot be made to; leave it out"
+    )
 
 
 def _tools_grammar(text: Text, chat: Chat, content: Grammar | None) -> Grammar:

@@ -90,6 +90,11 @@ class Texts:
     adds_special: bool = True
 
 
+def reasoning_variables(effort: str) -> dict[str, Any]:
+    """What templates read of an effort: some its name, others only whether there is any."""
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
 class CachePin(NamedTuple):
     """Keep the prompt's first messages in the prefix cache. 0 messages mean what stands before the first: the tools."""
 
@@ -152,6 +157,8 @@ class Generation:
     """Drafts to check in each step; 0 for none."""
     max_reasoning_tokens: int | None = None
     """The reasoning is made to end after so many."""
+    is_budget_advice: bool = False
+    """A model whose reasoning cannot be made to end answers all the same."""
     param: str = "messages"
 
 

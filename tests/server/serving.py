@@ -74,19 +74,22 @@ class Server:
 
 @contextmanager
 def serving(
-    *flags: str, model: str = MODEL, key: str = "", is_real: bool = False, options: Sequence[str] = ()
+    *flags: str,
+    model: str = MODEL,
+    key: str = "",
+    is_real: bool = False,
+    options: Sequence[str] = (),
+    program: Sequence[str] = ("tests.server.run",),
 ) -> Iterator[Server]:
     """The server is ended, if it still runs, when the block is left. `is_real`: the command as people run it.
 
-    `options` are Python's own.
+    `options` are Python's own; `program` is the module that serves, and its first words.
     """
     words = [model, "--port", "0", *([] if is_real else ["--num-blocks", "2048"]), *flags]
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "errors"
         with errors.open("w") as file:
-            process = start(
-                [*options, "-m", *(["penstock", "serve"] if is_real else ["tests.server.run"]), *words], file, key
-            )
+            process = start([*options, "-m", *(["penstock", "serve"] if is_real else program), *words], file, key)
         try:
             banner = _read_banner(process, errors)
             url = re.search(r"http://[^/]+", banner)

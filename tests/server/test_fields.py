@@ -38,7 +38,7 @@ SHOWN: dict[str, dict[str, Any]] = {
         "messages": user("other words"), "max_completion_tokens": 3, "logprobs": True, "stream": True,
         "return_token_ids": True, "return_timings": True, "add_generation_prompt": False,
         "truncate_prompt_tokens": 3, "service_tier": "priority",
-        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{"name": "f"}],
     },
     "text": {
         "prompt": "other words", "echo": True, "logprobs": 2, "prompt_logprobs": 1, "stream": True,
@@ -50,6 +50,7 @@ SHOWN: dict[str, dict[str, Any]] = {
 TOGETHER: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True, "top_logprobs": 2},
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
+    "function_call": {"functions": [{"name": "f"}], "function_call": "none"},
     "continue_final_message": {"messages": [*user("go on"), {"role": "assistant", "content": "I was"}]},
 }
 """Fields that mean something only beside others: the others are the first answer's too."""
@@ -193,6 +194,13 @@ def test_unknown_fields_are_named_or_refused_as_the_operator_likes(server: Serve
         error = strict.post(path, body | {"colour": 1}).json()["error"]
         assert (error["code"], error["param"]) == ("unsupported_parameter", "colour")
         assert strict.post(path, body).status_code == 200
+        for kind in ("chat", "text"):
+            _, path, body = BODIES[kind]
+            for extra in ({"stop": list("abcde")}, {"stream_options": {"include_usage": True}}):
+                assert server.post(path, body | extra).status_code == 200
+                answer = strict.post(path, body | extra)
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(extra)))
+            assert strict.post(path, body | {"stop": list("abcd")}).status_code == 200
 
 
 def test_limits_are_told_with_every_answer(server: Server) -> None:

@@ -131,6 +131,87 @@ def test_a_round_trip_is_rendered(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 5
 
 
+FUNCTIONS: Any = [tool["function"] for tool in TOOLS]
+
+
+def test_functions_are_called_as_older_clients_expect(client: openai.OpenAI) -> None:
+    asked: Any = {
+        "model": "default",
+        "messages": user("y"),
+        "functions": FUNCTIONS,
+        "function_call": {"name": "weather"},
+        "max_tokens": 400,
+        "seed": 2,
+    }
+    (whole,) = client.chat.completions.create(**asked).choices
+    assert whole.finish_reason == "function_call"
+    assert whole.message.tool_calls is None
+    assert whole.message.content is None
+    call = whole.message.function_call
+    assert call
+    assert call.name == "weather"
+    jsonschema.validate(json.loads(call.arguments), PARAMETERS)
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    first, *others = [made for chunk in chunks if (made := chunk.choices[0].delta.function_call)]
+    assert first.name == "weather"
+    assert all(other.name is None for other in others)
+    assert "".join(each.arguments or "" for each in (first, *others)) == call.arguments
+    assert chunks[-1].choices[0].finish_reason == "function_call"
+    assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
+
+
+def test_what_a_function_returned_is_rendered_as_a_tool_s_answer(client: openai.OpenAI) -> None:
+    """The model sees one conversation, whichever way its client writes it."""
+    call = {"name": "stop", "arguments": "{}"}
+    old: Any = [
+        *user("x"),
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "stop", "content": "done"},
+    ]
+    new: Any = [
+        *user("x"),
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    ask: Any = {"model": "default", "max_tokens": 5, "seed": 1}
+    by_function = client.chat.completions.create(messages=old, functions=FUNCTIONS, **ask)
+    by_tool = client.chat.completions.create(messages=new, tools=TOOLS, parallel_tool_calls=False, **ask)
+    assert by_function.usage == by_tool.usage
+    assert by_function.choices[0].message.content == by_tool.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"functions": FUNCTIONS, "tools": TOOLS}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
+        ({"functions": FUNCTIONS, "function_call": {"name": "nobody"}}, "function_call"),
+        ({"functions": [{"parameters": {}}]}, "functions[0].name"),
+        ({"messages": [{"role": "function", "name": "stop", "content": "x"}]}, "messages[0].name"),
+        ({"messages": [{"role": "tool", "tool_call_id": "c", "content": "x"}]}, "messages[0].tool_call_id"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_calls_is_refused_by_name(client: openai.OpenAI, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(**{"model": "default", "messages": user("x")} | body)  # type: ignore[call-overload]
+    assert refusal.value.param == param
+
+
+def test_an_answer_s_timings_tell_what_its_grammar_took(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "messages": user("x"), "max_tokens": 20, "seed": 1}
+    timings: Any = {"return_timings": True}
+    held = client.chat.completions.create(**asked, extra_body=timings | {"guided_choice": ["one", "two"]}).usage
+    free = client.chat.completions.create(**asked, extra_body=timings).usage
+    assert held
+    assert free
+    taken = held.model_dump()["timings"]
+    assert taken["grammar_compile_ms"] > 0
+    assert taken["grammar_mask_ms"] > 0
+    assert "grammar_mask_ms" not in free.model_dump()["timings"]
+
+
 class Person(BaseModel):
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=120)
@@ -171,6 +252,14 @@ TOOLS_STRICT: Any = [
         ({"structured_outputs": {"regex": "[ab]c"}}, ("ac", "bc")),
         ({"grammar": 'root ::= "x" | "y"'}, ("x", "y")),
         ({"json_schema": {"type": "boolean"}}, ("true", "false")),
+        ({"guided_json": {"enum": [1, 2]}}, ("1", "2")),
+        ({"guided_json": '{"enum": [1, 2]}'}, ("1", "2")),
+        ({"guided_regex": "u+v{2}", "seed": 1}, tuple("u" * n + "vv" for n in range(1, 19))),
+        ({"guided_grammar": 'start: "p" | "q"'}, ("p", "q")),
+        ({"structured_outputs": {"json": {"const": "c"}}}, ('"c"',)),
+        ({"structured_outputs": {"choice": ["m", "n"]}}, ("m", "n")),
+        ({"structured_outputs": {"grammar": 'root ::= "g"'}}, ("g",)),
+        ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, ("null",)),
     ],
     ids=str,
 )

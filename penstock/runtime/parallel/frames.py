@@ -1,5 +1,6 @@
 """What ranks tell each other of a step, as bytes: msgpack, checked against the types of the values. Nothing that runs code."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,6 +17,19 @@ class FilledMasks(NamedTuple):
 
     def fill(self, bits: memoryview) -> None:
         bits.cast("B")[:] = self.bits
+
+    def split(self, parts: Sequence[Batch]) -> "list[FilledMasks | None]":
+        """The masks of each of the parts that follow each other in a batch."""
+        split: list[FilledMasks | None] = []
+        begin = position = 0
+        row_bytes = len(self.bits) // max(self.num_rows, 1)
+        for part in parts:
+            own = tuple(index - begin for index in self.chunks if begin <= index < begin + len(part.chunks))
+            num_rows = sum(1 + part.chunks[index].num_drafts for index in own)
+            end = position + num_rows * row_bytes
+            split.append(FilledMasks(own, num_rows, self.bits[position:end]) if own else None)
+            begin, position = begin + len(part.chunks), end
+        return split
 
 
 class Announcement(NamedTuple):

@@ -35,13 +35,16 @@ class RankRunner(Protocol):
 class LeadingRunner:
     """The first rank's: implements the engine's `Runner` for all of them.
 
-    Masks are filled for all ranks at once, which takes one step under way at a time.
+    Masks are filled here for all ranks. They follow from the tokens of every step before, so a step that draws under some is
+    announced when it is to draw, and before any other.
     """
 
     def __init__(self, runner: RankRunner, world: World, vocab_size: int) -> None:
         self._runner = runner
         self._world = world
         self._mask_bytes = -(-vocab_size // 32) * 4
+        self._held: HeldTicket | None = None
+        """A step that waits for its masks."""
 
     @property
     def depth(self) -> int:
@@ -49,6 +52,16 @@ class LeadingRunner:
         return DEPTH if self._world.place.ranks.pipeline > 1 or self._world.device.type == "cuda" else 1
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+        if self._held is not None:
+            self._held.draw()
+        if masks is not None:
+            self._held = HeldTicket(self, batch, masks)
+            return self._held
+        return self.announce(batch, None)
+
+    def announce(self, batch: Batch, masks: TokenMasks | None) -> "LeadTicket":
+        """Have all ranks compute the step, under masks as they are now."""
+        self._held = None
         with together():
             filled = None if masks is None else self._filled(masks)
             self._world.announce(encode_step(batch, filled))
@@ -75,6 +88,27 @@ class LeadTicket:
     def result(self) -> StepOutput:
         with together():
             return self.ticket.result()
+
+
+@dataclass(slots=True)
+class HeldTicket:
+    """A step that is announced once it is to draw."""
+
+    runner: LeadingRunner
+    batch: Batch
+    masks: TokenMasks
+    ticket: LeadTicket | None = None
+
+    def draw(self) -> None:
+        self._announced().draw()
+
+    def result(self) -> StepOutput:
+        return self._announced().result()
+
+    def _announced(self) -> LeadTicket:
+        if self.ticket is None:
+            self.ticket = self.runner.announce(self.batch, self.masks)
+        return self.ticket
 
 
 @contextmanager
@@ -128,12 +162,14 @@ class StageRunner(ModelRunner):
         place = self._world.place
         parts = micro_batches(batch, place.ranks.pipeline)
         if place.is_last_stage:
-            return joined([self._answered(part) for part in parts], [len(part.chunks) for part in parts])
+            split = masks.split(parts) if isinstance(masks, FilledMasks) else [None] * len(parts)
+            outputs = [self._answered(part, own) for part, own in zip(parts, split, strict=True)]
+            return joined(outputs, [len(part.chunks) for part in parts])
         steps = [self._passed(part) for part in parts]
         return StageTicket(self, steps) if place.is_first_stage else StepOutput(((),) * len(batch.chunks))
 
-    def _answered(self, part: Batch) -> StepOutput:
-        output = super().launch(part).result()
+    def _answered(self, part: Batch, masks: FilledMasks | None) -> StepOutput:
+        output = super().launch(part, masks).result()
         self._world.reply(encode_output(output))
         return output
 

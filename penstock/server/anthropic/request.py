@@ -49,6 +49,8 @@ def generation_of(body: MessagesBody) -> Generation:
         ),
         output=_output(body),
         cache=CacheHints(pins=_pins(body, len(chat.messages))),
+        max_reasoning_tokens=None if thinking is None else thinking.budget_tokens,
+        is_budget_advice=True,
         param="messages",
     )
 

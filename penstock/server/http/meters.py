@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from penstock.core.batch import Drafted
-from penstock.engine.client import EngineClient, MatchingCounts, StepReport
+from penstock.engine.client import EngineClient, GrammarTime, MatchingCounts, StepReport
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
     COUNT_BUCKETS,
@@ -37,13 +37,15 @@ GRAMMARS = (
 class Watch:
     """One request of a call in progress."""
 
-    __slots__ = ("admitted_s", "call", "prompt", "timeline")
+    __slots__ = ("admitted_s", "call", "grammar", "prompt", "timeline")
 
     def __init__(self, call: Call, prompt: tuple[int, ...]) -> None:
         self.call = call
         self.prompt = prompt
         self.timeline = Timeline(call.arrival_s, len(prompt), call.parameters.sampling.n)
         self.admitted_s: float | None = None
+        self.grammar: GrammarTime | None = None
+        """What its grammar took, once it has ended."""
 
 
 class Meters:
@@ -106,6 +108,9 @@ class Meters:
             self._grammars = step.grammars
         num_tokens = 0
         watches = self._open
+        for time_ in step.matched:
+            if time_.request_id in watches:
+                watches[time_.request_id].grammar = time_
         for delta in step.deltas:
             watch = watches.get(delta.request_id)
             if watch is None:
@@ -183,7 +188,12 @@ class Meters:
         parts["flush_ms"] = total - sum(parts.values())
         if not call.load_s:
             del parts["load_ms"]
-        return {name: round(value, 3) for name, value in (parts | {"total_ms": total}).items()}
+        parts["total_ms"] = total
+        grammars = [watch.grammar for watch in watches if watch.grammar is not None]
+        if grammars:
+            parts["grammar_compile_ms"] = sum(each.compile_s for each in grammars) * 1000
+            parts["grammar_mask_ms"] = sum(each.mask_s for each in grammars) * 1000
+        return {name: round(value, 3) for name, value in parts.items()}
 
     # Reading
 

@@ -10,11 +10,11 @@ from penstock.server.generation import Caller
 from penstock.server.http import sse
 from penstock.server.http.call import Call
 from penstock.server.http.faults import ApiError
-from penstock.server.http.relay import random_hex
+from penstock.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.server.openai.dialect import DIALECT
 from penstock.server.openai.logprobs import chat_entries
 from penstock.server.openai.protocol import REFUSED, ChatBody
-from penstock.server.openai.request import chat_generation, delivery_of
+from penstock.server.openai.request import chat_generation, check_strictly, delivery_of
 from penstock.server.openai.usage import usage_value
 from penstock.server.prepare import prepare
 from penstock.server.served import ServedModel
@@ -22,8 +22,6 @@ from penstock.server.writer import Piece
 from penstock.text.stream.segments import (
     ContentText,
     Segment,
-    ToolCallArguments,
-    ToolCallStart,
     content_of,
     joined,
     reasoning_of,
@@ -38,6 +36,8 @@ async def complete_chat(request: Request) -> Counted:
 
 
 async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: ChatBody) -> Prepared:
+    if front.config.strict:
+        check_strictly(body)
     generation = chat_generation(body)
     call = await prepare(model, caller, generation)
     encoder = ChatEncoder(front, model, body, generation.sampling.num_logprobs)
@@ -55,6 +55,7 @@ class ChatEncoder:
         self._num_choices = body.n or 1
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._reports_ids = bool(body.return_token_ids)
+        self._calls = FUNCTION_WORDS if body.functions else TOOL_WORDS
         self._tier = {"service_tier": "default"} if body.service_tier else {}
         self._head: dict[str, Any] = {
             "id": front.new_id("chatcmpl-"),
@@ -107,7 +108,7 @@ class ChatEncoder:
 
     def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
         segments = joined([segment for piece in kept for segment in piece.segments])
-        content, calls = content_of(segments), _whole_calls(segments)
+        content, calls = content_of(segments), self._calls.message(segments)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not calls else None,
@@ -116,8 +117,7 @@ class ChatEncoder:
         reasoning = reasoning_of(segments)
         if reasoning:
             message["reasoning_content"] = reasoning
-        if calls:
-            message["tool_calls"] = calls
+        message |= calls
         logprobs = None
         if self._num_top is not None:
             entries = [entry for piece in kept for entry in self._entries(piece)]
@@ -126,7 +126,7 @@ class ChatEncoder:
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": kept[-1].finish_reason if kept else None,
+            "finish_reason": self._calls.reason(kept[-1].finish_reason) if kept else None,
         }
         if self._reports_ids:
             choice["token_ids"] = [token for piece in kept for token in piece.token_ids]
@@ -136,7 +136,8 @@ class ChatEncoder:
 
     def _report(self, piece: Piece) -> bytes:
         """Text first, then an empty delta that carries the finish."""
-        deltas = _deltas(piece.segments)
+        words = _words(piece.segments)
+        deltas = [*([words] if words else ()), *self._calls.deltas(piece.segments)]
         if not deltas and (piece.logprobs or (self._reports_ids and piece.token_ids)):
             deltas = [{"content": ""}]
         if deltas and self._reports_ids:
@@ -150,7 +151,9 @@ class ChatEncoder:
                 logprobs = sse.quoted({"content": self._entries(piece), "refusal": None})
             events.append(self._event(piece.choice, sse.quoted(delta), logprobs, b"null"))
         if piece.finish_reason is not None:
-            events.append(self._event(piece.choice, b"{}", b"null", sse.quoted(piece.finish_reason)))
+            events.append(
+                self._event(piece.choice, b"{}", b"null", sse.quoted(self._calls.reason(piece.finish_reason)))
+            )
         return b"".join(events)
 
     def _event(self, index: int, delta: bytes, logprobs: bytes, finish: bytes) -> bytes:
@@ -161,39 +164,12 @@ class ChatEncoder:
         return chat_entries(self._tokenizer, piece.logprobs, self._num_top or 0, has_ids=self._reports_ids)
 
 
-def _deltas(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    """Reasoning and content of one piece stand in one delta; what a call is made of in one each."""
-    deltas: list[dict[str, Any]] = []
+def _words(segments: Sequence[Segment]) -> dict[str, Any]:
+    """Reasoning and content of one piece stand in one delta."""
     words: dict[str, Any] = {}
     reasoning, content = reasoning_of(segments), content_of(segments)
     if reasoning:
         words["reasoning_content"] = reasoning
     if content:
         words["content"] = content
-    if words:
-        deltas.append(words)
-    for segment in segments:
-        match segment:
-            case ToolCallStart(index, name, call_id):
-                function = {"name": name, "arguments": ""}
-                start = {"index": index, "id": call_id or _new_call_id(), "type": "function", "function": function}
-                deltas.append({"tool_calls": [start]})
-            case ToolCallArguments(index, text):
-                deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
-    return deltas
-
-
-def _whole_calls(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    calls: list[dict[str, Any]] = []
-    for segment in segments:
-        match segment:
-            case ToolCallStart(_, name, call_id):
-                function = {"name": name, "arguments": ""}
-                calls.append({"id": call_id or _new_call_id(), "type": "function", "function": function})
-            case ToolCallArguments(_, text):
-                calls[-1]["function"]["arguments"] += text
-    return calls
-
-
-def _new_call_id() -> str:
-    return f"call_{random_hex()}"
+    return words

@@ -14,7 +14,7 @@ from penstock.server.http.faults import ApiError
 from penstock.server.openai.dialect import DIALECT
 from penstock.server.openai.logprobs import CompletionLogprobs
 from penstock.server.openai.protocol import REFUSED, CompletionBody
-from penstock.server.openai.request import delivery_of, text_generation
+from penstock.server.openai.request import check_strictly, delivery_of, text_generation
 from penstock.server.openai.usage import usage_value
 from penstock.server.prepare import prepare
 from penstock.server.served import ServedModel
@@ -28,6 +28,8 @@ async def complete_text(request: Request) -> Counted:
 
 
 async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: CompletionBody) -> Prepared:
+    if front.config.strict:
+        check_strictly(body)
     call = await prepare(model, caller, text_generation(body))
     encoder = CompletionEncoder(front, model, body, call.prompts, shows_answer=body.max_tokens != 0)
     return Prepared(model, call, encoder, delivery_of(body))

@@ -105,6 +105,8 @@ class Message(Struct, kw_only=True):
     name: Name | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Name | None = None
+    function_call: dict[str, Any] | None = None
+    """A call, as clients that send `functions` write it."""
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -135,6 +137,9 @@ class ChatBody(Sampling, kw_only=True):
     """The reasoning is made to end after so many."""
     tools: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
+    """Tools as older clients describe them; the answer words its one call likewise."""
+    function_call: str | dict[str, Any] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     modalities: list[Name] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -198,8 +203,6 @@ class DetokenizeBody(Struct, kw_only=True):
 
 REFUSED = {
     "audio": "ask for text",
-    "functions": "describe what to call in the messages",
-    "function_call": "describe what to call in the messages",
     "moderation": "check texts elsewhere",
     "web_search_options": "put what the model should know into the messages",
     "use_beam_search": "raise n instead",

@@ -1,5 +1,6 @@
 """From OpenAI's bodies of chats and completions to a generation."""
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.server.generation import (
@@ -11,18 +12,31 @@ from penstock.server.generation import (
     SamplingOptions,
     Texts,
     ToolCall,
+    reasoning_variables,
 )
 from penstock.server.http.faults import invalid, unsupported
 from penstock.server.openai.caching import cache_hints
 from penstock.server.openai.forms import output_form
 from penstock.server.openai.protocol import ChatBody, CompletionBody, ContentPart, Message, Sampling, TokenizeBody
-from penstock.server.openai.tools import tool_choice_of, tools_of
+from penstock.server.openai.tools import tools_and_choice
 
 TIER_PRIORITY = {"flex": -1, "priority": 1, "fast": 1}
 DEFAULT_TOKENS = 16
 """Of a completion that asks for no number."""
 WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 """Where a part of each type has its words."""
+RESULTS = {"tool": "tool_call_id", "function": "name"}
+"""Roles that tell what came of a call, and what tells of which."""
+MAX_STOPS = 4
+"""That OpenAI takes."""
+
+
+def check_strictly(body: Sampling) -> None:
+    """Refuse what OpenAI refuses although it could be served."""
+    if isinstance(body.stop, list) and len(body.stop) > MAX_STOPS:
+        raise invalid(f"stop has {len(body.stop)} texts; send at most {MAX_STOPS}", "stop")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options needs stream: true; send it or leave the options out", "stream_options")
 
 
 def chat_generation(body: ChatBody) -> Generation:
@@ -31,13 +45,13 @@ def chat_generation(body: ChatBody) -> Generation:
         raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid("set continue_final_message or add_generation_prompt, not both", "continue_final_message")
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
+    variables = {} if body.reasoning_effort is None else reasoning_variables(body.reasoning_effort)
+    variables |= body.chat_template_kwargs or {}
+    tools, choice = tools_and_choice(body)
     chat = Chat(
         messages=messages_of(body.messages),
-        tools=tools_of(body.tools),
-        tool_choice=tool_choice_of(body.tool_choice, body.parallel_tool_calls),
+        tools=tools,
+        tool_choice=choice,
         variables=variables,
         adds_generation_prompt=body.add_generation_prompt is not False,
         continues_final=bool(body.continue_final_message),
@@ -140,16 +154,28 @@ def prediction_of(body: ChatBody) -> str:
 
 
 def messages_of(messages: list[Message]) -> tuple[ChatMessage, ...]:
-    read = tuple(_message(message, number) for number, message in enumerate(messages))
-    called: set[str] = set()
-    for number, message in enumerate(read):
-        called.update(call.call_id for call in message.tool_calls)
-        if message.role == "tool" and message.tool_call_id not in called:
-            raise invalid(
-                f"messages[{number}] answers a call that no message before it makes; put the call before its answer",
-                f"messages[{number}].tool_call_id",
-            )
-    return read
+    read: list[ChatMessage] = []
+    called: dict[str, str] = {}
+    """Calls so far: the id of each, and the last one of every function, which is all that a function's message tells."""
+    for number, given in enumerate(messages):
+        message = _message(given, number)
+        called.update({call.call_id: call.call_id for call in message.tool_calls})
+        if given.function_call is not None:
+            called[_function_key(message.tool_calls[-1].name)] = message.tool_calls[-1].call_id
+        if message.role in RESULTS:
+            call_id = called.get(_function_key(message.name) if message.role == "function" else message.tool_call_id)
+            if call_id is None:
+                raise invalid(
+                    f"messages[{number}] answers a call that no message before it makes; put the call before its answer",
+                    f"messages[{number}].{RESULTS[message.role]}",
+                )
+            message = replace(message, role="tool", tool_call_id=call_id)
+        read.append(message)
+    return tuple(read)
+
+
+def _function_key(name: str) -> str:
+    return f"functions.{name}"
 
 
 def _message(message: Message, number: int) -> ChatMessage:
@@ -160,11 +186,15 @@ def _message(message: Message, number: int) -> ChatMessage:
         content = "".join(_words(part, where, place) for place, part in enumerate(content))
     if content is None and message.role != "assistant":
         raise invalid(f"messages[{number}] has no content; send some text", where)
+    calls = tuple(_tool_call(call, f"messages[{number}].tool_calls") for call in message.tool_calls or ())
+    if message.function_call is not None:
+        described = {"id": f"call_{number}", "function": message.function_call}
+        calls += (_tool_call(described, f"messages[{number}].function_call"),)
     return ChatMessage(
         role="system" if message.role == "developer" else message.role,
         content=content,
         reasoning=message.reasoning_content or message.reasoning or "",
-        tool_calls=tuple(_tool_call(call, number) for call in message.tool_calls or ()),
+        tool_calls=calls,
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
     )
@@ -180,9 +210,8 @@ def _words(part: ContentPart, where: str, place: int) -> str:
     return words
 
 
-def _tool_call(call: dict[str, Any], number: int) -> ToolCall:
+def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
     function = call.get("function")
-    where = f"messages[{number}].tool_calls"
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid(f"{where} has a call without a function's name; send it", where)
     arguments = function.get("arguments")

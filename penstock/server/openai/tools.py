@@ -1,12 +1,34 @@
-"""Tools as OpenAI's bodies describe them."""
+"""Tools as OpenAI's bodies describe them, today and, as `functions`, before."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.server.generation import Tool, ToolChoice
 from penstock.server.http.faults import invalid, unsupported
+from penstock.server.openai.protocol import ChatBody
 
 MAX_NAME = 64
+
+
+def tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """What may be called, and what of it must be."""
+    if body.functions is None:
+        if body.function_call is not None:
+            raise invalid("function_call needs functions; send them, or tools with tool_choice", "function_call")
+        return tools_of(body.tools), tool_choice_of(body.tool_choice, body.parallel_tool_calls)
+    if body.tools is not None or body.tool_choice is not None:
+        raise invalid("functions and tools are two ways of one thing; send tools", "functions")
+    tools = tuple(_function(each, f"functions[{number}]") for number, each in enumerate(body.functions))
+    return tools, _function_choice(body.function_call)
+
+
+def _function_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
+    """`auto`, `none` or one function by its name; never more than one call."""
+    if choice in (None, "auto", "none"):
+        return ToolChoice(choice or "auto", (), is_parallel=False)  # type: ignore[arg-type]
+    if isinstance(choice, dict) and isinstance(choice.get("name"), str):
+        return ToolChoice("required", (choice["name"],), is_parallel=False)
+    raise invalid("function_call must be auto, none, or a function by its name", "function_call")
 
 
 def tools_of(given: Sequence[dict[str, Any]] | None) -> tuple[Tool, ...]:
@@ -47,9 +69,13 @@ def _tool(tool: dict[str, Any], where: str) -> Tool:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise invalid(f"{where}.function is missing; send it", f"{where}.function", "missing_required_parameter")
+    return _function(function, f"{where}.function")
+
+
+def _function(function: dict[str, Any], where: str) -> Tool:
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name:
-        raise invalid(f"{where}.function.name is missing; send it", f"{where}.function.name")
+        raise invalid(f"{where}.name is missing; send it", f"{where}.name")
     if parameters is not None and not isinstance(parameters, dict):
-        raise invalid(f"{where}.function.parameters must be a JSON schema", f"{where}.function.parameters")
+        raise invalid(f"{where}.parameters must be a JSON schema", f"{where}.parameters")
     return Tool(name, str(function.get("description") or ""), parameters, bool(function.get("strict")))

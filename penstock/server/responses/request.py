@@ -12,6 +12,7 @@ from penstock.server.generation import (
     SamplingOptions,
     Tool,
     ToolChoice,
+    reasoning_variables,
 )
 from penstock.server.http.faults import invalid, unsupported
 from penstock.server.openai.caching import cache_hints
@@ -51,7 +52,7 @@ def chat_of(body: InputBody, items: Sequence[Item]) -> Chat:
         raise unsupported("text.verbosity", "ask for the length in the instructions")
     variables: dict[str, Any] = {}
     if body.reasoning is not None and body.reasoning.effort is not None:
-        variables["reasoning_effort"] = body.reasoning.effort
+        variables = reasoning_variables(body.reasoning.effort)
     return Chat(
         messages=tuple(messages),
         tools=tuple(_tool(tool, number) for number, tool in enumerate(body.tools or ())),

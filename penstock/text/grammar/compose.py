@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.errors import RequestError
 from penstock.text.grammar.kinds import quoted, translate
 from penstock.text.grammar.vocabulary import marker_ids
 from penstock.text.stream.reasoning import ReasoningStyle, TaggedStyle
@@ -91,6 +90,11 @@ def thoughts_of(style: ReasoningStyle, *, is_open: bool, max_tokens: int | None 
     return HARMONY._replace(is_open=is_open, max_tokens=max_tokens)
 
 
+def can_be_ended(style: ReasoningStyle, markers: Markers) -> bool:
+    """Reasoning of this style can be made to end: one token ends it."""
+    return markers.token_id(thoughts_of(style, is_open=False).end) is not None
+
+
 def after_thoughts(kind: str, source: str, thoughts: Thoughts, markers: Markers) -> tuple[str, str]:
     """The kind and source of a grammar that lets reasoning pass before it holds the answer to this one."""
     if kind == COMPOSED:
@@ -99,11 +103,6 @@ def after_thoughts(kind: str, source: str, thoughts: Thoughts, markers: Markers)
     else:
         inner = [{"name": "answer", "lark_grammar": translate(kind, source)}]
     symbol, rules = markers.until("thoughts", thoughts.end, thoughts.max_tokens)
-    if thoughts.max_tokens is not None and markers.token_id(thoughts.end) is None:
-        raise RequestError(
-            "this model ends its reasoning with words and not with a token, so it cannot be made to; leave the budget out",
-            param="max_reasoning_tokens",
-        )
     body = f"{symbol} BLANKS {markers.literal(thoughts.between)}"
     opening = body if thoughts.is_open else f"(BLANKS {markers.literal(thoughts.start)} {body})?"
     start = f"start: {opening} {markers.literal(thoughts.before)} @answer"

@@ -1,20 +1,33 @@
 """What holds for one rank holds for several: batches, chunks, forks, preemption and draws, whoever computes them."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.core.request import SamplingParams
+from penstock.core.scheduler import Scheduler
+from penstock.engine.engine import Engine
 from penstock.models.ranks import Ranks
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.parallel.runner import LeadingRunner
+from tests.engine.answers import LIMITS, Clock, drain, make_request
+from tests.engine.masked import VOCAB_SIZE, matching
 from tests.models.tiny import llama
 from tests.runtime.driving import BLOCK_SIZE, Driver, Text, prompts
 from tests.runtime.parallel.test_split import whole_model
 from tests.runtime.parallel.threads import lead
 
 ROOM = (128, BLOCK_SIZE, 16, 160)
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"choice": ("a word that is long enough", "another that is")},
+    {"regex": "[a-c]{2,9}!"},
+    {"temperature": 0.0},
+    {"schema": {"enum": [1, "two"]}},
+]
 LAYOUTS = [Ranks(2), Ranks(pipeline=2), Ranks(2, 2)]
 DRAWN = SamplingParams(temperature=0.9, seed=11, top_p=0.9, frequency_penalty=0.3, logprobs=2)
 
@@ -67,6 +80,25 @@ def test_likeliest_tokens_are_those_of_one(ranks: Ranks, folder: Path) -> None:
         return driver(runner).finish([Text(prompt) for prompt in prompts(5, 9, 30)], 12)
 
     assert lead(ranks, folder, ROOM, answers) == answers(ModelRunner(whole_model(folder), *ROOM))
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
+def test_answers_are_held_to_their_grammars_as_by_one(ranks: Ranks, tmp_path: Path) -> None:
+    """Among answers that are held to none, with forced tokens as drafts, and several steps under way where that pays."""
+    llama(tie_word_embeddings=True, vocab_size=VOCAB_SIZE).save(tmp_path)
+
+    def answers(runner: LeadingRunner | ModelRunner) -> dict[tuple[int, int], list[int]]:
+        depth = runner.depth if isinstance(runner, LeadingRunner) else 1
+        limits = LIMITS._replace(num_blocks=ROOM[0], block_size=BLOCK_SIZE, max_context=ROOM[3], max_sequences=ROOM[2])
+        engine = Engine(Scheduler(limits), runner, Clock(), depth=depth, matching=matching())
+        for number, form in enumerate(FORMS):
+            engine.submit(make_request(number, (5, 6, number + 1), max_tokens=40, seed=number, n=2, **form))
+        return {key: answer.tokens for key, answer in drain(engine).items()}
+
+    alone = answers(ModelRunner(whole_model(tmp_path), *ROOM))
+    assert lead(ranks, tmp_path, ROOM, answers) == alone
+    assert bytes(alone[1, 0]).decode() in FORMS[1]["choice"]
+    assert re.fullmatch(FORMS[2]["regex"], bytes(alone[2, 1]).decode())
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS, ids=str)

@@ -65,7 +65,7 @@ def lead(ranks: Ranks, folder: Path, arena: tuple[int, int, int, int], body: Cal
             follow(runner, world)
             return None
         try:
-            return body(LeadingRunner(runner, world, 96))
+            return body(LeadingRunner(runner, world, ModelFiles(str(folder), folder).spec.vocab_size))
         finally:
             world.announce(encode_step(None))
 
