@@ -6,6 +6,7 @@ Compiling for a check happens on another thread and needs no engine; the engine 
 import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from penstock.text.tools.parser import ToolParser
 
 CHECK_S = 5.0
 """Limits on what a grammar may be keep a check far below this; it bounds the wait for a thread."""
+CHECKS = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+"""One at a time: whoever sends many that are hard to check takes no more than that from others."""
 GBNF_SIGN = "::="
 """Grammars come in two syntaxes; rules of this one are written with it."""
 
@@ -129,9 +132,12 @@ def _is_text(tools: Sequence[Tool], name: str, argument: str) -> bool:
 
 async def check(text: Text, grammar: Grammar, param: str) -> None:
     """Raise if the grammar cannot be used, naming what is wrong with it."""
+    if text.grammars.keeps(grammar.kind, grammar.source):
+        return
+    checking = partial(text.grammars.compile, grammar.kind, grammar.source)
     try:
         async with asyncio.timeout(CHECK_S):
-            await asyncio.to_thread(text.grammars.compile, grammar.kind, grammar.source)
+            await asyncio.get_running_loop().run_in_executor(CHECKS, checking)
     except RequestError as error:
         raise invalid(str(error), param, error.code) from None
     except TimeoutError:

@@ -7,7 +7,7 @@ library is loaded.
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +19,8 @@ from penstock.errors import EngineError
 from penstock.ops.packed import Packed
 
 ABI = 5
+HALVES = 2
+"""Numbers of 16 bits in a word of a bitmask: a mask is read so many tokens at a time."""
 BEYOND = 2
 """Status of a step that reaches beyond a row."""
 KERNELS = ("portable", "avx2", "avx512", "amx", "amx-emulated")
@@ -116,6 +118,12 @@ class Product(Structure):
     )
 
 
+class Allowed(Structure):
+    """Repeats `native/step.h`."""
+
+    _fields_ = (("bits", c_void_p), ("masks", c_void_p), ("stride", c_int64))
+
+
 STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)
 """In the order in which the library tells of them."""
 
@@ -158,11 +166,27 @@ class Library:
         self._multiply(matrix, Product(x.data_ptr(), out.data_ptr(), None, len(x), number, is_invariant, softcap))
         return out
 
-    def likeliest(self, x: Tensor, matrix: Matrix, *, is_invariant: bool = False) -> Tensor:
-        """Of each row of the product the place of its largest number, the first of equals; -1 if it is not finite."""
+    def likeliest(
+        self, x: Tensor, matrix: Matrix, *, is_invariant: bool = False, allowed: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Of each row of the product the place of its largest number, the first of equals; -1 if it is not finite.
+
+        `allowed` are bitmasks, int32 [masks, words], and which of them holds for each row, int64, -1 for none: places whose
+        bit is not set are passed over, and -2 stands where none is left.
+        """
         x = x.contiguous()
         places = torch.empty(len(x), dtype=torch.int64)
-        self._multiply(matrix, Product(x.data_ptr(), None, places.data_ptr(), len(x), 0, is_invariant, 0.0))
+        product = Product(x.data_ptr(), None, places.data_ptr(), len(x), 0, is_invariant, 0.0)
+        if allowed is None or not len(x):
+            self._multiply(matrix, product)
+            return places
+        bits, masks = (part.contiguous() for part in allowed)
+        told = Allowed(bits.data_ptr(), masks.data_ptr(), bits.shape[1] * HALVES)
+        self._check(
+            self._handle.penstock_choose_allowed(
+                self._context, ctypes.byref(matrix), ctypes.byref(product), ctypes.byref(told)
+            )
+        )
         return places
 
     def _multiply(self, matrix: Matrix, product: Product) -> None:
@@ -249,6 +273,7 @@ def _load() -> ctypes.CDLL | None:
         handle.penstock_choose.argtypes = (ctypes.c_char_p, ctypes.c_int)
         for name in ("penstock_step", "penstock_rows", "penstock_product"):
             getattr(handle, name).argtypes = (c_void_p, c_void_p, c_void_p)
+        handle.penstock_choose_allowed.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
         handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         return handle
     return None

@@ -88,8 +88,9 @@ def active_flags(draws: Draws, table: SamplingTable) -> Tensor:
 
 def unpacked(words: Tensor, vocab_size: int) -> Tensor:
     """Bitmasks as booleans, [..., vocabulary]."""
-    bits = (words[..., None] >> torch.arange(WORD, device=words.device)) & 1
-    return bits.flatten(-2)[..., :vocab_size].bool()
+    bytes_ = words.contiguous().view(torch.uint8)  # the lowest first, as every machine here has them
+    bits = bytes_[..., None] & torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=words.device)
+    return bits.flatten(-2)[..., :vocab_size] != 0
 
 
 def packed(allowed: Tensor) -> Tensor:

@@ -100,13 +100,15 @@ class States:
         begin = self._begins[index]
         return self._hidden[begin : begin + self._chunks[index].length]
 
+    def places(self, plan: DrawPlan) -> list[int]:
+        """Where the hidden states stand that tokens are drawn after."""
+        begins, chunks = self._begins, self._chunks
+        return [begins[owner] + position - chunks[owner].start for owner, position in zip(plan.owners, plan.positions)]
+
     def draw(self, plan: DrawPlan) -> Drawn:
         if not plan.rows:
             return Drawn(None, [])
-        places = [
-            self._begins[owner] + position - self._chunks[owner].start
-            for owner, position in zip(plan.owners, plan.positions)
-        ]
+        places = self.places(plan)
         told = torch.tensor([places, plan.rows, plan.positions, plan.masks])
         told = told.to(self._hidden.device, non_blocking=True)
         tokens: list[Tensor] = []

@@ -22,7 +22,7 @@ FAILURES = {
 }
 """Why no token stands for a row of scores."""
 NOT_FINITE = FAILURES[NOT_DRAWN]
-NOTHING = Needs()
+NOTHING, MASKS_ALONE = Needs(), Needs(adjusts=True)
 
 
 class DrawPlan(NamedTuple):
@@ -40,6 +40,8 @@ class DrawPlan(NamedTuple):
     """(row of scores, how many of the likeliest) where log probabilities are asked for."""
     is_pure_argmax: bool
     """Nothing is asked for but likeliest tokens."""
+    is_masked_argmax: bool = False
+    """Likeliest tokens too, of some rows of scores those that the step's bitmasks allow."""
 
 
 class LogprobTensors(NamedTuple):
@@ -98,6 +100,10 @@ class Sampler:
             masked[owner] + position - (chunks[owner].end - 1 - chunks[owner].num_drafts) if owner in masked else -1
             for owner, position in zip(owners, positions)
         ]
+        if self._states.demanding.isdisjoint(chunk.row for chunk in chunks):
+            return DrawPlan(
+                rows, positions, masks, owners, MASKS_ALONE, [], is_pure_argmax=False, is_masked_argmax=True
+            )
         flags, logprobs = 0, []
         for number, (row, position, mask) in enumerate(zip(rows, positions, masks)):
             sampling = self._states.of(row)
@@ -116,8 +122,12 @@ class Sampler:
     def draw(self, scores: Tensor, draws: Draws, needs: Needs) -> Tensor:
         """A token for each row of scores, or a key of `FAILURES`. It stays behind its position."""
         drawn = sample(scores, draws, self._states.bits, self._tokens, self._states.table, needs)
-        keep_drawn(self._tokens, draws.rows, draws.positions, drawn)
+        self.keep(draws, drawn)
         return drawn
+
+    def keep(self, draws: Draws, drawn: Tensor) -> None:
+        """What was drawn stays behind its position."""
+        keep_drawn(self._tokens, draws.rows, draws.positions, drawn)
 
 
 def find_logprobs(scores: Tensor, chosen: Tensor, counts: list[int]) -> LogprobTensors:

@@ -130,13 +130,13 @@ class NativeDecoder:
         """The same: native scores are float32."""
         return self.scores(hidden)
 
-    def likeliest(self, hidden: Tensor) -> list[int]:
-        """The likeliest token after each hidden state, -1 where scores are not finite. No scores are laid down.
+    def likeliest(self, hidden: Tensor, allowed: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The likeliest token after each hidden state, `NOT_DRAWN` where scores are not finite. No scores are laid down.
 
+        With bitmasks `allowed`, and which of them holds for each state, of those tokens; `NOTHING_LEFT` where there is none.
         A soft cap is left out: it leaves the order as it is, or makes large scores equal.
         """
-        places = self._library.likeliest(hidden, self._model.output, is_invariant=self._is_invariant)
-        return [int(place) for place in places.tolist()]
+        return self._library.likeliest(hidden, self._model.output, is_invariant=self._is_invariant, allowed=allowed)
 
     def _bind(self, caches: Sequence[AnyCache]) -> None:
         strides = {_block_stride(cache) for cache in caches}

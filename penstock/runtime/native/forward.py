@@ -14,6 +14,7 @@ from penstock.core.batch import Chunk
 from penstock.errors import EngineError
 from penstock.layers.step import Rotations
 from penstock.ops.cpu import library as native
+from penstock.ops.sampling.sample import Draws
 from penstock.ops.sampling.whole import NOT_DRAWN
 from penstock.runtime.eager.forward import Drawn, Forwarded, States
 from penstock.runtime.eager.rows import Rows
@@ -37,6 +38,24 @@ class LikeliestDrawn:
 
     def states(self, index: int) -> Tensor:
         raise EngineError("a step that the library draws by itself keeps no hidden states")
+
+
+class AllowedStates(States):
+    """Hidden states of a step that asks for likeliest tokens, of some for those that bitmasks allow: the library draws them."""
+
+    def __init__(
+        self, hidden: Tensor, chunks: list[Chunk], begins: list[int], forward: "NativeForward", sampler: Sampler
+    ) -> None:
+        super().__init__(hidden, chunks, begins, forward, sampler)
+        self._native = forward
+
+    def draw(self, plan: DrawPlan) -> Drawn:
+        if not plan.rows:
+            return Drawn(None, [])
+        told = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
+        tokens = self._native.choose(self._hidden.index_select(0, told[0]), told[3])
+        self._sampler.keep(Draws(*told[1:]), tokens)
+        return Drawn(tokens, list(range(len(plan.rows))))
 
 
 class NativeForward:
@@ -80,7 +99,12 @@ class NativeForward:
         if draws:
             return LikeliestDrawn(self._numbers.unpack_from(self._found))
         *begins, num_tokens = accumulate(lengths, initial=0)
-        return States(self._states[:num_tokens], chunks, begins, self, self._sampler)
+        made = AllowedStates if plan.is_masked_argmax else States
+        return made(self._states[:num_tokens], chunks, begins, self, self._sampler)
+
+    def choose(self, states: Tensor, masks: Tensor) -> Tensor:
+        """The likeliest token after each state, of those that its mask allows, if it has one."""
+        return self._decoder.likeliest(states, (self._rows.sampling.bits, masks))
 
     def score(self, states: Tensor) -> Tensor:
         return self._decoder.scores(states)

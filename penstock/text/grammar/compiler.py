@@ -55,9 +55,14 @@ class GrammarCompiler:
         """Make what the first grammar would wait for."""
         self._compile("json_object", "")
 
+    def keeps(self, kind: str, source: str) -> bool:
+        """It was compiled and is still here."""
+        with self._lock:
+            return _digest(kind, source) in self._kept
+
     def compile(self, kind: str, source: str) -> GrammarMatcher:
         """A matcher at the beginning of a text. Raises RequestError for what is malformed, unsupported or too large."""
-        digest = hashlib.blake2b(f"{kind}\0{source}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digest = _digest(kind, source)
         with self._lock:
             found = self._kept.get(digest)
             if found is not None:
@@ -140,3 +145,7 @@ class GrammarCompiler:
             while len(self._kept) > MAX_KEPT or sum(self._num_characters.values()) > MAX_KEPT_CHARACTERS:
                 oldest, _ = self._kept.popitem(last=False)
                 del self._num_characters[oldest]
+
+
+def _digest(kind: str, source: str) -> bytes:
+    return hashlib.blake2b(f"{kind}\0{source}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -5,6 +5,7 @@ import torch
 
 from penstock.ops.cpu.library import KERNELS, Library, matrix_of, open_library
 from penstock.ops.packed import multiply, pack
+from penstock.ops.sampling.sample import packed as packed_bits
 from tests.ops.cpu.matrices import KINDS, random_matrix
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 40, 70)
@@ -119,6 +120,25 @@ def test_the_likeliest_is_the_first_of_the_largest(kernels: str, kind: str) -> N
             assert torch.equal(places, library.multiply(x, matrix).argmax(1)), (num_rows, count)
             assert (places < num_rows).all()
         del packed
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_of_what_is_allowed_the_likeliest_is_chosen(kernels: str) -> None:
+    """Some rows have a mask, some none; one mask allows nothing."""
+    library = opened(kernels)
+    generator = torch.Generator().manual_seed(3)
+    for num_rows, num_columns in ((5, 32), (70, 96), (600, 64)):
+        packed = pack(random_matrix("8 bits", num_rows, num_columns))
+        for count in (1, 8, 24, 40):
+            x = rows(count, num_columns)
+            are_allowed = torch.rand((4, num_rows), generator=generator) < torch.tensor([[0.0], [0.1], [0.9], [1.0]])
+            masks = torch.arange(count) % 5 - 1
+            places = library.likeliest(x, matrix_of(packed), allowed=(packed_bits(are_allowed), masks))
+            scores = library.multiply(x, matrix_of(packed))
+            for row, mask in enumerate(masks.tolist()):
+                allowed = are_allowed[mask] if mask >= 0 else torch.ones(num_rows, dtype=torch.bool)
+                expected = scores[row].masked_fill(~allowed, -torch.inf).argmax() if allowed.any() else -2
+                assert places[row] == expected, (num_rows, count, mask)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

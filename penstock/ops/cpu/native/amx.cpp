@@ -178,11 +178,11 @@ void finish() { _tile_release(); }
 
 namespace penstock {
 #if defined(PENSTOCK_EMULATED_TILES)
-const Kernels kEmulatedAmx = {"amx-emulated", 9, embed, norm, add, encode, encode_group, gate, softcap, peak, multiply, place, attend,
+const Kernels kEmulatedAmx = {"amx-emulated", 9, embed, norm, add, encode, encode_group, gate, softcap, peak, allow, multiply, place, attend,
                               finish};
 #else
 const Kernels kAmx = {"amx", 9,      embed,    norm,  add,    encode, encode_group,
-                      gate,  softcap, peak, multiply, place, attend, finish};
+                      gate,  softcap, peak, allow, multiply, place, attend, finish};
 #endif
 }
 #endif

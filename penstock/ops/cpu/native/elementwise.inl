@@ -128,6 +128,17 @@ void peak(const float* x, int count, int place, Peak& peak) {
   }
 }
 
+void allow(float* x, int count, int place, const uint16_t* bits) {
+  const Ints lanes = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+  int i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const int32_t some = bits[(place + i) / 16];
+    if (some != 0xffff) store(x + i, select((lanes & some) != 0, load(x + i), fill(kLeast)));
+  }
+  for (; i < count; ++i)
+    if (!(bits[(place + i) / 16] >> (place + i) % 16 & 1)) x[i] = kLeast;
+}
+
 void rotate(float* head, const float* cosine, const float* sine, int rotary_dim) {
   const int half = rotary_dim / 2;
   for (int d = 0; d < half; ++d) {

@@ -141,6 +141,8 @@ struct Peak {
   float spoiled;
 };
 
+constexpr float kLeast = -3.402823466e38f;  // stands for what may not be chosen; no infinity, which would spoil a row
+
 constexpr int kKeysAtOnce = 256;  // keys between two updates of the running softmax, counted from position 0
 constexpr int kMaxHeadDim = 256;
 constexpr int kMostRows = 4 * kTile;  // of queries that an Attend may have
@@ -185,6 +187,8 @@ struct Kernels {
   // A row's largest number so far and its place, the first of equals in whatever order they come; `spoiled` becomes
   // not-a-number with the first number that is not finite.
   void (*peak)(const float* x, int count, int place, Peak& peak);
+  // Numbers of places whose bit is not set become kLeast. `place`, that of the first, is a multiple of 16.
+  void (*allow)(float* x, int count, int place, const uint16_t* bits);
   void (*multiply)(const Rows& rows, const Matrix& matrix, int first_tile, int num_tiles, uint8_t* scratch, Sink sink);
   void (*place)(const Place& place);
   void (*attend)(const Attend& task, uint8_t* scratch);

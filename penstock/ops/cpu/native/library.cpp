@@ -68,6 +68,11 @@ int penstock_product(void* context, const Matrix* matrix, const Product* product
   return guarded([&] { run_product(*(Context*)context, *matrix, *product); });
 }
 
+// As penstock_product with places asked for, of those that are allowed; -2 where none is.
+int penstock_choose_allowed(void* context, const Matrix* matrix, const Product* product, const Allowed* allowed) {
+  return guarded([&] { run_product(*(Context*)context, *matrix, *product, *allowed); });
+}
+
 int penstock_attention(void* context, const Model* model, const Step* step, float* qkv, float* out) {
   return guarded([&] { run_attention(*(Context*)context, *model, *step, qkv, out); });
 }

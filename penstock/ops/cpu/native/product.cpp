@@ -10,6 +10,7 @@ struct PeakTarget {
   const Kernels* kernels;
   const Matrix* matrix;
   Peak* peaks;  // [rows], the thread's own
+  const Allowed* allowed;
 };
 
 void put_peaks(void* context, const Block& block) {
@@ -20,24 +21,29 @@ void put_peaks(void* context, const Block& block) {
     float* values = block.values + r * kBlockStride;
     if (target.matrix->bias)
       for (int i = 0; i < count; ++i) values[i] += target.matrix->bias[column + i];
-    target.kernels->peak(values, count, column, target.peaks[block.row_tile * kTile + r]);
+    const int row = block.row_tile * kTile + r;
+    const Allowed& allowed = *target.allowed;
+    if (allowed.masks && allowed.masks[row] >= 0)
+      target.kernels->allow(values, count, column, allowed.bits + allowed.masks[row] * allowed.stride);
+    target.kernels->peak(values, count, column, target.peaks[row]);
   }
 }
 
 }  // namespace
 
-void run_product(Context& c, const Matrix& matrix, const Product& product) {
+void run_product(Context& c, const Matrix& matrix, const Product& product, const Allowed& allowed) {
   struct Work {
     Context& c;
     const Matrix& matrix;
     const Product& product;
+    const Allowed& allowed;
     Rows rows;
     Peak* peaks;  // [threads][rows]
   };
   const Number number = product.number == 16 ? Number::kBf16 : product.number == 8 ? Number::kInteger
                         : c.number_for(product.num_rows, product.invariant);
   c.reserve_scratch(matrix.num_columns);
-  Work work{c, matrix, product, c.input.reserve(product.num_rows, matrix.num_columns, number), nullptr};
+  Work work{c, matrix, product, allowed, c.input.reserve(product.num_rows, matrix.num_columns, number), nullptr};
   const int num_peaks = product.likeliest ? product.num_rows * c.pool.num_threads() : 0;
   work.peaks = c.items.reserve<Peak>(num_peaks);
   for (int i = 0; i < num_peaks; ++i) work.peaks[i] = Peak{-__builtin_inff(), 0, 0.0f};
@@ -48,7 +54,7 @@ void run_product(Context& c, const Matrix& matrix, const Product& product) {
         each_row(member, p.num_rows,
                  [&](int row) { w.c.kernels->encode(p.x + (int64_t)row * w.matrix.num_columns, w.rows, row); });
         Target target{&w.matrix, p.out, w.matrix.num_rows, false};
-        PeakTarget peaks{w.c.kernels, &w.matrix, w.peaks + (int64_t)member.index * p.num_rows};
+        PeakTarget peaks{w.c.kernels, &w.matrix, w.peaks + (int64_t)member.index * p.num_rows, &w.allowed};
         const Sink sink = p.likeliest ? Sink{put_peaks, &peaks} : Sink{put, &target};
         multiply(member, w.c, w.rows, w.matrix, kMaxTiles, sink);
         if (p.softcap > 0.0f && p.out)
@@ -66,7 +72,7 @@ void run_product(Context& c, const Matrix& matrix, const Product& product) {
       if (other.most > best.most || (other.most == best.most && other.place < best.place))
         best.most = other.most, best.place = other.place;
     }
-    product.likeliest[row] = best.spoiled == 0.0f ? best.place : -1;
+    product.likeliest[row] = best.spoiled != 0.0f ? -1 : best.most > kLeast ? best.place : kNothingLeft;
   }
 }
 

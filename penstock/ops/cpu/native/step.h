@@ -15,8 +15,17 @@ struct Product {
   float softcap;  // 0 for none
 };
 
+// Which places of a product's rows may be chosen, as bits.
+struct Allowed {
+  const uint16_t* bits = nullptr;  // [masks, stride]
+  const int64_t* masks = nullptr;  // [num_rows] which of them holds; -1 for none
+  int64_t stride = 0;
+};
+
+constexpr int64_t kNothingLeft = -2;  // in place of a place
+
 void run_step(Context& context, const Model& model, const Step& step);
-void run_product(Context& context, const Matrix& matrix, const Product& product);
+void run_product(Context& context, const Matrix& matrix, const Product& product, const Allowed& allowed = {});
 // The first layer's placing of keys and values and its attention; qkv is written, out is [tokens, heads * head_dim].
 void run_attention(Context& context, const Model& model, const Step& step, float* qkv, float* out);
 
