@@ -1,16 +1,22 @@
 """What grammars cost: tokens a second free, under one schema, under many, and half and half, by turns.
 
-    python benchmarks/grammar.py [--model default] [--sequences 32] [--tokens 64] [--turns 3]
+    python -m benchmarks.grammar [--model default] [--sequences 32] [--tokens 64] [--turns 3] [--json FILE]
 
 All answers have the same number of tokens: schemas ask for a text longer than that, so nobody ends early. `keys` is a schema of
-long keys, whose forced tokens take no step each. Prints each way's best turn, its ratio to free text, and mean time a mask.
+long keys, whose forced tokens take no step each. Prints the median of each way's turns, its ratio to free text, what a mask
+takes, and the time to a first token: free, under a schema that was seen before, under a new one.
 """
 
 import argparse
 import json
+import statistics
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from penstock import LLM, SamplingParams
+from penstock.engine.matching import Grammars
 
 LONG = {"type": "string", "minLength": 4000}
 
@@ -45,40 +51,94 @@ def ways(count: int, num_tokens: int) -> dict[str, list[SamplingParams]]:
     }
 
 
+class TimedFills:
+    """Grammars whose masks are timed: microseconds each, of the fill it was made in."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self.each_us: list[float] = []
+
+    def compile(self, kind: str, source: str) -> Any:
+        return self._grammars.compile(kind, source)
+
+    def fill(self, entries: Sequence[tuple[Any, tuple[int, ...]]], bits: memoryview, num_words: int) -> None:
+        began = time.perf_counter()
+        self._grammars.fill(entries, bits, num_words)
+        num_rows = sum(1 + len(drafts) for _, drafts in entries)
+        self.each_us += [(time.perf_counter() - began) / num_rows * 1e6] * num_rows
+
+
+def first_token_ms(llm: LLM, number: int, **form: object) -> float:
+    """Until the first token of an answer to a prompt that no cache knows."""
+    prompt = f"{number} is the number of a place; write a report about it, in JSON."
+    began = time.perf_counter()
+    updates = llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=4, **form))  # type: ignore[arg-type]
+    next(iter(updates))
+    taken = time.perf_counter() - began
+    for _ in updates:
+        pass
+    return taken * 1000
+
+
+def first_tokens(llm: LLM, count: int) -> dict[str, dict[str, float]]:
+    """Free, under a schema that was seen before, under one that is new; by turns."""
+    times: dict[str, list[float]] = {"free": [], "seen": [], "new": []}
+    first_token_ms(llm, 0, schema=schema(0))
+    for number in range(1, count + 1):
+        times["free"].append(first_token_ms(llm, 3 * number))
+        times["seen"].append(first_token_ms(llm, 3 * number + 1, schema=schema(0)))
+        times["new"].append(first_token_ms(llm, 3 * number + 2, schema=keys(1000 + number)))
+    return {name: {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99)} for name, values in times.items()}
+
+
+def quantile(values: Sequence[float], place: float) -> float:
+    ordered = sorted(values)
+    return round(ordered[min(int(place * len(ordered)), len(ordered) - 1)], 2) if ordered else 0.0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with LLM(options.model, max_sequences=options.sequences) as llm:
+        matching = llm.engine.matching
+        assert matching is not None, "grammars need llguidance"
+        matching.grammars = timed = TimedFills(matching.grammars)
         every = ways(options.sequences, options.tokens)
         prompts = [f"Write a report about place number {number}, in JSON." for number in range(options.sequences)]
-        best: dict[str, float] = dict.fromkeys(every, 0.0)
-        llm.generate(prompts[:2], SamplingParams(max_tokens=2, schema=schema(0)))
-        counts = llm.engine.matching.counts if llm.engine.matching is not None else None
-        before = (counts.num_masks, counts.mask_s) if counts else (0, 0.0)
+        rates: dict[str, list[float]] = {name: [] for name in every}
+        llm.generate(prompts, every["a schema each"])
+        timed.each_us.clear()
         for _ in range(options.turns):
             for name, params in every.items():
                 began = time.perf_counter()
                 completions = llm.generate(prompts, params)
                 num_tokens = sum(len(completion.choices[0].token_ids) for completion in completions)
-                best[name] = max(best[name], num_tokens / (time.perf_counter() - began))
-        masks = (counts.num_masks - before[0], counts.mask_s - before[1]) if counts else (0, 0.0)
-    print(
-        json.dumps(
-            {
-                "model": options.model,
-                "sequences": options.sequences,
-                "tokens": options.tokens,
-                "tokens_per_s": {name: round(rate, 1) for name, rate in best.items()},
-                "ratio": {name: round(rate / best["free"], 3) for name, rate in best.items()},
-                "mask_mean_us": round(masks[1] / max(masks[0], 1) * 1e6, 1),
-            },
-            indent=1,
-        )
-    )
+                rates[name].append(num_tokens / (time.perf_counter() - began))
+        first = first_tokens(llm, 20)
+    medians = {name: statistics.median(each) for name, each in rates.items()}
+    record = {
+        "model": options.model,
+        "sequences": options.sequences,
+        "tokens": options.tokens,
+        "turns": options.turns,
+        "tokens_per_s": {name: round(rate, 1) for name, rate in medians.items()},
+        "ratio": {name: round(rate / medians["free"], 3) for name, rate in medians.items()},
+        "mask_us": {
+            "mean": round(statistics.fmean(timed.each_us), 1),
+            "p50": quantile(timed.each_us, 0.5),
+            "p99": quantile(timed.each_us, 0.99),
+        },
+        "first_token_ms": first,
+    }
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -22,40 +22,8 @@ from penstock.engine.matching import Matching
 from penstock.text.grammar.compiler import GrammarCompiler
 
 NUM_IN = 128
-SYLLABLES = [
-    "an",
-    "be",
-    "co",
-    "de",
-    "er",
-    "fi",
-    "ga",
-    "ho",
-    "in",
-    "ja",
-    "ka",
-    "lo",
-    "me",
-    "no",
-    "or",
-    "pa",
-    "qu",
-    "re",
-    "si",
-    "to",
-    "un",
-    "ve",
-    "wa",
-    "xi",
-    "yo",
-    "za",
-    "st",
-    "tr",
-    "pl",
-    "ght",
-    "ing",
-    "tion",
-]
+ENDINGS = ("a", "e", "i", "o", "u", "an", "er", "ing")
+SYLLABLES = tuple(first + second for first in "bcdfghklmnprstvw" for second in ENDINGS)
 SIGNS = ('{"', '":', '": "', '", "', '"}', "},", "[{", "}]", ", ", ': "', '"\n', "\n", "\n  ", "```", "...")
 
 

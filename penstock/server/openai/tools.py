@@ -19,7 +19,12 @@ def tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     if body.tools is not None or body.tool_choice is not None:
         raise invalid("functions and tools are two ways of one thing; send tools", "functions")
     tools = tuple(_function(each, f"functions[{number}]") for number, each in enumerate(body.functions))
-    return tools, _function_choice(body.function_call)
+    choice = _function_choice(body.function_call)
+    if not {tool.name for tool in tools}.issuperset(choice.names):
+        raise invalid(
+            f"function_call names {choice.names[0][:64]!r}, which is not among the functions", "function_call"
+        )
+    return tools, choice
 
 
 def _function_choice(choice: str | dict[str, Any] | None) -> ToolChoice:

@@ -28,6 +28,8 @@ LEXER_WORK, MASK_LEXER_WORK, MASK_ITEMS, LEXER_STATES = 200_000, 200_000, 50_000
 """What the engine may do for one grammar and for one mask before it gives up."""
 
 WORD_BYTES = 4
+COUNTING = ("max_tokens=", "stop=")
+"""Attributes of rules that make a grammar count tokens."""
 
 
 class GrammarCompiler:
@@ -71,7 +73,7 @@ class GrammarCompiler:
         if found is None:
             found = self._compile(kind, source)
             self._keep(digest, found, len(source))
-        return GrammarMatcher(found.deep_copy(), kind)
+        return GrammarMatcher(found.deep_copy(), kind, goes_back=not any(word in source for word in COUNTING))
 
     def fill(self, entries: Sequence[tuple[GrammarMatcher, tuple[int, ...]]], bits: memoryview, num_words: int) -> None:
         """Write masks into `bits`, rows of `num_words` 32-bit words: one for each matcher as it stands, and one after each of
@@ -92,8 +94,10 @@ class GrammarCompiler:
             native = matcher.native
             if native.is_error():
                 pass
-            elif drafts:
+            elif drafts and matcher.goes_back:
                 drafted.append((native, row, list(drafts)))
+            elif drafts:
+                plain += _ahead(native, row, drafts)
             else:
                 plain.append((native, row))
             row += 1 + len(drafts)
@@ -145,6 +149,18 @@ class GrammarCompiler:
             while len(self._kept) > MAX_KEPT or sum(self._num_characters.values()) > MAX_KEPT_CHARACTERS:
                 oldest, _ = self._kept.popitem(last=False)
                 del self._num_characters[oldest]
+
+
+def _ahead(native: LLMatcher, row: int, drafts: Sequence[int]) -> list[tuple[LLMatcher, int]]:
+    """The matcher as it stands and after each draft, as matchers of their own, with the rows of their masks."""
+    stages = [(native, row)]
+    for draft in drafts:
+        native = native.deep_copy()
+        if not native.consume_token(draft):
+            break
+        row += 1
+        stages.append((native, row))
+    return stages
 
 
 def _digest(kind: str, source: str) -> bytes:

@@ -12,15 +12,17 @@ from penstock.text.grammar.faults import fault_of
 
 
 class GrammarMatcher:
-    __slots__ = ("_kind", "_matcher")
+    __slots__ = ("_kind", "_matcher", "goes_back")
 
-    def __init__(self, matcher: LLMatcher, kind: str) -> None:
+    def __init__(self, matcher: LLMatcher, kind: str, *, goes_back: bool = True) -> None:
         self._matcher = matcher
         self._kind = kind
+        self.goes_back = goes_back
+        """It can be advanced over drafts and come back. One that counts tokens cannot."""
 
     def fork(self) -> "GrammarMatcher":
         """The same state, to go on by itself."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._kind)
+        return GrammarMatcher(self._matcher.deep_copy(), self._kind, goes_back=self.goes_back)
 
     def advance(self, token_ids: Iterable[int]) -> None:
         self._matcher.consume_tokens(list(token_ids))

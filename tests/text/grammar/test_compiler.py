@@ -66,9 +66,17 @@ def test_what_is_written_under_a_grammar_belongs_to_it(kind: str, source: str, p
             assert re.fullmatch(pattern, tokenizer().decode(drawn), re.DOTALL), seed
 
 
-def test_a_mask_after_drafts_is_the_mask_after_their_tokens() -> None:
-    matcher = compiler().compile("json_schema", PERSON)
-    text = tuple(tokenizer().encode('{"name": "Ada", "age": 36}', special=False))
+COUNTED = 'start: head tail\nhead[max_tokens=3]: TEXT\nTEXT: /[a-z ]*/\ntail: "END"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "written"),
+    [("json_schema", PERSON, '{"name": "Ada", "age": 36}'), ("lark", COUNTED, "aEND")],
+    ids=["schema", "counting"],
+)
+def test_a_mask_after_drafts_is_the_mask_after_their_tokens(kind: str, source: str, written: str) -> None:
+    matcher = compiler().compile(kind, source)
+    text = tuple(tokenizer().encode(written, special=False))
     rows = allowed(matcher, text)
     assert rows[0] == allowed(matcher)[0], "a matcher stands where it stood"
     for count, token in enumerate(text):
