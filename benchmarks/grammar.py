@@ -2,7 +2,7 @@
 
     python -m benchmarks.grammar [--model default] [--sequences 32] [--tokens 64] [--turns 3] [--json FILE]
 
-All answers have the same number of tokens: schemas ask for a text longer than that, so nobody ends early. `keys` is a schema of
+All answers have the same number of tokens: schemas ask for more texts than that, so nobody ends early. `keys` is a schema of
 long keys, whose forced tokens take no step each. Prints the median of each way's turns, its ratio to free text, what a mask
 takes, and the time to a first token: free, under a schema that was seen before, under a new one.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from penstock import LLM, SamplingParams
 from penstock.engine.matching import Grammars
 
-LONG = {"type": "string", "minLength": 4000}
+LONG = {"type": "array", "items": {"type": "string"}, "minItems": 2000}
 
 
 def schema(number: int) -> dict[str, object]:

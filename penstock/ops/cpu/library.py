@@ -264,6 +264,10 @@ def _load() -> ctypes.CDLL | None:
         except (OSError, AttributeError):  # built for another machine
             continue
         check_layout(numbers[:told])
+        if not hasattr(handle, "penstock_choose_allowed"):
+            raise EngineError(
+                "the native library is older than this code; build it anew: python setup.py build_ext --inplace"
+            )
         handle.penstock_open.restype = c_void_p
         handle.penstock_open.argtypes = (ctypes.c_int, ctypes.c_char_p)
         handle.penstock_kernels.restype = ctypes.c_char_p

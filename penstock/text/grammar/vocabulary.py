@@ -30,8 +30,8 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer, tokens: list[bytes]) -> None:
         self._tokenizer = tokenizer
         self.tokens = tokens
-        self.special_token_ids = sorted(marker_ids(tokenizer))
-        self.eos_token_id = min(tokenizer.eos_ids, default=0)
+        self.special_token_ids = sorted(marker_ids(tokenizer) | _ends(tokenizer))
+        self.eos_token_id = min(_ends(tokenizer))
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, special=False, parse_special=False)
@@ -45,7 +45,7 @@ def whole_vocabulary(tokenizer: Tokenizer, num_scores: int) -> "LLTokenizer":
 
 def few_tokens(tokenizer: Tokenizer) -> "LLTokenizer":
     """One token a byte, and the special ones: enough to tell whether a grammar can be used, and made in no time."""
-    markers = marker_ids(tokenizer)
+    markers = marker_ids(tokenizer) | _ends(tokenizer)
     tokens = [b""] * max(tokenizer.vocab_size, 256 + len(markers))
     plain = (token_id for token_id in range(len(tokens)) if token_id not in markers)
     for byte, token_id in zip(range(256), plain):
@@ -56,13 +56,18 @@ def few_tokens(tokenizer: Tokenizer) -> "LLTokenizer":
 def _made(tokenizer: Tokenizer, tokens: list[bytes], size: int) -> "LLTokenizer":
     tokens += [b""] * (size - len(tokens))
     del tokens[size:]
-    for token_id in marker_ids(tokenizer):
+    for token_id in marker_ids(tokenizer) | _ends(tokenizer):
         if token_id < size:
             tokens[token_id] = (tokenizer.token(token_id) or f"<{token_id}>").encode()
     wrapper = TokenBytes(tokenizer, tokens)
     from llguidance import LLTokenizer
 
-    return LLTokenizer(wrapper, eos_token=_within(tokenizer.eos_ids, size) or [0])  # type: ignore[arg-type]
+    return LLTokenizer(wrapper, eos_token=_within(_ends(tokenizer), size) or [0])  # type: ignore[arg-type]
+
+
+def _ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end an answer. The engine needs one: of a vocabulary that has none, the first is it, and no text."""
+    return tokenizer.eos_ids or frozenset((0,))
 
 
 def _within(token_ids: Iterable[int], size: int) -> list[int]:
