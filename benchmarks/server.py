@@ -1,6 +1,7 @@
 """How many tokens a second the front carries: many streams at once from a model that costs nothing.
 
     python benchmarks/server.py [--streams 256] [--tokens 400] [--step-ms 8]
+    python benchmarks/server.py --dialect anthropic           # or ollama, responses
     python benchmarks/server.py --tokens 8 --calls 400        # a hundred thousand calls: does memory grow?
 
 Starts `penstock serve` over the scripted runner and reads the streams with a client that does as little as it can: it counts
@@ -20,8 +21,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -32,14 +35,52 @@ WARM_UP = 0.2
 """Share of a run in which memory may still grow."""
 
 
+MESSAGES = [{"role": "user", "content": "go"}]
+
+
+class StreamKind(NamedTuple):
+    """How one dialect asks for a stream, and what each of its token events has in it."""
+
+    path: str
+    body: Callable[[int], dict[str, Any]]
+    event: bytes
+    num_empty: int = 0
+    """Events of that kind in a stream that carry no token."""
+
+
+DIALECTS = {
+    "openai": StreamKind(
+        "/v1/chat/completions", lambda n: {"messages": MESSAGES, "max_tokens": n, "stream": True}, b'"content":"', 1
+    ),
+    "anthropic": StreamKind(
+        "/v1/messages",
+        lambda n: {"model": "default", "messages": MESSAGES, "max_tokens": n, "stream": True},
+        b'"type":"text_delta"',
+    ),
+    "ollama": StreamKind(
+        "/api/chat",
+        lambda n: {"model": "default", "messages": MESSAGES, "options": {"num_predict": n}, "stream": True},
+        b'"content":"',
+        1,
+    ),
+    "responses": StreamKind(
+        "/v1/responses",
+        lambda n: {"input": "go", "max_output_tokens": n, "stream": True, "store": False},
+        b'"type":"response.output_text.delta"',
+    ),
+}
+
+
 class Reader(asyncio.Protocol):
     """One connection that asks for one stream after another and counts what it is sent."""
 
-    def __init__(self, body: bytes, num_calls: int, done: asyncio.Future[None]) -> None:
+    def __init__(self, kind: StreamKind, num_tokens: int, num_calls: int, done: asyncio.Future[None]) -> None:
+        body = json.dumps(kind.body(num_tokens)).encode()
         self._request = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n" % len(body)
+            b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % (kind.path.encode(), len(body))
         ) + body
+        self._event = kind.event
         self.num_left = num_calls
         self.done = done
         self._tail = b""
@@ -62,7 +103,7 @@ class Reader(asyncio.Protocol):
             self._is_first = False
             self.first_s.append(time.monotonic() - self._start_s)
             self.num_failed += not data.startswith(b"HTTP/1.1 200")
-        self.num_events += data.count(b'"content":"')
+        self.num_events += data.count(self._event)
         self._tail = (self._tail + data)[-16:]
         if self._tail.endswith(b"0\r\n\r\n"):
             self.num_left -= 1
@@ -100,10 +141,8 @@ async def look(readers: list[Reader], pids: list[int], seen: list[tuple[float, i
 async def read_all(host: str, port: int, pids: list[int], arguments: argparse.Namespace) -> dict[str, float]:
     loop = asyncio.get_running_loop()
     num_streams, num_tokens, num_calls = arguments.streams, arguments.tokens, arguments.calls
-    body = json.dumps(
-        {"messages": [{"role": "user", "content": "go"}], "max_tokens": num_tokens, "stream": True}
-    ).encode()
-    readers = [Reader(body, num_calls, loop.create_future()) for _ in range(num_streams)]
+    kind = DIALECTS[arguments.dialect]
+    readers = [Reader(kind, num_tokens, num_calls, loop.create_future()) for _ in range(num_streams)]
     lives: list[float] = []
     seen: list[tuple[float, int, int, float]] = []
     watchers = [asyncio.create_task(probe(host, port, lives)), asyncio.create_task(look(readers, pids, seen))]
@@ -114,8 +153,7 @@ async def read_all(host: str, port: int, pids: list[int], arguments: argparse.Na
     seconds = time.monotonic() - start_s
     for watcher in watchers:
         watcher.cancel()
-    # Each stream's first event has an empty content and carries no token.
-    num_events = sum(reader.num_events - num_calls for reader in readers)
+    num_events = sum(reader.num_events - num_calls * kind.num_empty for reader in readers)
     firsts = [first for reader in readers for first in reader.first_s]
     figures = {
         "tokens_per_s": round(num_streams * num_tokens * num_calls / seconds),
@@ -188,12 +226,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--calls", type=int, default=1, help="streams one after another on each connection")
     parser.add_argument("--step-ms", type=float, default=8.0, help="time a step of the model takes at least")
+    parser.add_argument("--dialect", choices=tuple(DIALECTS), default="openai")
     parser.add_argument("--json", type=Path, help="append the figures to the runs in this file")
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    figures = {name: getattr(arguments, name) for name in ("streams", "tokens", "calls", "step_ms")} | measure(
-        arguments
-    )
+    figures = {
+        name: getattr(arguments, name) for name in ("dialect", "streams", "tokens", "calls", "step_ms")
+    } | measure(arguments)
     print(json.dumps(figures))
     if arguments.json:
         record = (

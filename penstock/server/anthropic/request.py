@@ -72,14 +72,16 @@ def _messages(body: CountBody) -> Iterator[ChatMessage]:
     system = _system_text(body)
     if system:
         yield ChatMessage(role="system", content=system)
+    called: set[str] = set()
     for number, turn in enumerate(body.messages):
         where = f"messages[{number}].content"
         if isinstance(turn.content, str):
             yield ChatMessage(role=turn.role, content=turn.content)
         elif turn.role == "assistant":
+            called.update(block.id or "" for block in turn.content if block.type == "tool_use")
             yield _assistant(turn.content, where)
         else:
-            yield from _results(turn.content, where)
+            yield from _results(turn.content, where, called)
             words = [_words(block, where) for block in turn.content if block.type != "tool_result"]
             if words or not turn.content:
                 yield ChatMessage(role=turn.role, content="".join(words))
@@ -111,12 +113,14 @@ def _assistant(blocks: Iterable[Block], where: str) -> ChatMessage:
     )
 
 
-def _results(blocks: Iterable[Block], where: str) -> Iterator[ChatMessage]:
+def _results(blocks: Iterable[Block], where: str, called: set[str]) -> Iterator[ChatMessage]:
     for block in blocks:
         if block.type != "tool_result":
             continue
         if not block.tool_use_id:
             raise invalid(f"{where}: a tool_result has no tool_use_id; send it", where)
+        if block.tool_use_id not in called:
+            raise invalid(f"{where}: no tool_use before it has the id {block.tool_use_id[:80]!r}; send that too", where)
         content = block.content
         if isinstance(content, list):
             content = "".join(_words(part, where) for part in content)
