@@ -336,21 +336,27 @@ class RouterConfig:
     """How long a request waits for a replica when none is ready"""
     max_failovers: int = 8
     """How often one answer may move to another replica"""
+    hedge_s: float = 0.0
+    """Seconds without an answer after which another replica is asked too, and the first to begin is taken; 0 never"""
     max_parked: int = 1024
     """Requests that may wait for a replica"""
     seed: int = 0
     """Of policies that draw lots"""
     route_log: Path | None = None
     """File to append every choice to: what was known, what was chosen, why; no text"""
+    otlp_endpoint: str | None = None
+    """Collector to send spans of every request to (OpenTelemetry over HTTP): times and counts, never text"""
 
     def __post_init__(self) -> None:
         _check_choice("--policy", self.policy, RoutingPolicy)
-        for name, least in (("probe_s", 0.05), ("slow_start_s", 0.0), ("wait_s", 0.0)):
+        for name, least in (("probe_s", 0.05), ("slow_start_s", 0.0), ("wait_s", 0.0), ("hedge_s", 0.0)):
             if not least <= getattr(self, name) <= 3600.0:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to an hour"
                 )
         _check_positive("--max-parked", self.max_parked)
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint}; it begins with http:// or https://")
 
 
 def bytes_of(flag: str, text: str) -> int:

@@ -28,6 +28,8 @@ class TokenCount(NamedTuple):
 RELAY_HEADER = b"x-penstock-relay"
 RESUME_HEADER = b"x-penstock-resume"
 USAGE_HEADER = b"x-penstock-usage"
+LOST_HEADER = b"x-penstock-lost"
+"""Beside an error: the engine went away under a request that was in order, so another replica may well answer it."""
 
 _TOKENS = b":t "
 _END = b":u "

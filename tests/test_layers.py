@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "docstrings": (),
     "marks": (),
     "webfiles": (),
+    "kv_events": (),
     "core": ("errors",),
     "models": ("errors",),
     "config": ("errors",),
@@ -36,10 +37,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "draft": ("errors", "core"),
     "engine": ("errors", "lines", "core", "config", "sizing", "metrics", "draft"),
     "server": (
-        "errors", "log", "lines", "marks", "webfiles", "engine.client", "core.request", "core.batch", "text", "metrics",
-        "config", "store", "calculate", "advise", "doctor", "cost.hardware", "models.catalog",
+        "errors", "log", "lines", "marks", "kv_events", "webfiles", "engine.client", "core.request", "core.batch",
+        "core.prefix", "text", "metrics", "config", "store", "calculate", "advise", "doctor", "cost.hardware",
+        "models.catalog",
     ),
-    "router": ("errors", "lines", "marks", "webfiles", "core", "metrics", "config", "gateway"),
+    "router": ("errors", "lines", "marks", "kv_events", "webfiles", "core", "metrics", "config", "gateway"),
     "store": ("errors",),
     "cluster": ("errors", "sim.scaling", "cli.main"),
     "gateway": ("errors", "metrics", "store"),
@@ -102,7 +104,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "zmq": ("engine",),
     "ray": ("cluster",),
     "prometheus_client": ("metrics", "server"),
-    "opentelemetry": ("server",),
+    "opentelemetry": ("server", "router", "metrics"),
 }
 
 NO_CLOCK = (

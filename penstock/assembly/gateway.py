@@ -33,4 +33,4 @@ def add_outside(app: RouterApp, settings: GatewaySettings) -> None:
         key = os.environ.get(outside.key_variable, "") if outside.key_variable else ""
         if outside.key_variable and not key:
             raise ConfigError(f"the outside API {name!r} needs a key in {outside.key_variable}, which is not set")
-        app.add_outside(name, outside.url, outside.model, key)
+        app.members.add_outside(name, outside.url, outside.model, key)

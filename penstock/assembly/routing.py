@@ -16,11 +16,13 @@ from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, SEND_BYTES, package_version
 from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import ConfigError, PenstockError
+from penstock.gateway.audit import AuditEntry, write_audit
 from penstock.gateway.gateway import Gateway
 from penstock.router.admin import AdminApi, Audit
 from penstock.router.app import RouterApp
 from penstock.router.fleet import LiveReplica
 from penstock.router.proxy.client import InboundConnection
+from penstock.router.trace import RouterTracer
 
 WATCH_S = 1.0
 DROPPED_STATUS = 1
@@ -54,8 +56,14 @@ def route(routing: Routing) -> int:
 async def _run(routing: Routing) -> int:
     loop = asyncio.get_running_loop()
     gateway = open_gateway(routing.gateway) if routing.gateway is not None else None
+    endpoint, version = routing.config.otlp_endpoint, package_version()
     app = RouterApp(
-        routing.listen, routing.config, replica_key=routing.replica_key, version=package_version(), gateway=gateway
+        routing.listen,
+        routing.config,
+        replica_key=routing.replica_key,
+        version=version,
+        gateway=gateway,
+        tracer=RouterTracer(endpoint, version) if endpoint is not None else None,
     )
     if gateway is not None:
         add_outside(app, gateway.settings)
@@ -117,8 +125,7 @@ def audit_of(gateway: Gateway | None) -> Audit | None:
     database = gateway.database
 
     def audit(action: str, about: str) -> None:
-        values = (time.time(), "admin", action, about)
-        database.write(lambda t: t.run("INSERT INTO audit (at, who, action, about) VALUES (?, ?, ?, ?)", values))
+        write_audit(database, AuditEntry(time.time(), "admin", action, about))
 
     return audit
 

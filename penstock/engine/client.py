@@ -27,10 +27,12 @@ from penstock.engine.spawn import Spawned
 from penstock.engine.stream import DeltaStream, folded
 from penstock.engine.wire import (
     Beat,
+    BlocksChanged,
     Cancel,
     Embedded,
     EmbedPrompts,
     Failed,
+    FollowBlocks,
     LookCommand,
     Phase,
     Ready,
@@ -48,6 +50,7 @@ __all__ = [
     "GONE",
     "NO_PREFIX",
     "SHUTTING_DOWN",
+    "BlocksChanged",
     "DeltaStream",
     "EngineClient",
     "EngineView",
@@ -98,6 +101,8 @@ class EngineClient:
         self.on_phase: OnPhase | None = None
         self.on_view: Callable[[EngineView], None] | None = None
         """Told what there is to see while `look` is asked for."""
+        self.on_blocks: Callable[[BlocksChanged], None] | None = None
+        """Told what the prefix cache holds, once `follow_blocks` was called; all of it again when an engine starts or ends."""
         self.ready = asyncio.Event()
         self._command = command
         self._spawned = spawned
@@ -190,6 +195,11 @@ class EngineClient:
         """Let the engine tell what there is to see for so long."""
         if self._child is not None and self.is_ready:
             self._child.send(LookCommand(seconds))
+
+    def follow_blocks(self, on_blocks: Callable[[BlocksChanged], None]) -> None:
+        self.on_blocks = on_blocks
+        if self._child is not None and self.is_ready:
+            self._child.send(FollowBlocks())
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
         if self._child is None or not self.is_ready:
@@ -307,6 +317,9 @@ class EngineClient:
             case Seen(view):
                 if self.on_view is not None:
                     self.on_view(view)
+            case BlocksChanged():
+                if self.on_blocks is not None:
+                    self.on_blocks(report)
             case Failed():
                 self._last_words = report
             case Ready(facts):
@@ -353,6 +366,8 @@ class EngineClient:
         self._num_loops = 0
         self._ready_s = self._moved_s
         self.ready.set()
+        if self.on_blocks is not None:
+            child.send(FollowBlocks())
         waiting = tuple(self._streams.values())
         self._suspects = deque(stream for stream in waiting if stream.num_sent >= MAX_SENT - 1)
         for stream in waiting:
@@ -413,6 +428,8 @@ class EngineClient:
     def _bury(self, status: int) -> None:
         """The process is gone: end what cannot be resumed, keep the rest for its successor."""
         self.load = IDLE
+        if self.on_blocks is not None:
+            self.on_blocks(BlocksChanged(is_whole=True))
         ending = {
             request_id: stream
             for request_id, stream in self._streams.items()

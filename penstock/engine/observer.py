@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.core.batch import Batch, StepOutput
+from penstock.core.blocks import BlockPool
 from penstock.core.inspection import PoolState, SequenceState, pool_state, sequence_states
 from penstock.engine.engine import Engine
 
@@ -19,6 +20,8 @@ COST_FRACTION = 0.003
 MAX_STEPS = 512
 """Kept between two views."""
 MAX_SEQUENCES = 1024
+HASH_BYTES = 8
+"""Of a block's hash that leave the process: enough to tell which replica holds a prefix."""
 
 
 class StepView(NamedTuple):
@@ -115,3 +118,42 @@ class Observer:
     def _requests_in(self, rows: list[int]) -> tuple[int, ...]:
         by_row = {sequence.row: sequence.request_id for sequence in self._engine.scheduler.roster.running}
         return tuple(by_row[row] for row in rows if row in by_row)
+
+
+class BlockFeed:
+    """Which blocks can be found in the prefix cache, told as it changes. Costs nothing until somebody follows.
+
+    Belongs to the thread of the engine's loop, but for `follow`. Of a block that came and went between two looks the last
+    state counts.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._is_asked = False
+        self._is_listening = False
+        self._changes: dict[bytes, bool] = {}
+
+    def follow(self) -> None:
+        """Somebody wants to know; the next news are all there is."""
+        self._is_asked = True
+
+    def published(self, hash: bytes, parent: bytes, tokens: bytes) -> None:
+        self._changes[hash[:HASH_BYTES]] = True
+
+    def removed(self, hash: bytes) -> None:
+        self._changes[hash[:HASH_BYTES]] = False
+
+    def news(self) -> tuple[bool, bytes, bytes] | None:
+        """Whether it is all there is, hashes published and hashes removed; None if there is nothing to tell."""
+        if self._is_asked:
+            self._is_asked = False
+            if not self._is_listening:
+                self._is_listening = True
+                self._pool.listen(self)
+            self._changes.clear()
+            return True, b"".join(hash_[:HASH_BYTES] for hash_ in self._pool.published), b""
+        if not self._changes:
+            return None
+        changes, self._changes = self._changes, {}
+        published = b"".join(hash_ for hash_, is_there in changes.items() if is_there)
+        return False, published, b"".join(hash_ for hash_, is_there in changes.items() if not is_there)

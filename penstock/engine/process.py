@@ -24,14 +24,16 @@ import zmq
 
 from penstock.engine.engine import Engine
 from penstock.engine.machine import Machine
-from penstock.engine.observer import PERIOD_S, Observer
+from penstock.engine.observer import PERIOD_S, BlockFeed, Observer
 from penstock.engine.wire import (
     MAX_FRAME_BYTES,
     Beat,
+    BlocksChanged,
     Cancel,
     Embedded,
     EmbedPrompts,
     Failed,
+    FollowBlocks,
     LookCommand,
     Phase,
     Ready,
@@ -73,6 +75,7 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path, start_s: float 
         gc.freeze()  # later collections need not look at all that in the middle of a step
         gc.enable()
         post.observer = Observer(machine.engine, time.monotonic)
+        post.feed = BlockFeed(machine.engine.scheduler.pool)
         post.engine = machine.engine
         reports.send(encode(Ready(machine.facts)))
         _turn(machine, post, reports)
@@ -95,6 +98,7 @@ class Post(threading.Thread):
         super().__init__(name="post", daemon=True)
         self.engine: Engine | None = None
         self.observer: Observer | None = None
+        self.feed: BlockFeed | None = None
         self.errands: SimpleQueue[EmbedPrompts] = SimpleQueue()
         """Work that is no request: done between steps."""
         self.is_stopping = False
@@ -155,6 +159,10 @@ class Post(threading.Thread):
                 if self.observer is not None:
                     self.observer.look(seconds)
                 engine.cancel(WAKE)
+            case FollowBlocks():
+                if self.feed is not None:
+                    self.feed.follow()
+                engine.cancel(WAKE)
             case Stop():
                 self.is_stopping = True
                 engine.cancel(WAKE)
@@ -166,7 +174,7 @@ def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
     while not post.is_stopping:
         _run_errands(machine, post, reports)
         idle_s = _show(post.observer, reports)
-        if _step(engine, reports):
+        if _step(engine, post.feed, reports):
             continue
         if not engine.has_work:
             engine.wait(idle_s)
@@ -185,7 +193,14 @@ def _show(observer: Observer | None, reports: "zmq.Socket[bytes]") -> float:
     return PERIOD_S if observer.is_watched(time.monotonic()) else IDLE_S
 
 
-def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:
+def _tell_blocks(feed: BlockFeed | None, reports: "zmq.Socket[bytes]") -> None:
+    """Tell somebody who follows what came into the prefix cache and what left it."""
+    news = None if feed is None else feed.news()
+    if news is not None:
+        reports.send(encode(BlocksChanged(*news)))
+
+
+def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") -> bool:
     """Turn the engine once and tell what came of it; False if nothing did.
 
     The deltas end here, while they are still in the processor's caches: after the next step they would have to be fetched to
@@ -193,6 +208,7 @@ def _step(engine: Engine, reports: "zmq.Socket[bytes]") -> bool:
     """
     num_steps = engine.num_steps
     deltas = engine.step()
+    _tell_blocks(feed, reports)
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler

@@ -38,11 +38,15 @@ class LookCommand(msgspec.Struct, tag="look", array_like=True, frozen=True):
     seconds: float
 
 
+class FollowBlocks(msgspec.Struct, tag="follow", array_like=True, frozen=True):
+    """Tell from now on which blocks can be found in the prefix cache, beginning with all of them."""
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
     """End the process."""
 
 
-Command = Submit | Cancel | EmbedPrompts | LookCommand | Stop
+Command = Submit | Cancel | EmbedPrompts | LookCommand | FollowBlocks | Stop
 """To the engine."""
 
 
@@ -91,6 +95,15 @@ class Seen(msgspec.Struct, tag="seen", array_like=True, frozen=True):
     view: EngineView
 
 
+class BlocksChanged(msgspec.Struct, tag="blocks", array_like=True, frozen=True):
+    """Hashes of blocks, the beginning of each, one after the other."""
+
+    is_whole: bool
+    """`published` are all there are."""
+    published: bytes = b""
+    removed: bytes = b""
+
+
 class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     """The engine's last words. `is_config` tells a wrong setting from a fault of ours."""
 
@@ -98,7 +111,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     is_config: bool
 
 
-Report = Phase | Ready | StepReport | Beat | Embedded | Seen | Failed
+Report = Phase | Ready | StepReport | Beat | Embedded | Seen | BlocksChanged | Failed
 """From the engine."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -137,6 +137,8 @@ class Gateway:
         tier = meter.tier
         if "inference" not in key.scopes:
             raise Denied("scope", "this key may not ask models; use one made with --scope inference")
+        if ask.model.startswith(OUTSIDE):
+            raise Denied("model", "outside APIs are asked by the operator's rules alone; ask for a model of ours")
         for allowed in (key.models, tenant.models):
             if allowed and ask.model not in allowed:
                 raise Denied(
@@ -167,9 +169,10 @@ class Gateway:
         if not ticket.scopes:
             return
         ask = ticket.ask
-        amount = max(
-            self.settings.price(model).cost(ask.num_prompt, 0, ask.num_output) for model in ticket.targets.models
-        )
+        targets = ticket.targets
+        amount = max(self._most(model, ask) for model in targets.models)
+        if targets.cascade is not None:  # both may have to be paid
+            amount += self._most(targets.cascade.first, ask)
 
         def work(transaction: Transaction) -> budgets.Reservation:
             return budgets.reserve(transaction, self.instance, ticket.scopes, amount, unix_s)
@@ -180,6 +183,10 @@ class Gateway:
             self._deny(ticket, "budget", f"the budget of {fault.scope} is used up; ask whoever set it for more")
         except StoreError as error:
             self._deny(ticket, "store", f"the budget cannot be checked now: {error}")
+
+    def _most(self, model: str, ask: Asking) -> int:
+        """What one model may cost at most."""
+        return self.settings.price(model).cost(ask.num_prompt, 0, ask.num_output)
 
     def _deny(self, ticket: Admittance, kind: str, message: str) -> None:
         ticket.is_settled = True

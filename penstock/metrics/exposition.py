@@ -7,6 +7,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from penstock.metrics.aliases import aliased
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = tuple[tuple[str, str], ...]
@@ -130,7 +132,9 @@ def exposition_of_all(groups: Iterable[tuple[Iterable[Metric], Mapping[str, str]
             lines.extend(
                 f"{name}{_braced(shared + labels)} {_number(value)}" for name, labels, value in metric.samples()
             )
-    return "\n".join([*(line for lines in families.values() for line in lines), ""])
+    own = [line for lines in families.values() for line in lines]
+    others = [line for family, lines in families.items() for line in aliased(family, lines)]
+    return "\n".join([*own, *others, ""])
 
 
 def _braced(labels: Labels) -> str:

@@ -10,6 +10,7 @@ from enum import Enum
 from statistics import median
 
 from penstock.errors import CapacityError, ConfigError
+from penstock.kv_events import Frame
 from penstock.router.breaker import Breaker
 from penstock.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
 
@@ -24,6 +25,7 @@ NUM_SAMPLES = 20
 """Answers of a replica before it is judged."""
 EJECT_S = 10.0
 SMOOTHING = 0.1
+MAX_REASONS = 1000
 
 
 class ReplicaState(Enum):
@@ -114,7 +116,7 @@ class LiveFleet:
         self._replicas: dict[str, LiveReplica] = {}
         self._slow_start_s = slow_start_s
         self.reasons: Counter[str] = Counter()
-        """Why requests went where they went, in the policy's words: as many as there are policies and replicas."""
+        """Why requests went where they went, in the policy's words; only so many are told apart."""
 
     # Queries
 
@@ -191,7 +193,8 @@ class LiveFleet:
             raise CapacityError("no replica is known; try later")
         views = self.views(replicas, now, tried)
         choice = policy.choose(call, views)
-        self.reasons[choice.why] += 1
+        why = choice.why if choice.why in self.reasons or len(self.reasons) < MAX_REASONS else "another reason"
+        self.reasons[why] += 1
         return replicas[choice.replica], choice, views
 
     def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:
@@ -264,6 +267,14 @@ class LiveFleet:
         """By its own account."""
         replica.num_waiting = num_waiting
         replica.kv_usage_fraction = kv_usage_fraction
+
+    def learn_blocks(self, replica: LiveReplica, frame: Frame) -> None:
+        """What its prefix cache holds, by its own account."""
+        if frame.is_whole:
+            replica.prefixes = set(frame.published)
+        else:
+            replica.prefixes.update(frame.published)
+            replica.prefixes.difference_update(frame.removed)
 
     def miss(self, replica: LiveReplica, now: float) -> bool:
         """A probe got no answer in time; returns whether the replica is gone by that."""

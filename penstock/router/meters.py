@@ -17,6 +17,7 @@ class RouterMeters:
         self.choices = Counter("penstock_router_choices", "Requests sent, by replica")
         self.retries = Counter("penstock_router_retries", "Requests sent to another replica before their first byte")
         self.failovers = Counter("penstock_router_failovers", "Answers that went on at another replica")
+        self.hedges = Counter("penstock_router_hedges", "Requests sent to a second replica because the first was late")
         self.fallbacks = Counter("penstock_router_fallbacks", "Requests that went to the next model of their chain")
         self.failures = Counter("penstock_router_replica_failures", "Requests that a replica failed, by replica")
         self.refused = Counter("penstock_router_refused", "Requests we answered with an error of our own, by code")

@@ -194,7 +194,7 @@ class PrefixReported:
         self._max_lead = max_lead
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
-        return _longest(call, views, [_num_held(call.hashes, view.prefixes) for view in views], self._max_lead)
+        return _longest(call, views, [num_held(call.hashes, view.prefixes) for view in views], self._max_lead)
 
 
 class PrefixTree:
@@ -305,18 +305,26 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
 }
 """A fresh policy by name, given a seed."""
 
+TOLD_POLICIES = ("prefix-reported",)
+"""Those that need the engines' own block hashes, of prompts and of caches."""
+
 _NEVER = 2**62
 _LEAST = LeastPending()
 
 
 def _longest(call: RoutedCall, views: Views, held: Sequence[int], max_lead: int) -> RouteChoice:
-    """The replica that holds most of the prompt, of equals the least busy; the least busy of all if that is far less busy."""
+    """The replica that holds most of the prompt, of equals the least busy; the least busy of all if that is far less busy.
+
+    How much busier it may be goes with the share of the prompt it holds: a system prompt that everybody begins with draws
+    nobody to the one replica that had it first.
+    """
     least = _LEAST.choose(call, views)
     most = max([count for count, view in zip(held, views) if view.is_ready], default=0)
     if most:
         holders = [index for index, view in enumerate(views) if view.is_ready and held[index] == most]
-        best = min(holders, key=lambda index: views[index].num_pending)
-        if views[best].num_pending <= views[least.replica].num_pending + max_lead:
+        turn = call.number % len(views)  # an idle fleet does not load its first replica only
+        best = min(holders, key=lambda index: (views[index].num_pending, (index - turn) % len(views)))
+        if views[best].num_pending <= views[least.replica].num_pending + max_lead * most / len(call.hashes):
             return RouteChoice(best, f"holds {most} of {len(call.hashes)} blocks", most)
         return RouteChoice(
             least.replica, f"{views[best].name} holds {most} blocks but is far busier", held[least.replica]
@@ -324,7 +332,7 @@ def _longest(call: RoutedCall, views: Views, held: Sequence[int], max_lead: int)
     return least
 
 
-def _num_held(hashes: Sequence[bytes], held: Container[bytes]) -> int:
+def num_held(hashes: Sequence[bytes], held: Container[bytes]) -> int:
     """Blocks from the first on that are there."""
     for count, hash_ in enumerate(hashes):
         if hash_ not in held:

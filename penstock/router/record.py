@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.lines import LineFile
-from penstock.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
+from penstock.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall, num_held
 
 
 class RecordedView(msgspec.Struct, omit_defaults=True):
@@ -19,6 +19,8 @@ class RecordedView(msgspec.Struct, omit_defaults=True):
     kv_usage_fraction: float = 0.0
     is_ready: bool = True
     token_s: float = 0.0
+    num_held: int = 0
+    """Blocks of the prompt that it reported to hold."""
 
 
 class Decision(msgspec.Struct):
@@ -61,6 +63,7 @@ class DecisionLog:
                     one.kv_usage_fraction,
                     one.is_ready,
                     one.token_s,
+                    num_held(call.hashes, one.prefixes) if one.prefixes else 0,
                 )
                 for one in views
             ],
@@ -91,9 +94,8 @@ def read_decisions(path: Path) -> Iterator[Decision]:
 
 def chosen_again(policy: Policy, decision: Decision) -> str:
     """Whom the policy chooses when it knows what was known."""
-    call = RoutedCall(
-        decision.number, decision.session, tuple(map(bytes.fromhex, decision.hashes)), decision.num_tokens
-    )
+    hashes = tuple(map(bytes.fromhex, decision.hashes))
+    call = RoutedCall(decision.number, decision.session, hashes, decision.num_tokens)
     views = [
         ReplicaView(
             one.name,
@@ -101,7 +103,7 @@ def chosen_again(policy: Policy, decision: Decision) -> str:
             one.num_waiting_tokens,
             one.kv_usage_fraction,
             one.is_ready,
-            frozenset(),
+            frozenset(hashes[: one.num_held]),
             one.token_s,
         )
         for one in decision.views

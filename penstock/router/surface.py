@@ -65,6 +65,7 @@ def replicas(app: RouterFacts) -> Answer:
             "num_waiting": one.num_waiting,
             "kv_usage_fraction": one.kv_usage_fraction,
             "is_breaker_closed": one.breaker.is_closed,
+            "num_blocks_reported": len(one.prefixes),
             "num_served": one.num_served,
             "num_failed": one.num_failed,
             "first_byte_s": one.first_byte_s,

@@ -12,9 +12,11 @@ from starlette.requests import Request
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
+from penstock.kv_events import EVENTS_PATH
 from penstock.server.anthropic import dialect as anthropic
 from penstock.server.anthropic.protocol import CountBody, MessagesBody
 from penstock.server.anthropic.routes import count_tokens, create_message
+from penstock.server.blocks import block_events
 from penstock.server.dialect import Dialect
 from penstock.server.front import Front
 from penstock.server.http import docs, health
@@ -112,6 +114,7 @@ ROUTES = (
     Route("GET", "/readyz", health.ready, "Would a request be answered now?"),
     Route("GET", "/health", health.health, "Does the engine live?"),
     Route("GET", "/metrics", health.metrics, "Numbers for Prometheus"),
+    Route("GET", EVENTS_PATH, block_events, "What the prefix cache holds, as it changes, for a router"),
     Route("GET", "/version", health.version, "Which version this is"),
     Route("GET", "/docs", docs.page, "This list, for people"),
     Route("GET", "/openapi.json", docs.document, "This list, for programs"),

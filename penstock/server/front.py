@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, exposition_of_all
+from penstock.server.blocks import PromptBlocks
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import WHOLE, Caller, Delivery
 from penstock.server.http.answer import HttpAnswer
@@ -280,17 +281,18 @@ class Front:
 
 
 def tenant_of(request: Request) -> str:
+    """Whose request it is: what is kept and cached is kept apart by it."""
     tenant: str = request.scope.get("penstock.tenant", "")
+    relayed = relayed_of(request)
+    if relayed is not None and relayed.tenant:
+        tenant = f"{tenant}/{relayed.tenant}"  # behind one key of a router are many; nobody can be another key's
     return tenant
 
 
 def caller_of(request: Request) -> Caller:
     scope = request.scope
-    tenant, relayed = scope.get("penstock.tenant", ""), relayed_of(request)
-    if relayed is not None and relayed.tenant:
-        tenant = f"{tenant}/{relayed.tenant}"  # behind one key of a router are many; nobody can be another key's
     return Caller(
-        tenant=tenant,
+        tenant=tenant_of(request),
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
         request_id=scope.get("penstock.request_id", b"").decode(),
     )
@@ -319,6 +321,11 @@ class Counted:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         front, prepared = self._front, self._prepared
         call, meters = prepared.call, prepared.model.meters
+        relayed = RELAYED.get()
+        if relayed is not None and relayed.asks_blocks:
+            blocks = PromptBlocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
+            await blocks(scope, receive, send)
+            return
         scope["penstock.call"] = call
         front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from penstock.core.request import Request, SamplingParams
 from penstock.engine.client import EngineClient, Facts, StepReport
+from penstock.server.blocks import BlockIndex
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import greedy_canary
 from penstock.server.http.faults import ApiError, ErrorKind, busy, invalid
@@ -39,6 +40,7 @@ class ServedModel:
         self.resident = resident
         self.admission = Admission(client, num_tenants=num_tenants)
         self.meters = Meters(client, self.admission)
+        self.blocks = BlockIndex(client)
         self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
         self.fault = ""

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.gateway import budgets
 from penstock.gateway.answers import AnswerCache
+from penstock.gateway.audit import AuditEntry, audit_entries, write_audit
 from penstock.gateway.gateway import Asking, Denied, Gateway, Spent
 from penstock.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
 from penstock.gateway.limits import Meter, Tier
@@ -207,6 +208,15 @@ def test_a_dead_gateways_reservations_are_charged(opened):
     assert (limit.spent, limit.reserved) == (400, 0)
     database.write(lambda t: budgets.settle(t, held, 10)).result()  # it was not dead after all: charged once
     assert budgets.budgets(database)[0].spent == 400
+
+
+def test_what_operators_do_is_written_down_newest_first(opened):
+    database = opened()
+    before = len(audit_entries(database))
+    for number, action in enumerate(("add", "drain", "remove")):
+        write_audit(database, AuditEntry(NOW * 2 + number, "admin", action, "r1 http://127.0.0.1:1"))
+    assert [entry.action for entry in audit_entries(opened(), 3)] == ["remove", "drain", "add"]
+    assert len(audit_entries(database)) == before + 3
 
 
 def test_a_new_period_begins_with_nothing_spent(opened):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock import marks
 from penstock.config import ListenConfig, RouterConfig
+from penstock.gateway.gateway import Gateway
 from penstock.router.app import RouterApp
 from penstock.router.fleet import ReplicaState
 from penstock.router.proxy.client import InboundConnection
@@ -82,6 +83,8 @@ class ScriptedReplica:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     writers: set = field(default_factory=set)
     model: str = "tiny"
+    is_foreign: bool = False
+    """As vLLM and llama.cpp: health at /health, no marks, no headers of ours."""
 
     async def open(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -103,7 +106,9 @@ class ScriptedReplica:
                 headers = dict(line.lower().split(": ", 1) for line in lines if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 path = first.split()[1]
-                if path == "/readyz":
+                if path == "/readyz" and self.is_foreign:
+                    writer.write(whole(b"{}", 404))
+                elif path in ("/readyz", "/health"):
                     writer.write(whole(b"{}", 200 if self.is_ready else 503))
                 elif path == "/v1/models":
                     writer.write(whole(json.dumps({"data": [{"id": self.model}]}).encode()))
@@ -165,25 +170,52 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict, bytes]:
 
 
 @asynccontextmanager
-async def routed(*replicas: ScriptedReplica, listen: ListenConfig | None = None, **settings) -> AsyncIterator[Routed]:
-    settings = {"probe_s": 0.1, "slow_start_s": 0.0, "policy": "round-robin", "wait_s": 5.0} | settings
-    app = RouterApp(listen or ListenConfig(), RouterConfig(**settings))
+async def routed(
+    *replicas: ScriptedReplica, listen: ListenConfig | None = None, gateway: Gateway | None = None, **settings
+) -> AsyncIterator[Routed]:
     for replica in replicas:
         await replica.open()
-        app.add_replica(replica.name, f"http://127.0.0.1:{replica.port}")
+    urls = {replica.name: f"http://127.0.0.1:{replica.port}" for replica in replicas}
+    awaited = [replica.name for replica in replicas if replica.is_ready]
+    try:
+        async with _opened(urls, awaited, listen, settings, gateway) as made:
+            made.replicas = list(replicas)
+            yield made
+    finally:
+        for replica in replicas:
+            replica.released.set()
+            await replica.kill()
+
+
+@asynccontextmanager
+async def opened_router(*urls: str, gateway: Gateway | None = None, **settings) -> AsyncIterator[Routed]:
+    """In front of real servers."""
+    named = {f"r{number}": url for number, url in enumerate(urls)}
+    async with _opened(named, list(named), None, settings, gateway) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _opened(
+    urls: dict[str, str],
+    awaited: list[str],
+    listen: ListenConfig | None,
+    settings: dict,
+    gateway: Gateway | None = None,
+) -> AsyncIterator[Routed]:
+    settings = {"probe_s": 0.1, "slow_start_s": 0.0, "policy": "round-robin", "wait_s": 5.0} | settings
+    app = RouterApp(listen or ListenConfig(), RouterConfig(**settings), gateway=gateway)
+    for name, url in urls.items():
+        app.add_replica(name, url)
     server = await asyncio.get_running_loop().create_server(lambda: InboundConnection(app), "127.0.0.1", 0)
     app.start()
-    made = Routed(app, server.sockets[0].getsockname()[1], list(replicas))
+    made = Routed(app, server.sockets[0].getsockname()[1], [])
     try:
-        ready = [replica.name for replica in replicas if replica.is_ready]
-        await made.until(lambda: all(app.fleet.get(name).state is ReplicaState.READY for name in ready))
+        await made.until(lambda: all(app.fleet.get(name).state is ReplicaState.READY for name in awaited))
         yield made
     finally:
         server.close()
         await app.close()
-        for replica in replicas:
-            replica.released.set()
-            await replica.kill()
 
 
 SHOWN = b"data: begin\n\n" + b"".join(b"data: %b\n\n" % word.encode() for word in WORDS) + b"data: [DONE]\n\n"

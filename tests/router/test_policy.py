@@ -148,6 +148,14 @@ def test_reported_prefixes_attract_until_their_holder_is_far_busier():
     assert PrefixReported(max_lead=4).choose(call, fleet).replica != 1
 
 
+def test_a_small_part_of_a_prompt_draws_less_than_the_whole():
+    call = RoutedCall(0, hashes=chain(*range(16)))
+    fleet = idle(2)
+    for num_held, num_pending, chosen in ((16, 8, 1), (16, 9, 0), (8, 4, 1), (8, 5, 0), (1, 0, 1), (1, 1, 0)):
+        fleet[1] = fleet[1]._replace(prefixes=frozenset(call.hashes[:num_held]), num_pending=num_pending)
+        assert PrefixReported(max_lead=8).choose(call, fleet).replica == chosen
+
+
 def test_predicted_prefixes_follow_their_own_choices_and_forget_the_oldest():
     policy, fleet = PrefixPredicted(max_blocks=6), idle(4)
     home = policy.choose(RoutedCall(2, hashes=chain(1, 2, 3)), fleet)

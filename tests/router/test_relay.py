@@ -93,6 +93,67 @@ def test_retries_stay_within_their_budget():
     run(law)
 
 
+@pytest.mark.parametrize("dies", ["the server", "the engine"])
+def test_whole_answers_that_die_with_their_replica_are_asked_for_again_whatever_the_budget(dies):
+    """More of them at once than there are retries to spend: nobody has seen a byte, so nobody hears of it."""
+
+    async def law():
+        async def stuck(replica, headers, body, writer):
+            await replica.released.wait()
+            writer.write(whole(b'{"error":{"message":"gone"}}', 503, retry_after="1", x_penstock_lost="1"))
+
+        dying, good = ScriptedReplica("dying", stuck), ScriptedReplica("good")
+        async with routed(dying, good) as router:
+            asking = [asyncio.create_task(router.post(BODY)) for _ in range(120)]
+            await router.until(lambda: len(dying.asked) == 60)
+            if dies == "the server":
+                await dying.kill()
+            else:
+                dying.released.set()
+                dying.is_ready = False
+            for task in asking:
+                status, _, body = await task
+                assert (status, json.loads(body)["by"]) == (200, "good")
+
+    run(law)
+
+
+@pytest.mark.parametrize("hedge_s", [0.0, 0.01])
+def test_a_late_replica_is_raced_only_where_that_is_asked_for(hedge_s):
+    async def law():
+        async def stuck(replica, headers, body, writer):
+            await replica.released.wait()
+            await answer(replica, headers, body, writer)
+
+        late, good = ScriptedReplica("late", stuck), ScriptedReplica("good")
+        async with routed(late, good, hedge_s=hedge_s) as router:
+            asking = [asyncio.create_task(router.post(BODY)) for _ in range(2)]
+            await router.until(lambda: len(late.asked) == 1 and len(good.asked) == (2 if hedge_s else 1))
+            if not hedge_s:
+                late.released.set()
+            found = [json.loads((await task)[2])["by"] for task in asking]
+            assert sorted(found) == (["good", "good"] if hedge_s else ["good", "late"])
+            assert router.app.meters.hedges.value() == (1 if hedge_s else 0)
+            assert all(replica.num_pending == 0 for replica in router.app.fleet)
+
+    run(law)
+
+
+def test_an_engine_of_another_make_never_goes_on_with_an_answer_it_did_not_begin():
+    """It would begin again: the client would read the same words twice."""
+
+    async def law():
+        ours, foreign = ScriptedReplica("ours", telling(3)), ScriptedReplica("foreign", truncated)
+        async with routed(ours, foreign, wait_s=0.5) as router:
+            bodies = [(await router.post(BODY | {"stream": True}))[2] for _ in range(4)]
+            for body in bodies:
+                events = body.split(b"\n\n")[:-1]
+                assert len(set(events)) == len(events)
+                assert events[-1] == b"data: [DONE]" or b"replica_failed" in events[-1] or b"no_replica" in events[-1]
+
+    run(law)
+
+
 def test_the_last_replica_is_never_shut_out():
     async def law():
         only = ScriptedReplica("only", failing())
@@ -139,8 +200,8 @@ def test_a_replica_that_stops_answering_loses_its_streams_to_another():
             await router.until(lambda: len(frozen.asked) + len(good.asked) == 64 and len(frozen.asked) > 0)
             frozen.is_ready = False
             await router.until(lambda: router.app.fleet.get("a").state is ReplicaState.UNREADY)
-            router.app.fleet.hear(router.app.fleet.get("a"), ReplicaState.GONE, router.app.now())
-            router.app._changed(router.app.fleet.get("a"))
+            router.app.fleet.hear(router.app.fleet.get("a"), ReplicaState.GONE, router.app.dispatch.now())
+            router.app.changed(router.app.fleet.get("a"))
             for task in asking:
                 assert (await task)[2] == SHOWN
 
@@ -187,7 +248,7 @@ def test_requests_wait_for_a_replica_and_are_refused_with_a_time_when_none_comes
         late = ScriptedReplica("late", is_ready=False)
         async with routed(late, wait_s=20.0) as router:
             asking = asyncio.create_task(router.post(BODY))
-            await router.until(lambda: len(router.app._parked) == 1)
+            await router.until(lambda: router.app.num_parked == 1)
             late.is_ready = True
             assert (await asking)[0] == 200
         gone = ScriptedReplica("gone", is_ready=False)

@@ -1,5 +1,6 @@
 """`penstock keys`: API keys of a gateway, made, listed, rotated and revoked."""
 
+import getpass
 import re
 import time
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ _DURATION = re.compile(r"(\d{1,6})([mhd])")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Make, list, rotate or revoke API keys.
+    """Make, list, rotate or revoke API keys; `audit` lists what operators did.
 
     A key is shown once, when it is made; only a digest of it is kept.
     """
 
-    action: Literal["create", "list", "rotate", "revoke"] = field(metadata={"positional": True})
+    action: Literal["create", "list", "rotate", "revoke", "audit"] = field(metadata={"positional": True})
     """What to do"""
     gateway: Path = field(metadata={"metavar": "FILE"})
     """The gateway's settings, which name its database"""
@@ -45,7 +46,7 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.assembly.gateway import open_gateway_database
-    from penstock.gateway import budgets, keys
+    from penstock.gateway import audit, budgets, keys
     from penstock.gateway.money import nanodollars
     from penstock.gateway.settings import read_settings
 
@@ -57,7 +58,12 @@ def run(config: Config) -> int:
                 print(_row(record, now))
         elif config.action == "revoke":
             keys.revoke_key(database, config.key_id, now)
+            audit.write_audit(database, audit.AuditEntry(now, _who(), "revoke key", config.key_id))
             print(f"{config.key_id} is refused from now on")
+        elif config.action == "audit":
+            for entry in audit.audit_entries(database):
+                stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.at))
+                print(f"{stamp}  {entry.who:16}  {entry.action:12}  {entry.about}")
         else:
             if config.action == "rotate":
                 key, record = keys.rotate_key(database, config.key_id, now, seconds(config.grace))
@@ -75,10 +81,20 @@ def run(config: Config) -> int:
             if config.budget_usd is not None:
                 scope = f"key:{record.key_id}"
                 budgets.set_budget(database, scope, nanodollars(config.budget_usd), config.budget_period, now)
+            about = f"{record.key_id} of {record.tenant}"
+            audit.write_audit(database, audit.AuditEntry(now, _who(), f"{config.action} key", about))
             print(key)
     finally:
         database.close()
     return 0
+
+
+def _who() -> str:
+    """Who runs the command."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "nobody"
 
 
 def seconds(text: str) -> float:

@@ -37,6 +37,9 @@ class Wanted(msgspec.Struct):
     prompt_cache_key: str | None = None
     user: str | None = None
     service_tier: str | None = None
+    previous_response_id: str | None = None
+    input_file_id: str | None = None
+    conversation: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()

@@ -29,6 +29,12 @@ class RelayHost(Protocol):
 
     def answer_headers(self, relay: Any) -> bytes: ...
 
+    def is_elsewhere(self, relay: Any, status: int) -> bool:
+        """What was asked for is not kept there: the next replica may keep it."""
+
+    def learn_ids(self, relay: Any, answer: bytes) -> None:
+        """The replica that answers keeps what it names there."""
+
     def fall_back(self, relay: Any) -> bool:
         """Turn to the next model of the request; False if there is none."""
 

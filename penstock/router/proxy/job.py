@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Any
 
-from penstock import marks
+from penstock import kv_events, marks
 from penstock.marks import TokenCount
 from penstock.router.policy import RouteChoice, RoutedCall
 from penstock.router.proxy.asked import Wanted, replaced
@@ -44,7 +44,11 @@ class Job:
         "choice",
         "created",
         "extra",
+        "holder",
+        "is_kept",
+        "is_repeatable",
         "is_resumable",
+        "is_searched",
         "is_trial",
         "model",
         "next_models",
@@ -55,6 +59,8 @@ class Job:
         "spent",
         "strips_usage",
         "ticket",
+        "trace",
+        "traceparent",
         "wanted",
     )
 
@@ -83,6 +89,18 @@ class Job:
         self.choice: RouteChoice | None = None
         """Of the replica asked last."""
         self.is_resumable = request.method == "POST"
+        self.is_kept = False
+        """A replica keeps what it answers, under ids that it says."""
+        self.is_repeatable = request.method == "POST"
+        """Asked twice it does no harm."""
+        self.holder = ""
+        """The replica that keeps what the request is about; empty for whichever."""
+        self.is_searched = False
+        """Some replica keeps what it is about, and we do not know which."""
+        self.trace: Any = None
+        """Its span, where spans are sent to somebody."""
+        self.traceparent = b""
+        """Under which the next replica's span goes; the client's own if there is none."""
         self.ticket: Any = None
         """What the gateway gave."""
         self.cache_key = b""
@@ -105,13 +123,18 @@ class Job:
             fields["model"] = model
         return replaced(self.request.body, fields) if fields and self.request.body else self.request.body
 
-    def data(self, pool: ConnectionPool, shown: list[bytes] | None) -> bytes:
-        """The request on the wire. `shown`: marks of what the client has seen, where the answer goes on."""
+    def data(self, pool: ConnectionPool, shown: list[bytes] | None, query: str | None = None) -> bytes:
+        """The request on the wire. `shown`: marks of what the client has seen, where the answer goes on; `query` in place
+        of the client's own.
+        """
         request, endpoint = self.request, pool.endpoint
-        query = "?" + request.query if request.query else ""
+        query = request.query if query is None else query
+        query = "?" + query if query else ""
         start = f"{request.method} {endpoint.path}{request.path}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
         lines = [start.encode("latin-1")]
         headers = request.headers
+        if self.traceparent:
+            headers = headers | {b"traceparent": self.traceparent}
         for name in PASSED_HEADERS:
             if name in headers:
                 lines.append(b"%b: %b\r\n" % (name, headers[name]))
@@ -128,6 +151,11 @@ class Job:
             lines.append(b"content-length: %d\r\n" % len(body))
         lines.append(b"\r\n")
         return b"".join(lines) + body
+
+    def asking_blocks(self, pool: ConnectionPool) -> bytes:
+        """The same request, asked only what blocks its prompt is made of."""
+        head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
+        return head + b"\r\n%b: 1" % kv_events.BLOCKS_HEADER + end + body
 
     def _relay_value(self) -> bytes:
         """Key, time, and for whom: tenants behind one key are kept apart by their names."""

@@ -11,52 +11,34 @@ from penstock import marks
 from penstock.errors import CapacityError
 from penstock.marks import TokenCount
 from penstock.router.fleet import LiveReplica
+from penstock.router.proxy.answer import ReplicaAnswer
 from penstock.router.proxy.asked import usage_in
+from penstock.router.proxy.attempt import Attempt
 from penstock.router.proxy.client import InboundConnection, Incoming
-from penstock.router.proxy.endpoint import ConnectionPool, Headers, UpstreamConnection
+from penstock.router.proxy.endpoint import Headers
 from penstock.router.proxy.faults import Refusal, unavailable
 from penstock.router.proxy.host import RelayHost
 from penstock.router.proxy.job import Job, RelayOutcome
 
 MAX_TRIES = 3
-MAX_WHOLE_BYTES = 4 << 20
-"""Answers up to this size are held until they are whole, so that one cut short can be asked for again."""
+"""Of a request that replicas answer with an error of theirs."""
 BUSY = (429, 503)
 """The replica is fine and has no room: another may have."""
 BROKEN = (500, 502, 504)
-LEFT_OUT = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"content-length",
-        b"upgrade",
-        b"te",
-        b"trailer",
-        b"date",
-        b"x-request-id",
-    )
-)
 
 
 class Relay:
     """Ends in exactly one outcome, told to the app by `over`."""
 
     __slots__ = (
+        "_answer",
         "_app",
-        "_connecting",
-        "_connection",
+        "_attempt",
         "_head",
-        "_is_answered",
-        "_is_held",
+        "_hedge",
+        "_hedging",
         "_is_over",
-        "_is_relayable",
         "_is_slow",
-        "_kept",
-        "_num_kept",
-        "_pool",
-        "_rest",
-        "_sent_s",
         "_shown",
         "_status",
         "client",
@@ -65,7 +47,6 @@ class Relay:
         "has_begun",
         "job",
         "num_failovers",
-        "replica",
         "tried",
     )
 
@@ -73,85 +54,97 @@ class Relay:
         self._app = app
         self.client = client
         self.job = job
-        self.replica: LiveReplica | None = None
         self.tried: list[str] = []
         self.num_failovers = 0
+        """Replicas that were lost under it."""
         self.has_begun = False
         """The client has been sent something."""
         self.count: TokenCount | None = None
         self.first_byte_s = 0.0
-        self._pool: ConnectionPool | None = None
-        self._connection: UpstreamConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._is_answered = self._is_held = self._is_over = self._is_relayable = self._is_slow = False
+        self._attempt: Attempt | None = None
+        self._hedge: Attempt | None = None
+        """A second try beside the first, while neither has answered."""
+        self._hedging: asyncio.TimerHandle | None = None
+        self._answer: ReplicaAnswer | None = None
+        self._is_over = self._is_slow = False
         self._status = 0
         self._head = b""
-        self._kept: list[bytes] = []
-        self._num_kept = 0
-        self._rest = b""
-        """Of a stream: what came after the last mark."""
         self._shown: list[bytes] = []
         """Marks of what the client has been sent."""
-        self._sent_s = 0.0
         client.answering = self
 
     @property
     def request(self) -> Incoming:
         return self.job.request
 
+    @property
+    def replica(self) -> LiveReplica | None:
+        """Who answers it now."""
+        return self._attempt.replica if self._attempt is not None else None
+
     # Sending
 
     def start(self) -> None:
         """Choose a replica and send; wait where none takes requests."""
+        attempt = self._new_attempt()
+        if attempt is None:
+            self._app.park(self)
+            return
+        self._attempt = attempt
+        hedge_s = self._app.config.hedge_s
+        if hedge_s and not self.has_begun and self.job.is_repeatable:
+            self._hedging = asyncio.get_running_loop().call_later(hedge_s, self._send_hedge)
+        attempt.send(self.job.data(attempt.pool, self._shown if self.has_begun else None))
+
+    def _new_attempt(self) -> Attempt | None:
         try:
             replica, pool = self._app.choose(self)
         except CapacityError:
-            self._app.park(self)
-            return
-        self.replica, self._pool = replica, pool
+            return None
         self.tried.append(replica.name)
-        self._sent_s = self._app.now()
-        self._is_answered = False
-        self._app.fleet.begin(replica, self.job.num_prompt, self._sent_s)
-        connection = pool.idle()
-        if connection is not None:
-            self._send(connection)
-        else:
-            self._connecting = asyncio.ensure_future(self._connect(pool))
-
-    async def _connect(self, pool: ConnectionPool) -> None:
-        try:
-            connection = await pool.connect()
-        except OSError as error:
-            self._connecting = None
-            self._fail(f"cannot connect: {type(error).__name__}", is_gone=isinstance(error, ConnectionRefusedError))
-            return
-        self._connecting = None
-        if self._is_over:
-            pool.give_back(connection)
-        else:
-            self._send(connection)
-
-    def _send(self, connection: UpstreamConnection) -> None:
-        if self._pool is None:
-            return
-        self._connection = connection
-        self._rest = b""
-        self._kept.clear()
-        self._num_kept = 0
-        connection.send(self.job.data(self._pool, self._shown if self.has_begun else None), self)
+        attempt = Attempt(self, self._app, replica, pool, self.job.num_prompt)
         if self._is_slow:
-            connection.transport.pause_reading()
+            attempt.pause()
+        job = self.job
+        if job.trace is not None:
+            why = job.choice.why if job.choice is not None else ""
+            attempt.trace = job.trace.attempt(replica.name, why, len(self.tried), self._app.now())
+            job.traceparent = attempt.trace.parent
+        return attempt
 
-    # What the replica's connection calls
-
-    def on_head(self, status: int, headers: Headers) -> None:
-        replica, now = self.replica, self._app.now()
-        if replica is None:
+    def _send_hedge(self) -> None:
+        """The first replica is late: ask another too, and take whichever begins first."""
+        first = self._attempt
+        if self._is_over or first is None or first.has_answered or not self._has_other() or not self._app.may_retry():
             return
+        self._hedge = self._new_attempt()
+        if self._hedge is not None:
+            self._app.meters.hedges.add()
+            self._hedge.send(self.job.data(self._hedge.pool, None))
+
+    def _has_other(self) -> bool:
+        """Some replica that was not tried takes requests."""
+        app, now = self._app, self._app.now()
+        others = [one for one in app.fleet.serving(self.job.model) if one.name not in self.tried]
+        return not self.job.holder and any(app.fleet.takes(one, now) for one in others)
+
+    # What attempts say
+
+    def on_head(self, attempt: Attempt, status: int, headers: Headers) -> None:
+        answer = ReplicaAnswer(status, headers, self.job.strips_usage)
+        is_error = status in BUSY or status in BROKEN
+        if self.has_begun:  # only an engine of ours goes on where another was
+            is_error = status != 200 or not answer.is_marked
+        if is_error and self._outlived(attempt, None if status in BUSY else False):
+            return
+        self._prefer(attempt)
+        if not self.first_byte_s:
+            self.first_byte_s = self._app.now()
         self._status = status
-        self._answered(now)
-        if status in BUSY or status in BROKEN or (self.has_begun and status != 200):
+        if answer.is_lost and not self.has_begun:
+            self._fail(attempt, "its engine went away", False)
+            return
+        if is_error:
             if self._try_elsewhere(status):
                 return
             if self.has_begun:
@@ -159,139 +152,140 @@ class Relay:
                 return
             if self._ask_another_model(is_good=None if status in BUSY else False):
                 return
-        is_events = False
-        self._is_relayable = False
-        lines = []
-        for name, value in headers:
-            if name == b"content-type":
-                is_events = value.startswith((b"text/event-stream", b"application/x-ndjson"))
-            elif name == marks.RELAY_HEADER:
-                self._is_relayable = True
-                continue
-            elif name == marks.USAGE_HEADER:
-                self.count = marks.count_of(value)
-                continue
-            elif name in LEFT_OUT:
-                continue
-            lines.append(b"%b: %b\r\n" % (name, value))
-        self._is_held = not is_events
+        elif self._app.is_elsewhere(self, status):
+            self._leave(None)
+            self.start()
+            return
+        self._answer = answer
+        self.count = answer.count or self.count
         if not self.has_begun:
-            self._head = b"".join(lines) + self._app.answer_headers(self)
-            if is_events:
+            self._head = answer.lines + self._app.answer_headers(self) + self._timing(attempt)
+            if answer.is_stream:
                 self.has_begun = True
                 self.client.begin(status, self._head)
 
+    def _timing(self, attempt: Attempt) -> bytes:
+        """Beside what the replica says of its time: what the way to it and the router took."""
+        if attempt.network_s is None:
+            return b""
+        arrival_s = self.request.arrival_s
+        here_s = max(attempt.sent_s - arrival_s, 0.0)
+        return b"server-timing: router;dur=%.3f, network;dur=%.3f\r\n" % (here_s * 1000, attempt.network_s * 1000)
+
     def on_part(self, data: bytes) -> None:
-        if self._is_over:
+        answer = self._answer
+        if self._is_over or answer is None:
             return
-        if self._is_held:
-            self._hold(data)
-        elif self._is_relayable:
-            self._relay_marked(data)
-        else:
-            if b'"usage":{' in data:
-                self.count = _usage_of_events(data) or self.count
-            if self.job.strips_usage:
-                data = self._without_counts(data)
-            if data:
-                self.client.write(data)
-
-    def _hold(self, data: bytes) -> None:
-        self._kept.append(data)
-        self._num_kept += len(data)
-        if self._num_kept > MAX_WHOLE_BYTES:
-            self._is_held = False
-            self.has_begun = True
-            self.client.begin(self._status, self._head)
-            self.client.write(b"".join(self._kept))
-            self._kept.clear()
-
-    def _without_counts(self, data: bytes) -> bytes:
-        """Whole events but for those that hold counts alone, which another engine sent because we asked for them."""
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        return b"".join(event + b"\n\n" for event in events if b'"choices":[]' not in event)
-
-    def _relay_marked(self, data: bytes) -> None:
-        if self._rest:
-            data = self._rest + data
-        shown, tokens, self._rest = marks.split(data)
-        if tokens:
-            self._shown.extend(tokens)
+        shown = answer.part(data)
+        if answer.marks:
+            self._shown.extend(answer.marks)
         if shown:
+            if self.job.is_kept:
+                self._app.learn_ids(self, shown)
+            if not self.has_begun:
+                self.has_begun = True
+                self.client.begin(self._status, self._head)
             self.client.write(shown)
 
-    def on_end(self) -> None:
-        self._connection = None
-        if self._is_over:
+    def on_end(self, attempt: Attempt) -> None:
+        answer = self._answer
+        if self._is_over or answer is None:
             return
-        if self._is_held:
-            whole = b"".join(self._kept)
-            if self.count is None and self._status == 200 and self._app.is_metered:
-                self.count = usage_in(whole)
-            body = self._app.judge(self, self._status, self._head, whole)
-            if body is None:  # not good enough: a larger model is asked
-                self._ask_again()
-                return
-            self._finish(RelayOutcome.ANSWERED)
-            self.client.respond(self._status, self._head, body)
+        self.count = answer.count or self.count
+        if answer.is_held:
+            self._end_whole(answer.whole())
             return
-        if self._is_relayable:
+        if answer.is_marked:
             end = marks.end_of(self._shown)
             if end is None:
-                self._fail("the stream ended early")
+                self._fail(attempt, "the stream ended early", False)
                 return
             self.count = end
         self._finish(RelayOutcome.ANSWERED)
+        rest = answer.rest()
+        if rest:
+            self.client.write(rest)
         self.client.end()
 
-    def on_broken(self, message: str) -> None:
-        connection, self._connection = self._connection, None
-        if self._is_over or self.replica is None or self._pool is None:
+    def _end_whole(self, whole: bytes) -> None:
+        if self.count is None and self._status == 200 and self._app.is_metered:
+            self.count = usage_in(whole)
+        if self.job.is_kept and self._status == 200:
+            self._app.learn_ids(self, whole)
+        body = self._app.judge(self, self._status, self._head, whole)
+        if body is None:  # not good enough: a larger model is asked
+            self._ask_again()
             return
-        if connection is not None and connection.num_exchanges > 1 and not connection.has_begun:
-            # It was closed while it lay idle: that says nothing of the replica.
-            self._connecting = asyncio.ensure_future(self._connect(self._pool))
-            return
-        self._fail(message)
+        self._finish(RelayOutcome.ANSWERED)
+        self.client.respond(self._status, self._head, body)
 
-    def lose_replica(self, message: str) -> None:
-        """Its replica is known to be gone, though the connection has not noticed."""
-        if not self._is_over and self.replica is not None:
-            self._let_go()
-            self._fail(message)
+    def on_failed(self, attempt: Attempt, message: str, is_gone: bool) -> None:
+        if self._is_over:
+            return
+        if self._outlived(attempt, False):
+            self._app.note_failure(attempt.replica, message, is_gone=is_gone)
+        else:
+            self._fail(attempt, message, is_gone)
+
+    def lose_replica(self, replica: LiveReplica, message: str) -> None:
+        """The replica is known to be gone, though no connection has noticed."""
+        for attempt in (self._hedge, self._attempt):
+            if attempt is not None and attempt.replica is replica:
+                self.on_failed(attempt, message, False)
+
+    # When there are two attempts
+
+    def _outlived(self, attempt: Attempt, is_good: bool | None) -> bool:
+        """One of two attempts came to nothing: the other goes on alone. False if it was the only one."""
+        if self._hedge is None:
+            return False
+        other = self._attempt if attempt is self._hedge else self._hedge
+        attempt.leave(is_good)
+        self._attempt, self._hedge = other, None
+        return True
+
+    def _prefer(self, attempt: Attempt) -> None:
+        """This one has begun to answer: the other, if there is one, is told to stop."""
+        if self._hedging is not None:
+            self._hedging.cancel()
+            self._hedging = None
+        if self._hedge is not None:
+            other = self._attempt if attempt is self._hedge else self._hedge
+            self._attempt, self._hedge = attempt, None
+            if other is not None:
+                other.leave(None)
 
     # When a replica fails
 
-    def _fail(self, message: str, *, is_gone: bool = False) -> None:
-        replica = self.replica
-        if self._is_over or replica is None:
-            return
-        self._leave_replica(is_good=False)
-        self._app.note_failure(replica, message, is_gone=is_gone)
-        if self.has_begun and not (self._is_relayable and self.job.is_resumable):
+    def _fail(self, attempt: Attempt, message: str, is_gone: bool) -> None:
+        """The replica was lost. A client that has seen nothing has its request sent again, however often that happens to
+        others too: beyond the budget of retries it waits a moment first.
+        """
+        self._leave(is_good=False)
+        self._app.note_failure(attempt.replica, message, is_gone=is_gone)
+        answer, self._answer = self._answer, None
+        is_marked = answer is not None and answer.is_marked
+        if self.has_begun and not (is_marked and self.job.is_resumable):
             self._give_up("the replica that was answering is gone; send the request again")
             return
+        self.num_failovers += 1
+        if self.num_failovers > self._app.config.max_failovers:
+            self._give_up("the replicas that were asked are gone; send the request again")
+            return
         if self.has_begun:
-            self.num_failovers += 1
             self._app.meters.failovers.add()
-            if self.num_failovers > self._app.config.max_failovers:
-                self._give_up("the answer was cut off too often; send the request again")
-                return
             self.tried = self.tried[-1:]
-        elif len(self.tried) >= MAX_TRIES or not self._app.may_retry():
-            self._give_up("the replicas failed on this request; send it again")
+        elif not self._app.may_retry():
+            self._app.park(self)
             return
         self.start()
 
     def _try_elsewhere(self, status: int) -> bool:
         """Another replica may do better. False where the answer has to be passed on as it is."""
         app = self._app
-        others = [one for one in app.fleet.serving(self.job.model) if one.name not in self.tried]
-        has_other = any(app.fleet.takes(one, app.now()) for one in others)
-        if not self.has_begun and (not has_other or len(self.tried) >= MAX_TRIES or not app.may_retry()):
+        if not self.has_begun and (not self._has_other() or len(self.tried) >= MAX_TRIES or not app.may_retry()):
             return False
-        self._let_go()
-        self._leave_replica(is_good=None if status in BUSY else False)
+        self._leave(is_good=None if status in BUSY else False)
         if self.has_begun:
             app.park(self)  # somebody is waiting in mid-sentence: until a replica has room again
         else:
@@ -302,14 +296,13 @@ class Relay:
         """The model cannot answer: the next of the request's models may."""
         if self.has_begun or not self._app.fall_back(self):
             return False
-        self._let_go()
-        self._leave_replica(is_good)
+        self._leave(is_good)
         self._ask_again()
         return True
 
     def _ask_again(self) -> None:
         """Another model, whole."""
-        self._leave_replica(is_good=True)
+        self._leave(is_good=True)
         self.tried.clear()
         self.count = None
         self.start()
@@ -322,8 +315,7 @@ class Relay:
         """End it with an answer of ours."""
         if self._is_over or self._ask_another_model(is_good=None):
             return
-        self._let_go()
-        self._leave_replica(is_good=None)
+        self._leave(is_good=None)
         has_begun = self.has_begun
         self._finish(outcome)
         if has_begun:
@@ -335,44 +327,33 @@ class Relay:
     # What the client's connection calls
 
     def on_client_gone(self) -> None:
-        if self._is_over:
-            return
-        self._let_go()
-        self._leave_replica(is_good=None)
-        self._finish(RelayOutcome.LEFT)
+        if not self._is_over:
+            self._leave(is_good=None)
+            self._finish(RelayOutcome.LEFT)
 
     def on_client_slow(self) -> None:
         self._is_slow = True
-        if self._connection is not None:
-            self._connection.transport.pause_reading()
+        for attempt in filter(None, (self._attempt, self._hedge)):
+            attempt.pause()
 
     def on_client_ready(self) -> None:
         self._is_slow = False
-        if self._connection is not None:
-            self._connection.transport.resume_reading()
+        for attempt in filter(None, (self._attempt, self._hedge)):
+            attempt.resume()
 
     # The books
 
-    def _answered(self, now: float) -> None:
-        if not self._is_answered and self.replica is not None:
-            self._is_answered = True
-            self._app.fleet.answer(self.replica, self.job.num_prompt, now - self._sent_s)
-            if not self.first_byte_s:
-                self.first_byte_s = now
-
-    def _let_go(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _leave_replica(self, is_good: bool | None) -> None:
-        replica, self.replica = self.replica, None
-        if replica is not None:
-            waiting = 0 if self._is_answered else self.job.num_prompt
-            self._app.fleet.end(replica, is_good, waiting, self._app.now())
+    def _leave(self, is_good: bool | None) -> None:
+        """Nobody is asked any more."""
+        if self._hedging is not None:
+            self._hedging.cancel()
+            self._hedging = None
+        attempt, self._attempt = self._attempt, None
+        hedge, self._hedge = self._hedge, None
+        if attempt is not None:
+            attempt.leave(is_good)
+        if hedge is not None:
+            hedge.leave(None)
 
     def finish_from_memory(self, status: int) -> None:
         """It was answered before: no replica is asked."""
@@ -382,7 +363,7 @@ class Relay:
     def _finish(self, outcome: RelayOutcome) -> None:
         self._is_over = True
         is_good = None if 400 <= self._status < 500 else self._status < 500
-        self._leave_replica(is_good if outcome is RelayOutcome.ANSWERED else None)
+        self._leave(is_good if outcome is RelayOutcome.ANSWERED else None)
         self._app.over(self, outcome, self._status)
 
     @property
@@ -395,11 +376,3 @@ class Relay:
         if not self.first_byte_s or self._status >= 400:
             return TokenCount()
         return TokenCount(self.job.num_prompt, sum(map(len, marks.tokens_of(self._shown).values())), 0)
-
-
-def _usage_of_events(data: bytes) -> TokenCount | None:
-    """From an event of an engine that writes counts into its stream."""
-    for line in reversed(data.split(b"\n")):
-        if b'"usage":{' in line:
-            return usage_in(line.removeprefix(b"data: "))
-    return None

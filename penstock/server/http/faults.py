@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from penstock import marks
 from penstock.core.batch import Fault, Finish
 from penstock.engine.client import GONE, SHUTTING_DOWN
 from penstock.errors import CapacityError, PenstockError, RequestError, StoreError
@@ -15,6 +16,7 @@ from penstock.errors import CapacityError, PenstockError, RequestError, StoreErr
 LOGGER = logging.getLogger(__name__)
 Headers = tuple[tuple[bytes, bytes], ...]
 NO_RETRY: Headers = ((b"x-should-retry", b"false"),)
+LOST: Headers = ((marks.LOST_HEADER, b"1"),)
 
 
 class ErrorKind(Enum):
@@ -148,9 +150,9 @@ def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
     if finish.fault is Fault.DEADLINE:
         return ApiError(ErrorKind.DEADLINE, finish.message, code="deadline_exceeded", headers=NO_RETRY)
     if finish.message == SHUTTING_DOWN:
-        return busy(SHUTTING_DOWN, retry_after_s, code="shutting_down")
+        return busy(SHUTTING_DOWN, retry_after_s, code="shutting_down", headers=LOST)
     if finish.message == GONE:
-        return busy(GONE, retry_after_s, code="engine_restarting")
+        return busy(GONE, retry_after_s, code="engine_restarting", headers=LOST)
     return ApiError(ErrorKind.INTERNAL, "the model failed on this request; others are not affected")
 
 

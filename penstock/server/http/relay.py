@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from starlette.requests import Request
 
-from penstock import marks
+from penstock import kv_events, marks
 from penstock.server.http.call import Call
 from penstock.server.http.faults import invalid
 
@@ -32,6 +32,8 @@ class Relayed:
     priority: int
     resumed: dict[int, list[int]] | None = None
     """Tokens by choice that the client has seen; None where the answer begins here."""
+    asks_blocks: bool = False
+    """It is only asked what blocks the prompt is made of."""
     _num_drawn: int = field(default=0)
 
     def draw(self, num_bytes: int) -> bytes:
@@ -50,7 +52,9 @@ def relayed_of(request: Request) -> Relayed | None:
         return None
     key, created, tenant, priority = words
     number = int(priority) if priority.removeprefix("-").isdecimal() and len(priority) < 6 else 0
-    return Relayed(key.encode("latin-1"), int(created), "" if tenant == "-" else tenant[:128], number)
+    asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
+    name = "" if tenant == "-" else tenant[:128]
+    return Relayed(key.encode("latin-1"), int(created), name, number, asks_blocks=asks_blocks)
 
 
 def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:

@@ -4,41 +4,24 @@ A span is made when its request is over, from the same numbers as `Server-Timing
 nobody waits for a collector: spans leave on a thread of their own, and are lost if they cannot.
 """
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
-from penstock.errors import ConfigError
+from penstock.metrics.spans import close_provider, nanoseconds, open_provider
 from penstock.server.http.call import Call
 from penstock.server.usage import usage_of
 
 PARTS = ("queue", "prefill", "decode", "flush")
 """Of a request's time, in order."""
-FLUSH_S = 2.0
-"""Time that spans get to leave when the server ends."""
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 
 
 class SpanTracer:
     def __init__(self, endpoint: str, version: str) -> None:
-        """`endpoint` is a collector's address; without a path, the usual one is meant."""
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-        except ImportError as error:
-            raise ConfigError(
-                "--otlp-endpoint needs packages that are not installed; pip install 'penstock[trace]'"
-            ) from error
-        if urlsplit(endpoint).path in ("", "/"):
-            endpoint = endpoint.rstrip("/") + "/v1/traces"
-        resource = Resource.create({"service.name": "penstock", "service.version": version})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=FLUSH_S)))
+        self._provider = open_provider(endpoint, "penstock", version)
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         self._tracer = self._provider.get_tracer("penstock", version)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -71,23 +54,21 @@ class SpanTracer:
             context=self._propagator.extract(carrier),
             kind=SpanKind.SERVER,
             attributes=attributes,
-            start_time=_nanoseconds(start_s + since_epoch_s),
+            start_time=nanoseconds(start_s + since_epoch_s),
         )
         if call is not None:
             at_s = call.arrival_s + since_epoch_s
             for part in PARTS:
                 duration_ms = scope["penstock.timings"][f"{part}_ms"]
-                span.add_event(part, {"duration_ms": duration_ms}, timestamp=_nanoseconds(at_s))
+                span.add_event(part, {"duration_ms": duration_ms}, timestamp=nanoseconds(at_s))
                 at_s += duration_ms / 1000
         if status >= 500:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(_nanoseconds(time.monotonic() + since_epoch_s))
+        span.end(nanoseconds(time.monotonic() + since_epoch_s))
 
     def close(self) -> None:
         """Send what is left, if that can be done soon."""
-        closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
-        closing.start()
-        closing.join(FLUSH_S)
+        close_provider(self._provider)
 
 
 def _asked(call: Call) -> dict[str, Any]:
@@ -113,7 +94,3 @@ def _outcome(call: Call) -> dict[str, Any]:
         "gen_ai.usage.cache_read.input_tokens": usage.num_cached,
         "gen_ai.usage.reasoning.output_tokens": usage.num_reasoning,
     }
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
