@@ -82,7 +82,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Who computes when."""
+    """Batches, admission order and their limits."""
 
     batching: Batching = "continuous"
     """How batches form: continuous (join and leave at any step), dynamic (gathered, then whole), static (whole)"""
@@ -116,7 +116,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How a model is cut over devices, or over processes of a CPU."""
+    """How a model is split over devices, or over processes of a CPU."""
 
     tensor: int = 1
     """Ranks that share every layer: heads, columns, vocabulary"""
@@ -132,7 +132,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Several tokens a step: guesses that the model checks."""
+    """Several tokens a step: drafts that the model verifies."""
 
     speculate: Speculate = "off"
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
@@ -148,16 +148,18 @@ class SpeculationConfig:
         if self.draft_tokens is not None and self.draft_tokens > MAX_DRAFT_TOKENS:
             raise ConfigError(f"--draft-tokens is {self.draft_tokens}; choose at most {MAX_DRAFT_TOKENS}")
         if self.speculate == "model" and self.draft_model is None:
-            raise ConfigError("--speculate model needs a model that guesses; name one with --draft-model")
+            raise ConfigError("--speculate model needs a draft model; name one with --draft-model")
         if self.draft_model is not None and self.speculate not in ("auto", "model"):
             raise ConfigError(f"--draft-model guesses under --speculate auto or model, not {self.speculate}")
         if self.draft_tokens is not None and self.speculate == "off":
-            raise ConfigError("--draft-tokens says how many guesses to check but nobody guesses; add --speculate auto")
+            raise ConfigError(
+                "--draft-tokens says how many drafts to verify but speculation is off; add --speculate auto"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is told."""
+    """All settings of an engine."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -173,15 +175,15 @@ class ClusterConfig:
     address: str = "local"
     """Ray cluster to place replicas on: HOST:PORT, auto for the one this machine belongs to, or local to begin one here"""
     min_replicas: int = 1
-    """Fewest replicas; 0 lets the service rest until somebody asks"""
+    """Fewest replicas; 0 lets the service scale to zero until a request comes"""
     max_replicas: int = 1
     """Most replicas"""
     pending_target: float = 16.0
-    """Requests a replica should have; more order another"""
+    """Pending requests per replica above which another is started"""
     down_delay_s: float = 300.0
     """How long fewer replicas must suffice before one is drained and ended"""
     look_s: float = 1.0
-    """Seconds between looks at load and replicas"""
+    """Seconds between checks of load and replicas"""
     replica_cpus: float | None = None
     """Processors of a node that a replica takes (default: one a rank)"""
     replica_gpus: float | None = None
@@ -204,7 +206,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Who may call, and how patient we are with them."""
+    """Who may call, and how long slow peers are waited for."""
 
     host: str = "127.0.0.1"
     """Address to listen on; other than this machine's own only with --api-key"""
@@ -324,14 +326,14 @@ class ListenConfig:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """How requests find their replica, and how patient the router is."""
+    """How replicas are chosen, checked and retried."""
 
     policy: RoutingPolicy = "prefix-predicted"
     """How a replica is chosen"""
     probe_s: float = 1.0
-    """Seconds between looks at each replica"""
+    """Seconds between health checks of each replica"""
     slow_start_s: float = 5.0
-    """Seconds over which a fresh replica is led up to its full share"""
+    """Seconds over which a fresh replica is ramped up to its full share"""
     wait_s: float = 10.0
     """How long a request waits for a replica when none is ready"""
     max_failovers: int = 8

@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.assembly.engine import LoadedModel, Progress, load, make_engine, size
-from penstock.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
-from penstock.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.config import EngineConfig, configure
 from penstock.core.batch import Logprob
 from penstock.core.request import Grammar, Request, SamplingParams
@@ -22,6 +20,8 @@ from penstock.errors import ConfigError, RequestError
 from penstock.files import ModelFiles, no_words
 from penstock.layers.encoder import Encoder
 from penstock.models.spec import ModelSpec
+from penstock.offline.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
+from penstock.offline.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.runtime.eager.encoder import TextEncoder
 from penstock.sizing import OFFLINE_STEP_S, Sizing
 from penstock.text.grammar.compose import Markers, after_thoughts, thoughts_of

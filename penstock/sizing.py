@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from penstock.amounts import format_bytes
 from penstock.config import EngineConfig, bytes_of
 from penstock.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.core.lanes import Lanes
@@ -151,12 +152,12 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
 
 def _does_not_fit(config: EngineConfig, memory: Memory, block_bytes: int, num_fitting: int) -> str:
     ledger = (
-        f"free {memory.free_bytes / GIB:.2f} GiB x --memory-fraction {config.cache.memory_fraction:g}"
-        f" - weights {memory.weight_bytes / GIB:.2f} GiB - workspace {memory.workspace_bytes / GIB:.2f} GiB"
+        f"free {format_bytes(memory.free_bytes)} x --memory-fraction {config.cache.memory_fraction:g}"
+        f" - weights {format_bytes(memory.weight_bytes)} - workspace {format_bytes(memory.workspace_bytes)}"
     )
     if not num_fitting:
         return f"no memory is left for the KV cache: {ledger}; use a smaller model, a smaller dtype or more memory"
     return (
-        f"--num-blocks {config.cache.num_blocks:,} needs {(config.cache.num_blocks or 0) * block_bytes / GIB:.2f} GiB but only "
+        f"--num-blocks {config.cache.num_blocks:,} needs {format_bytes((config.cache.num_blocks or 0) * block_bytes)} but only "
         f"{num_fitting:,} blocks fit: {ledger}; lower --num-blocks"
     )

@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from penstock.beam import Beam, BeamRules, beam_search
 from penstock.errors import RequestError
+from penstock.offline.beam import Beam, BeamRules, beam_search
 from tests.offline import tiny_llm
 from tests.runtime.driving import all_logits, tiny_model
 

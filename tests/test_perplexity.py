@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock import LLM
 from penstock.errors import ConfigError, RequestError
-from penstock.perplexity import Perplexity, measure, windows
+from penstock.offline.perplexity import Perplexity, measure, windows
 from tests.offline import tiny_llm, write_chat_model
 
 

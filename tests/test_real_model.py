@@ -16,11 +16,11 @@ import torch
 import transformers
 
 from penstock import LLM, SamplingParams
-from penstock.completion import Completion
 from penstock.config import configure
 from penstock.core.batch import Batch, Logprob
 from penstock.errors import ConfigError
-from penstock.perplexity import measure
+from penstock.offline.completion import Completion
+from penstock.offline.perplexity import measure
 from tests.real import DEFAULT, WIKITEXT, model_path
 
 OPENINGS = (

@@ -68,7 +68,7 @@ def test_what_does_not_fit_names_the_way_out():
     memory = Memory(free_bytes=3 * 2**30, weight_bytes=4 * 2**30, workspace_bytes=2**29)
     with pytest.raises(ConfigError) as caught:
         size(memory)
-    assert "free 3.00 GiB x --memory-fraction 0.9 - weights 4.00 GiB - workspace 0.50 GiB" in str(caught.value)
+    assert "free 3.00 GiB x --memory-fraction 0.9 - weights 4.00 GiB - workspace 512.00 MiB" in str(caught.value)
     assert "use a smaller model, a smaller dtype or more memory" in str(caught.value)
 
 

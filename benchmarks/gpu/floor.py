@@ -1,7 +1,7 @@
 """What the machine's own measured rates allow: each workload of the suite, simulated with nothing but bytes over the read rate
 or operations over the product rate, whichever is longer, part by part. No launch, no host, no imperfect kernel.
 
-Rates are those of the record's own run, before the chip is hot: under load products are slower (see docs/DECISIONS.md).
+Rates are those of the record's own run, before the chip is hot: under load products are slower (see docs/measurements/gpu.md).
 """
 
 import random

@@ -90,7 +90,7 @@ LOAD_TEST = (
     CheckItem(
         "open", "open loop, past the knee", "latency counts from when a request was due", "penstock bench --find-knee"
     ),
-    CheckItem("cold", "cold and warm are told apart", "cache hits beside the figures", "--warm-up; two runs"),
+    CheckItem("cold", "cold and warm runs are reported apart", "cache hits beside the figures", "--warm-up; two runs"),
     CheckItem(
         "fresh",
         "prompts are new to the cache",

@@ -198,7 +198,7 @@ RULES: tuple[LintRule, ...] = (
     ),
     LintRule("context", "max_context", _context, "set --max-context near p99 of use"),
     LintRule(
-        "sequences", "max_sequences", _sequences, "8-16 for strict targets, 64 in general; bench --find-knee tells"
+        "sequences", "max_sequences", _sequences, "8-16 for strict targets, 64 in general; bench --find-knee finds it"
     ),
     LintRule("tensor", "tensor", _tensor, "the smallest tensor group that fits, inside a machine; replicas beyond"),
     LintRule(

@@ -121,7 +121,7 @@ _BATCHING = (
         "slot",
         "Under continuous batching, when is a slot taken again after an answer ends?",
         "at the next step",
-        "Batches are made anew each step.",
+        "A new batch is formed each step.",
         ("when the whole batch has ended", "That is static batching."),
         ("after the gather time", "That is dynamic batching."),
     ),

@@ -20,7 +20,7 @@ _LAYER = DecisionTree(
             Advice(
                 "The runtime: weights, kernels, number format",
                 (
-                    "Nobody waits for anybody, so the step itself is slow: compare it with the roofline.",
+                    "No request waits, so the step itself is slow: compare it with the roofline.",
                     "A decode step is bytes over bandwidth; what lies above that is kernels, launches or the host.",
                 ),
                 (
@@ -47,7 +47,7 @@ _LAYER = DecisionTree(
                 "Network, gateway queue, client",
                 (
                     "Compare the server's TTFT with the client's: the difference lies between them.",
-                    "Usual causes: buffering proxies, connections opened anew, retries, history sent whole each turn.",
+                    "Usual causes: buffering proxies, reopened connections, retries, history sent whole each turn.",
                 ),
                 (f"penstock bench {URL} --concurrency 1 --num-requests 20", f"penstock doctor {URL}"),
             ),
@@ -103,7 +103,7 @@ _LAYOUT = DecisionTree(
     "How to lay a model over devices",
     asked(
         "fits",
-        "Do weights, workspace and the KV of your users fit one device? (penstock calc memory tells)",
+        "Do weights, workspace and the KV of your users fit one device? (penstock calc memory computes it)",
         yes=(
             "Yes",
             asked(
@@ -246,7 +246,7 @@ _SCALING = DecisionTree(
             "Yes",
             Advice(
                 "Scale to zero, by requests that wait",
-                ("Nothing runs while nobody asks; the first to ask waits for all three parts of a cold start.",),
+                ("Nothing runs without requests; the first request waits for all three parts of a cold start.",),
                 ("penstock calc coldstart --model llama-3.1-8b --provision-s 60 --link 1e9",),
             ),
         ),
@@ -260,7 +260,7 @@ _SCALING = DecisionTree(
                     Advice(
                         "Scale by pending requests, utilisation beside",
                         (
-                            "A queue says that capacity lacks; a device at 95 % may be fine, or drowning: it cannot tell.",
+                            "A queue shows that capacity is missing; a device at 95 % may be fine or overloaded.",
                             "Set least, most, target, and a delay before going down that outlasts a lull.",
                         ),
                         ("penstock simulate --replicas 2 --scale-to 8 --scale-by pending --scale-target 16",),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from penstock.amounts import format_bytes
 from penstock.config import ServerConfig
 from penstock.console.show import printable
 from penstock.engine.machine import Facts
@@ -16,7 +17,7 @@ def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{port}"
     lines = ["", f"  Penstock serves {printable(facts.model)} at {url}/v1", ""]
-    lines += [f"  {name:<18}{_bytes(size):>12}" for name, size in facts.memory]
+    lines += [f"  {name:<18}{format_bytes(size):>12}" for name, size in facts.memory]
     lines += ["", f"  {capacity(facts)}", f"  started in {seconds:.1f} s{_phases(phases)}", ""]
     lines += ["  try it:", f"  {curl(facts, server, url)}", f"  docs: {url}/docs", ""]
     return "\n".join(lines)
@@ -26,7 +27,7 @@ def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server:
     """For several models, before any is loaded."""
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{port}"
-    room = "" if budget_bytes is None else f", together in {_bytes(budget_bytes)}"
+    room = "" if budget_bytes is None else f", together in {format_bytes(budget_bytes)}"
     lines = ["", f"  Penstock serves {len(residents)} models at {url}/v1, each loaded when asked for{room}", ""]
     for one in residents:
         lines.append(f"  {printable(one.name)}{'  (pinned)' if one.is_pinned else ''}")
@@ -58,10 +59,3 @@ def curl(facts: Facts, server: ServerConfig, url: str) -> str:
 
 def _phases(phases: Sequence[tuple[str, float]]) -> str:
     return f" ({', '.join(f'{name} {seconds:.1f} s' for name, seconds in phases)})" if phases else ""
-
-
-def _bytes(size: int) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:,.2f} {unit}"
-    return f"{size} B"

@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+from penstock.amounts import format_bytes
 from penstock.config import EngineConfig
 from penstock.draft.model import DraftRunner, ModelDrafter
 from penstock.errors import ConfigError
@@ -11,7 +12,7 @@ from penstock.layers.decoder import Decoder
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.native.decoder import NativeDecoder
 from penstock.runtime.native.runner import NativeRunner
-from penstock.sizing import GIB, Sizing
+from penstock.sizing import Sizing
 from penstock.text.tokenizer.tokenizer import Tokenizer
 
 MAX_ROWS = 4
@@ -33,7 +34,7 @@ def check_files(target: ModelFiles | None, draft: ModelFiles, free_bytes: int) -
     size = draft.path.stat().st_size if draft.path.is_file() else 0
     if size > free_bytes:
         raise ConfigError(
-            f"--draft-model {draft.name} takes {size / GIB:.2f} GiB but {free_bytes / GIB:.2f} GiB are free; "
+            f"--draft-model {draft.name} takes {format_bytes(size)} but {format_bytes(free_bytes)} are free; "
             "choose a smaller one"
         )
     if not _speak_alike(target.tokenizer, draft.tokenizer, min(target.spec.vocab_size, draft.spec.vocab_size)):
@@ -55,7 +56,7 @@ def make_drafter(
 ) -> ModelDrafter:
     """A drafter over a loaded model."""
     if not isinstance(network, NativeDecoder | Decoder):
-        raise ConfigError(f"{config.speculation.draft_model} cannot guess: it generates no text")
+        raise ConfigError(f"{config.speculation.draft_model} cannot draft: it generates no text")
     max_context = min(sizing.max_context, network.spec.max_context)
     num_rows = min(num_rows, config.scheduler.max_sequences)
     num_blocks = num_rows * -(-max_context // sizing.block_size)

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """List the calculators, each a command of its own: penstock calc NAME --help tells its inputs."""
+    """List the calculators, each a command of its own: penstock calc NAME --help lists its inputs."""
 
     name: str = field(default="", metadata={"positional": True})
     """Calculator to use"""
@@ -48,7 +48,7 @@ def run(config: Config) -> int:
         print_json([{"name": name, "question": question} for name, question in rows])
     else:
         print_table(("", ""), rows)
-        print("\npenstock calc NAME --help tells the inputs of one")
+        print("\npenstock calc NAME --help lists the inputs of one")
     return 0
 
 

@@ -16,15 +16,15 @@ from penstock.console.speech import dimmed, shown, write_text
 from penstock.errors import RequestError
 
 if TYPE_CHECKING:
-    from penstock.completion import Completion
     from penstock.llm import LLM
+    from penstock.offline.completion import Completion
 
 MAX_SEQUENCES = 4
 """One person talks; what rows cost is saved."""
 
 HELP = """\
   /clear          forget the conversation
-  /system TEXT    say who the model is, and forget the conversation; without TEXT nobody
+  /system TEXT    set the system message and forget the conversation; without TEXT remove it
   /help           this
   /exit           leave, as Ctrl-D does
 A line that ends with a backslash goes on in the next. Ctrl-C stops an answer; once more, or when none is coming, it leaves."""
@@ -34,7 +34,7 @@ A line that ends with a backslash goes on in the next. Ctrl-C stops an answer; o
 class Config:
     """Talk with a model in the terminal.
 
-    Lines are messages; /help tells what else can be typed. Messages may be piped in, too.
+    Lines are messages; /help lists what else can be typed. Messages may be piped in, too.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -51,7 +51,7 @@ def run(config: Config) -> int:
     with open_llm(EngineConfig(config.model, config.cache, scheduler, config.parallel)) as llm:
         chat = TerminalChat(llm, config.sampling, config.system)
         chat.check()
-        _aside(f"{llm.files.name}, ready in {time.monotonic() - start_s:.1f} s; /help tells more, Ctrl-D leaves")
+        _aside(f"{llm.files.name}, ready in {time.monotonic() - start_s:.1f} s; /help lists commands, Ctrl-D leaves")
         chat.talk(_lines())
     return 0
 
@@ -90,7 +90,7 @@ class TerminalChat:
         elif command == "system":
             self._system = rest
             self._messages.clear()
-            _aside("noted; the conversation starts anew")
+            _aside("noted; a new conversation starts")
         else:
             _aside(HELP if command == "help" else f"there is no /{command}; there are:\n{HELP}")
         return True

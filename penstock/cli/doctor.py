@@ -39,7 +39,7 @@ WRONG_FIRST = (Verdict.FAULT, Verdict.WARNING, Verdict.OK)
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell what is wrong, in which layer, and what to do about it.
+    """Find what is wrong, in which layer, and what to do about it.
 
     Without URL this machine is examined; with it the server there, by its metrics alone. Exit status 1: a fault was found.
     """

@@ -56,7 +56,7 @@ def run(config: Config) -> int:
     if config.measure == "drafts":
         return _drafts(config, text)
     with open_llm(EngineConfig(config.model, config.cache, config.scheduler, config.parallel)) as llm:
-        from penstock.perplexity import longest_context, measure
+        from penstock.offline.perplexity import longest_context, measure
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens]
         context = config.context or min(DEFAULT_CONTEXT, longest_context(llm))

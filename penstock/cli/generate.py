@@ -17,7 +17,7 @@ from penstock.core.request import SamplingParams
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.completion import Completion, Update
+    from penstock.offline.completion import Completion, Update
 
 DEFAULT_TOKENS = 256
 MAX_PROMPTS_BYTES = 1 << 30

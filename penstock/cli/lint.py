@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell common mistakes in a deployment's settings.
+    """Find common mistakes in a deployment's settings.
 
     The file is one of serve, simulate or plan (TOML or JSON). It may also tell what those do not read: context_p99, readiness,
     liveness_s, load_s, max_tokens, client_timeout_s, e2e_p99_s and so on. Exit status 1: something was found.

@@ -35,40 +35,38 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "serve": Command("penstock.cli.serve", "Serve a model over HTTP, as OpenAI's clients know it"),
+    "serve": Command("penstock.cli.serve", "Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs"),
     "up": Command("penstock.cli.fleet.up", "Place replicas on a Ray cluster, route to them, replace and scale them"),
-    "status": Command("penstock.cli.fleet.status", "Tell what penstock up has placed, and how starts went"),
+    "status": Command("penstock.cli.fleet.status", "Show what penstock up has placed, and how starts went"),
     "route": Command("penstock.cli.fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
-    "keys": Command("penstock.cli.fleet.keys", "Make, list, rotate or revoke API keys of a gateway"),
-    "usage": Command("penstock.cli.fleet.usage", "Tell what was used through a gateway and what it cost"),
-    "doctor": Command("penstock.cli.doctor", "Tell what is wrong with this machine or a server, and what to do"),
-    "top": Command("penstock.cli.top", "Watch a running server: who runs, who waits, how fast tokens come"),
+    "keys": Command("penstock.cli.fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
+    "usage": Command("penstock.cli.fleet.usage", "Show what was used through a gateway and what it cost"),
+    "doctor": Command("penstock.cli.doctor", "Diagnose this machine or a server: symptom, layer, remedy"),
+    "top": Command("penstock.cli.top", "Watch a running server: running and waiting requests, tokens per second"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
     "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
     "batch run": Command(
-        "penstock.cli.batch.run", "Answer a file of requests without a server; goes on where it was stopped"
+        "penstock.cli.batch.run", "Answer a file of requests without a server; resumes where it was stopped"
     ),
-    "conform": Command("penstock.cli.conform.run", "Judge any server through the real clients of three dialects"),
+    "conform": Command("penstock.cli.conform.run", "Check any server through the real clients of three dialects"),
     "pull": Command("penstock.cli.model.pull", "Fetch a model"),
-    "verify": Command("penstock.cli.model.verify", "Compare a fetched model with the checksums of its fetching"),
+    "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
-    "show": Command("penstock.cli.model.show_model", "Tell what a model is made of and what it takes"),
+    "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
-    "bench": Command("penstock.cli.bench.command", "Load any OpenAI-compatible server and tell how it did"),
+    "bench": Command("penstock.cli.bench.command", "Benchmark any OpenAI-compatible server"),
     "bench compare": Command("penstock.cli.bench.compare", "Compare two reports of bench"),
-    "bench throughput": Command("penstock.cli.bench.throughput", "Tell how many tokens a second the engine makes"),
-    "bench latency": Command("penstock.cli.bench.latency", "Tell how long a batch takes, over and over"),
-    "profile": Command(
-        "penstock.cli.profile", "Measure how long steps take on this machine, for simulator and planner"
-    ),
-    "plan": Command("penstock.cli.plan.command", "Tell what to buy for a model and a load, and how to launch it"),
+    "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),
+    "bench latency": Command("penstock.cli.bench.latency", "Measure how long a batch takes, repeatedly"),
+    "profile": Command("penstock.cli.profile", "Measure step times of this machine, for simulator and planner"),
+    "plan": Command("penstock.cli.plan.command", "Plan what to buy for a model and a load, and how to launch it"),
     "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
-    "plan lint": Command("penstock.cli.lint", "Tell common mistakes in a deployment's settings"),
-    "lint": Command("penstock.cli.lint", "Tell common mistakes in a deployment's settings"),
+    "plan lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
+    "lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
     "advise": Command("penstock.cli.advise", "Walk a decision tree by questions; print checklists and the cheat sheet"),
     "calc": Command("penstock.cli.calc", "Work out throughput, memory, users, cost and more, formula by formula"),
     "simulate": Command(
-        "penstock.cli.simulate.command", "Serve an imagined load on imagined hardware and tell how it went"
+        "penstock.cli.simulate.command", "Simulate a load on any hardware with the engine's own scheduler"
     ),
 }
 
@@ -156,7 +154,7 @@ def _overview(commands: Mapping[str, Command]) -> str:
             "commands:",
             *rows,
             "",
-            "penstock COMMAND --help tells the flags of a command; penstock --version tells the version.",
+            "penstock COMMAND --help lists the flags of a command; penstock --version prints the version.",
         ]
     )
 

@@ -95,7 +95,7 @@ def _from_log(path: Path) -> "Profile":
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
     missing = [name for name in LOG_FACTS if name not in header]
     if missing:
-        raise ConfigError(f"{path} does not tell its {missing[0]}; make a new log with serve --step-log")
+        raise ConfigError(f"{path} does not name its {missing[0]}; make a new log with serve --step-log")
     fitted = fit_steps(steps, overlaps=header["depth"] == 2)
     span_s = steps[-1].start_s - steps[0].start_s
     measuring = {"from": "a live server's step log", "seconds": round(span_s, 1), "num_steps": len(steps)}

@@ -1,4 +1,4 @@
-"""The heart: scheduler, sequences and KV blocks in pure Python.
+"""The scheduler, sequences and KV blocks, in pure Python.
 
-Owns who runs, who waits and who holds which block. No torch, no I/O, no clock: time is an argument.
+Owns which sequences run, which wait, and which blocks each holds. No torch, no I/O, no clock: time is an argument.
 """

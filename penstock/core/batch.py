@@ -1,4 +1,4 @@
-"""The values that cross layers: what a step computes, what came of it, what a client is told.
+"""The values that cross layers: what a step computes, its results, and what a client is sent.
 
 All are immutable and hold no object of any layer, so a `Batch` could have been read from a file. They are tuples because a
 step makes one of each per sequence.
@@ -67,8 +67,8 @@ class Batch(NamedTuple):
     copies: tuple[tuple[int, int], ...] = ()
     """(from, to) block ids whose contents are duplicated: a fork's last, partly filled block."""
     num_shared: int = 0
-    """Positions in blocks of a sequence that another one holds too, each counted once less than it is held. Nothing is computed
-    otherwise for it, but what was just read is read faster."""
+    """Positions in blocks that several sequences hold, each counted once less than it is held. It does not change what is
+    computed; positions read before are read faster."""
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +93,7 @@ class StepOutput(NamedTuple):
     tokens: tuple[tuple[int, ...], ...]
     """Tokens drawn: none if the chunk does not sample, else accepted drafts and one more."""
     drafts: tuple[tuple[int, ...], ...] = ()
-    """Guesses for each sequence's next tokens; empty when nobody guesses."""
+    """Guesses for each sequence's next tokens; empty without a drafter."""
     logprobs: tuple[tuple[Logprob, ...], ...] = ()
     """One per drawn token; empty when no request asked."""
     prompt_logprobs: tuple[tuple[Logprob, ...], ...] = ()
@@ -142,17 +142,17 @@ class PrefixHit(NamedTuple):
     admitted_s: float = 0.0
     """When it was admitted: before that it waited, after that it computed."""
     differs: tuple[int, int, int] | None = None
-    """Where the latest cached prompt that begins alike goes on otherwise: position, own token, the token there."""
+    """Where the most recent cached prompt with the same beginning differs: position, own token, the token there."""
 
 
 class Drafted(NamedTuple):
-    """Drafts that one step checked for a sequence."""
+    """Drafts that one step verified for a sequence."""
 
     num_checked: int
     num_accepted: int
-    """So many tokens of the delta, from `begin` on, were drafts that came true."""
+    """This many tokens of the delta, from `begin` on, were accepted drafts."""
     source: str
-    """Who guessed them."""
+    """Which drafter guessed them."""
     begin: int = 0
 
 
@@ -168,4 +168,4 @@ class Delta(NamedTuple):
     prefix: PrefixHit | None = None
     """On the first delta of a choice only."""
     drafts: tuple[Drafted, ...] = ()
-    """Of each step that checked some."""
+    """One for each step that verified drafts."""

@@ -19,18 +19,18 @@ from penstock.core.prefix import TOKEN_BYTES, Content, Holding, Namespace, block
 
 
 class Match(NamedTuple):
-    """Cached blocks that begin a sequence, and why there are no more."""
+    """Cached blocks that begin a sequence, and why there are no more of them."""
 
     blocks: tuple[int, ...]
     miss: str
     tail: Content | None = None
     """What the last of them holds."""
     differs: tuple[int, int, int] | None = None
-    """Where the latest cached prompt that begins with them goes on otherwise: position, its token, the token there."""
+    """Where the most recent cached prompt that begins with them differs: position, its token, the token there."""
 
 
 class PoolListener(Protocol):
-    """Hears which content can be found and which no longer, as it happens, on the scheduler's thread."""
+    """Receives each publication and removal of content as it happens, on the scheduler's thread."""
 
     def published(self, hash: bytes, parent: bytes, tokens: bytes) -> None:
         """A block with these tokens, packed, after the content named by `parent`: a block's hash or a namespace's."""
@@ -55,8 +55,8 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, block_size: int, *, caching: bool = True, num_kept_blocks: int | None = None
     ) -> None:
-        """Beyond `num_kept_blocks` (default: all) a fresh block is taken only when no cached one could be: what running
-        sequences need is theirs, but memory does not grow for the sake of what might be asked for again."""
+        """Beyond `num_kept_blocks` (default: all) a fresh block is taken only when no cached one could be. Running
+        sequences get what they need, but memory does not grow for prefixes that may never be asked for again."""
         self.num_blocks = num_blocks
         self._num_spared = 0 if num_kept_blocks is None else max(num_blocks - num_kept_blocks, 0)
         """Fresh blocks that cached ones go before."""
@@ -77,7 +77,7 @@ class BlockPool:
         self._listeners: tuple[PoolListener, ...] = ()
         self.num_evictions = 0
         self.num_shared = 0
-        """References beyond the first to each block: what a step in which everybody takes part reads again."""
+        """References beyond the first to each block: what a step of all sequences reads more than once."""
 
     # Queries
 
@@ -174,7 +174,7 @@ class BlockPool:
     # Commands
 
     def listen(self, listener: PoolListener) -> None:
-        """Let somebody hear what is published and removed from now on."""
+        """Add a listener for what is published and removed from now on."""
         self._listeners += (listener,)
 
     def reserve(self, holding: Holding, num_tokens: int, match: Match | None = None, spare: int = 0) -> bool:
@@ -223,8 +223,8 @@ class BlockPool:
     def publish(self, holding: Holding, num_tokens: int) -> None:
         """Offer the full blocks among the sequence's first tokens to later sequences that begin alike.
 
-        They are computed, or will be before anyone who finds them reads them: see `retract` for when that fails. Where
-        another block already holds the same content that one stands, and ours stays private.
+        They are computed, or will be before any sequence that finds them reads them; `retract` handles a failure. Where
+        another block already holds the same content, that block is kept and ours stays private.
         """
         num_full = num_tokens // self.block_size
         if not self._caching or num_full <= holding.num_published:
@@ -260,10 +260,8 @@ class BlockPool:
         holding.num_published = num_full
 
     def adopt(self, holding: Holding, spare: int = 0) -> int:
-        """Full blocks that came filled from elsewhere are offered to whoever begins like the sequence, and held by nobody.
-
-        Returns how many tokens they have: 0 if there is no room or no prefixes are cached.
-        """
+        """Publish full blocks that were filled elsewhere; no sequence holds them. Returns how many tokens they have: 0 if
+        there is no room or no prefixes are cached."""
         num_tokens = len(holding.tokens) // self.block_size * self.block_size
         if not self._caching or not num_tokens or not self.reserve(holding, num_tokens, self.match(holding), spare):
             return 0
@@ -272,10 +270,10 @@ class BlockPool:
         return num_tokens
 
     def retract(self, holding: Holding, first: int) -> set[int]:
-        """What the sequence was to write from its block number `first` on may not be there: nobody is to find it any more.
+        """What the sequence was to write from its block number `first` on may be missing: unpublish it.
 
-        Returns the blocks, for whoever has found them already. What was built on them is found no more either: its parent
-        is gone, and another one that holds the same is not the same.
+        Returns the blocks, for the sequences that have found them already. Content built on them cannot be found either:
+        its parent is gone, and lineage is compared by identity.
         """
         found = [self._index.get(hash_) for hash_ in holding.hashes[first:]]
         lost = {block for block in found if block is not None}
@@ -318,7 +316,7 @@ class BlockPool:
                 self._unpin(block)
 
     def unpin_all(self) -> None:
-        """Break every pin: a request that fits an empty cache may not wait for ever."""
+        """Break every pin: a request that fits an empty cache must not wait for ever."""
         for block in tuple(self._pins):
             self._unpin(block)
 
@@ -356,7 +354,7 @@ class BlockPool:
         self._references[block] += 1
 
     def _take(self, count: int) -> list[int]:
-        """Blocks nobody holds, their old content forgotten; the caller made sure that there are as many."""
+        """Blocks without a holder, their old content forgotten; the caller made sure that there are as many."""
         free, fresh, cached, references = self._free, self._fresh, self._cached, self._references
         taken = []
         for _ in range(count):

@@ -1,4 +1,5 @@
-"""When requests are too late. Who has ended is asked, not told: a request that ends leaves its deadline behind."""
+"""Which requests are past their deadline. Ended requests are recognised by asking for the pending ones; they are not
+reported here."""
 
 from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush

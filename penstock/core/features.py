@@ -27,7 +27,7 @@ class Features(NamedTuple):
     long_pairs: int
     """Query-key pairs of the longer chunks."""
     shared_kv: int
-    """Positions of all chunks that another one reads too, each counted once less than it is read."""
+    """Positions that several chunks read, each counted once less than it is read."""
 
     @property
     def num_tokens(self) -> int:
@@ -44,7 +44,7 @@ class StepTime(NamedTuple):
     host_s: float
     """Of the turn in which it was collected, what was not spent waiting for the device."""
     is_busy: bool
-    """The next turn followed at once, so that what the caller does between turns is counted in `host_s`."""
+    """The next turn followed at once, so the caller's work between turns is part of `host_s`."""
     rest_s: float
     """How long the loop had had nothing to compute before it; 0 where it followed another at once."""
     features: Features

@@ -1,6 +1,6 @@
-"""Steps on their way: whom each computes, and who had come in by then.
+"""Steps in flight: which sequences each computes, and the last epoch that had begun when it was launched.
 
-A result that comes for an epoch that is over is nobody's. Knows who and in which order, not what is computed.
+A result for an epoch that is over is dropped. Knows sequences and their order, not what is computed.
 """
 
 from penstock.core.batch import Batch
@@ -27,7 +27,7 @@ class Flights:
         return tuple(self._flights[batch.step][0])
 
     def live(self, batch: Batch) -> tuple[int, ...]:
-        """Which chunks of a launched batch are of sequences that have not left since."""
+        """Which chunks of a launched batch belong to sequences that are still in the same epoch."""
         sequences, last_epoch = self._flights[batch.step]
         return tuple(index for index, sequence in enumerate(sequences) if sequence.is_inside_since(last_epoch))
 

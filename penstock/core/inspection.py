@@ -1,6 +1,6 @@
-"""What a scheduler looks like from outside, at one moment, as values: blocks by state, who holds them, what begins alike.
+"""A scheduler seen from outside at one moment, as values: blocks by state, their holders, shared prefixes.
 
-Looking changes nothing. It is not for every step: a large pool takes milliseconds to write down.
+Inspection changes nothing. It is not for every step: a large pool takes milliseconds to write down.
 """
 
 from heapq import nsmallest
@@ -45,7 +45,7 @@ class SequenceState(NamedTuple):
     request_id: int
     choice: int
     place: int
-    """Its place among those who wait, from 0; -1 if it runs."""
+    """Its position in the queue, from 0; -1 if it runs."""
     num_prompt: int
     num_cached: int
     num_computed: int
@@ -97,7 +97,7 @@ def _prefixes(pool: BlockPool) -> tuple[tuple[PrefixState, ...], bytes]:
 
 
 def _root(content: Content, known: dict[int, Content]) -> Content:
-    """The content that a chain begins with. Chains are met many times over: what is known of their links is kept."""
+    """The content that a chain begins with. Chains share links, so known links are kept."""
     links = []
     at = content
     while id(at) not in known and isinstance(at.parent, Content):
@@ -111,7 +111,7 @@ def _root(content: Content, known: dict[int, Content]) -> Content:
 
 
 def sequence_states(scheduler: Scheduler, max_sequences: int) -> tuple[SequenceState, ...]:
-    """Those who run, in the order of admission, then those who wait, in theirs."""
+    """Running sequences in the order of admission, then waiting ones in theirs."""
     roster = scheduler.roster
     running = [_sequence_state(one, -1) for one in islice(roster.running, max_sequences)]
     first = nsmallest(max_sequences - len(running), roster.order, key=roster.order.rank)

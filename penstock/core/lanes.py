@@ -1,7 +1,7 @@
-"""Two lanes: requests somebody waits for, in the order the operator chose, and batch requests behind all of them.
+"""Two lanes: interactive requests, in the order the operator chose, and batch requests after all of them.
 
-A batch request is admitted only when nobody else waits; `StepPlan` lets it compute only while nobody else runs, and takes its
-row and its blocks first when somebody needs them.
+A batch request is admitted only when no interactive one waits. `StepPlan` lets it compute only while no interactive one
+runs, and preempts it first.
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ class Limits(NamedTuple):
         return min(self.max_context, self.num_blocks * self.block_size + 1)
 
     def longest(self, request: Request) -> int:
-        """Tokens, prompt included, at which the request ends. Refuses what could never be served, however idle we are."""
+        """Tokens, prompt included, at which the request ends. Refuses a request that even an idle engine could not serve."""
         num_prompt = len(request.prompt)
         wanted = request.params.max_tokens
         if num_prompt >= self.max_context:

@@ -1,7 +1,7 @@
-"""Who is admitted next, and who may take blocks from whom.
+"""Who is admitted next, and who may preempt whom.
 
-An order keeps the waiting sequences. `rank` says who matters more (smaller first): a sequence in need may only push out
-those that rank after it, so the first of all is never pushed out and everybody gets there in turn.
+An order keeps the waiting sequences. `rank` orders all sequences (smaller matters more): a sequence that needs blocks may
+only preempt those that rank after it, so the first of all is never preempted and every sequence gets its turn.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ class Order(Protocol):
         """Let a sequence wait."""
 
     def peek(self) -> Sequence | None:
-        """Who would be admitted next."""
+        """The sequence that would be admitted next."""
 
     def pop(self) -> Sequence:
         """Admit the sequence that `peek` names."""
 
     def remove(self, sequence: Sequence) -> None:
-        """A waiting sequence gave up."""
+        """A waiting sequence was cancelled."""
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Count service given to a sequence."""
@@ -36,12 +36,12 @@ class Order(Protocol):
         """Place in the order; unique."""
 
     def tier(self, sequence: Sequence) -> float:
-        """Importance class, larger matters less: pushed out before others whatever the cost."""
+        """Importance class, larger matters less: preempted before others whatever the cost."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All that wait, in no order."""
+        """All waiting sequences, in no order."""
 
 
 class Queue:
@@ -110,8 +110,8 @@ def by_deadline(sequence: Sequence) -> Rank:
 class FairQueue:
     """The tenant that was served least goes first; inside a tenant, first come first served.
 
-    Service is counted in tokens. A tenant that was away resumes at the present level: absence earns no credit. Levels only
-    rise, so a stale heap entry is always too small and is corrected when it surfaces. A tenant has at most one entry.
+    Service is counted in tokens. A tenant that was absent resumes at the present level: absence earns no credit. Levels
+    only rise, so a stale heap entry is always too small and is corrected when it surfaces. A tenant has at most one entry.
     """
 
     MAX_IDLE_TENANTS = 4096

@@ -1,7 +1,7 @@
-"""A step being put together: who computes what, within one budget of tokens.
+"""A step being planned: which tokens of which sequences it computes, within one token budget.
 
-Those who generate come first, then prompts under way, then whoever waits and may come in. There is no other difference
-between them: a sequence has positions whose KV is not computed yet, and a chunk is a run of them.
+Decoding sequences come first, then prompts in progress, then waiting sequences that can be admitted. There is no other
+difference between them: a sequence has positions whose KV is not computed yet, and a chunk is a run of them.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence
 
 BATCH_LANE_TOKENS = 128
-"""Tokens of a step in which nobody is waited for: whoever comes meanwhile waits for such a step to end."""
+"""Token budget of a step of batch sequences alone: an interactive request that arrives meanwhile waits for that step to end."""
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
 
@@ -46,8 +46,8 @@ class StepPlan:
         """What there is too little of for the first in order to come in; nothing if nobody waits."""
 
     def fill(self) -> None:
-        """Prompts under way come before those that are let in, so that the budget lets nobody in before they are all launched
-        to their ends: whoever begins like one of them finds all of it."""
+        """Prompts in progress come before admission, so no sequence is admitted before all of them are launched to their
+        ends: a sequence with the same beginning finds all of it."""
         roster = self._roster
         is_idle = not roster.is_contended
         if is_idle:
@@ -61,19 +61,19 @@ class StepPlan:
             self._admit()
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take back what was planned for a sequence that is pushed out."""
+        """Remove what was planned for a sequence that is preempted."""
         if sequence in self.sequences:
             index = self.sequences.index(sequence)
             del self.sequences[index]
             chunk = self.chunks.pop(index)
             self.budget += chunk.length - chunk.num_fast_forward
 
-    # Those inside
+    # Running sequences
 
     def add_decodes(self) -> list[Sequence]:
         """Give every sequence that holds its next token one position, and drafts as the budget allows.
 
-        Returns those that are behind: prompts to compute.
+        Returns the sequences whose prompt is not computed yet.
         """
         roster = self._roster
         running = roster.in_order()
@@ -88,16 +88,16 @@ class StepPlan:
         for index, sequence in enumerate(running):
             row = sequence.row
             if yields and sequence.request.is_batch:
-                continue  # stands still, with all it has, until nobody else needs the engine
+                continue  # a batch sequence pauses, with its row and blocks, while interactive ones need the engine
             if row is None or sequence.num_verifying:
-                continue  # pushed out by one planned before it, or of unknown length until its drafts are judged
+                continue  # preempted by one planned before it, or of unknown length until its drafts are verified
             if not sequence.holds_next:
                 prompts.append(sequence)
                 continue
             start = sequence.num_launched
             end = start + 1
             if end >= sequence.limit:
-                continue  # its last token is on the way
+                continue  # its last token is being computed
             drafts: tuple[int, ...] = ()
             num_more = num_steps = 0
             if sequence.fast_forward_steps:
@@ -133,10 +133,10 @@ class StepPlan:
         return drafts
 
     def _add_prompt(self, sequence: Sequence, row: int) -> None:
-        """As much of the known tokens not computed yet as the budget allows. Their blocks were reserved at admission.
+        """Compute as many of the known tokens as the budget allows. Their blocks were reserved at admission.
 
-        Blocks that the chunk fills are offered at once: whoever is admitted from here on, in this very step too, takes them
-        as cached instead of computing them again. A single token is no such chunk: see `engine.runner`.
+        Blocks that the chunk fills are published at once: sequences admitted from here on, in this step too, take them as
+        cached instead of computing them again. A single token is no such chunk: see `engine.runner`.
         """
         start = sequence.num_launched
         end = min(len(sequence.tokens), start + self.budget)
@@ -160,11 +160,11 @@ class StepPlan:
             self._pool.publish(sequence.holding, end)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Blocks for a running sequence, pushing others out if need be; False if it had to leave itself."""
+        """Reserve blocks for a running sequence, preempting others if needed; False if it was preempted itself."""
         pool, roster = self._pool, self._roster
         while not pool.reserve(sequence.holding, num_tokens):
             if len(roster.running) == 1 and pool.num_pinned:
-                pool.unpin_all()  # it would leave, come back, and lose each time what is being computed for it
+                pool.unpin_all()  # preempting itself would lose what is being computed for it each time
                 continue
             victim = self.victim(sequence)
             self._preempt(victim, sequence, "blocks")
@@ -173,16 +173,17 @@ class StepPlan:
         return True
 
     def victim(self, needy: Sequence) -> Sequence:
-        """Of those that rank after the needy one: the least important, then the cheapest to compute again. Or itself."""
+        """Of those that rank after the sequence in need: the least important, then the cheapest to recompute. Or the
+        sequence itself."""
         order = self._roster.order
         own = order.rank(needy)
         candidates = [sequence for sequence in self._roster.running if order.rank(sequence) > own]
         return max(candidates, key=lambda one: (order.tier(one), -one.num_computed, order.rank(one)), default=needy)
 
-    # Those who wait
+    # Waiting sequences
 
     def _admit(self) -> None:
-        """Let waiting sequences in while there are rows, blocks and budget. Nobody overtakes the first in order."""
+        """Admit waiting sequences while there are rows, blocks and budget. No sequence overtakes the first in order."""
         roster = self._roster
         is_whole = not roster.batching.joins
         opens_s = roster.opens_s
@@ -212,7 +213,7 @@ class StepPlan:
                 self._add_prompt(sequence, row)
 
     def _preempt_batch(self, needy: Sequence, lacks: str) -> bool:
-        """The last batch sequence that came in leaves, for one that somebody waits for; False if there is none."""
+        """Preempt the batch sequence admitted last for an interactive one; False if there is none."""
         batch = self._roster.batch
         if not batch or needy.request.is_batch:
             return False
@@ -226,9 +227,10 @@ class StepPlan:
         self.preemptions = (*self.preemptions, told)
 
     def _claim(self, sequence: Sequence, is_whole: bool) -> int | None:
-        """Blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no room.
+        """Reserve blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no
+        room.
 
-        One block a running sequence is left over, so that those inside are not pushed out at once by those let in.
+        One block per running sequence is left over, so that admission does not cause preemption at once.
         """
         spare = 0 if is_whole else len(self._roster.running)
         parent = sequence.parent

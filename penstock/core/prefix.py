@@ -1,7 +1,7 @@
-"""Names for runs of tokens: each block's hash says what it and everything before it holds.
+"""Names for runs of tokens: each block's hash identifies what it and everything before it holds.
 
-A hash is only a key. Whoever finds a block by it compares the tokens too, so a collision can cost time but never a wrong
-answer. The router computes the same hashes to guess which replica holds a prefix.
+A hash is only a key. A lookup compares the tokens too, so a collision can cost time but never a wrong answer. The router
+computes the same hashes to guess which replica holds a prefix.
 """
 
 import sys
@@ -85,10 +85,10 @@ class Content:
 
 
 class Holding:
-    """What one holder has of the KV blocks: written by the pool alone, read by whoever holds it.
+    """What one holder has of the KV blocks: written by the pool alone, read by its holder.
 
-    Blocks in the order of positions, and how far they are published. Empty when made and after a release.
-    `tokens` is the holder's own list, which grows; only what is published is taken as final.
+    Blocks in the order of positions, and how far they are published. Empty when made and after a release. `tokens` is the
+    holder's own list, which grows; only what is published is taken as final.
     """
 
     __slots__ = ("blocks", "hashes", "namespace", "num_published", "tail", "tokens")
@@ -97,7 +97,7 @@ class Holding:
         self.tokens = tokens
         self.namespace = namespace
         self.blocks: list[int] = []
-        """One list for life: whoever reads it may keep it."""
+        """One list for the holding's life, so readers may keep a reference to it."""
         self.hashes: list[bytes] = []
         """Of full blocks, from the first; a memo of the tokens."""
         self.num_published = 0

@@ -21,7 +21,7 @@ MAX_GRAMMAR_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language that an answer must belong to: a source, and of what kind it is. What it means is known where texts are."""
+    """A language that an answer must belong to: a source, and its kind. `text.grammar` knows what it means."""
 
     kind: str
     source: str
@@ -59,7 +59,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     n: int = 1
     grammar: Grammar | None = None
-    """What the answer must be. Four ways to say it: this, or one of the next three."""
+    """What the answer must be. There are four ways to state it: this, or one of the next three."""
     schema: Any = None
     """A JSON schema, as an object or as text. Becomes the grammar, as do the next two."""
     regex: str | None = None
@@ -142,13 +142,13 @@ class Request:
     salt: str = ""
     """Prefix cache namespace: requests share blocks only under equal salts."""
     prediction: tuple[int, ...] = ()
-    """What the client expects the answer to be: drafts, if anybody drafts."""
+    """What the client expects the answer to be; used for drafts if speculation is on."""
     speculate: int | None = None
-    """Drafts to check in each step; 0 for none, None leaves it to the engine."""
+    """Drafts to verify in each step; 0 for none, None leaves it to the engine."""
     pins: tuple[tuple[int, float], ...] = ()
     """(tokens, seconds): the prompt's first tokens stay in the prefix cache for so long after they are computed."""
     is_batch: bool = False
-    """Nobody waits for it: it runs only while nobody else does."""
+    """A batch request: it runs only while no interactive request does."""
     adapter: str = ""
     """Identity of the weights laid over the model; part of every block's hash."""
     resumed: tuple[tuple[int, ...], ...] = ()

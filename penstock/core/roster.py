@@ -1,4 +1,4 @@
-"""Who waits and who is inside: coming and going, and the rows of those inside.
+"""Which sequences wait and which run: admission, leaving, and the rows of running ones.
 
 Sole writer of queues and epochs. Knows no steps, and nothing of what is computed.
 """
@@ -11,7 +11,7 @@ from penstock.core.sequence import Sequence
 
 
 class Roster:
-    """A sequence waits, is inside, or is neither: not yet, or no more. Only those inside hold blocks and a row."""
+    """A sequence waits, runs, or does neither (not yet, or it has ended). Only running sequences hold blocks and a row."""
 
     __slots__ = (
         "_is_ordered",
@@ -35,35 +35,35 @@ class Roster:
         self.order = order
         self.batching = batching
         self.now = 0.0
-        """The time last told."""
+        """The latest time given by the driver."""
         self.running: dict[Sequence, None] = {}
         self.present: dict[Sequence, None] = {}
         """Running sequences that are not fast-forwarding."""
         self.behind: dict[Sequence, None] = {}
-        """Those running whose prompt is not computed yet."""
+        """Running sequences whose prompt is not computed yet."""
         self.batch: dict[Sequence, None] = {}
-        """Those running that nobody waits for."""
+        """Running batch sequences."""
         self.num_batch_waiting = 0
-        """Those waiting that nobody waits for; they count for no bound of the others."""
+        """Waiting batch sequences; they count towards no limit of interactive ones."""
         self.num_waiting_tokens = 0
         self._pool = pool
         self._max_sequences = limits.max_sequences
         self._rows = list(range(limits.max_sequences - 1, -1, -1))
         self._is_ordered = True
-        """Those present stand in the order of admission."""
+        """The present sequences are kept in the order of admission."""
         self.waiting_since: float | None = None
-        """Since when the first of those who wait does; None if nobody waits."""
+        """Since when the first waiting sequence waits; None if none waits."""
         self.num_epochs = 0
-        """Ever begun."""
+        """Epochs begun so far."""
 
     @property
     def has_row(self) -> bool:
-        """One more could be inside."""
+        """There is a free row."""
         return bool(self._rows)
 
     @property
     def is_contended(self) -> bool:
-        """Somebody is inside, or first in order, for whom somebody waits: batch sequences stand back."""
+        """An interactive sequence runs or is first in order: batch sequences pause."""
         if len(self.running) > len(self.batch):
             return True
         first = self.order.peek() if self.waiting_since is not None else None
@@ -71,7 +71,7 @@ class Roster:
 
     @property
     def opens_s(self) -> float | None:
-        """When those who wait may be let in; None if nobody waits."""
+        """When waiting sequences may be admitted; None if none waits."""
         if self.waiting_since is None:
             return None
         return self.batching.opens_s(self.waiting_since, is_full=len(self.order) >= self._max_sequences)
@@ -107,12 +107,12 @@ class Roster:
             self.waiting_since = self.now
 
     def give_up(self, sequence: Sequence) -> None:
-        """A sequence waits no more, nor will it be let in."""
+        """Remove a sequence from the queue; it will not be admitted."""
         self.order.remove(sequence)
         self._stop_waiting(sequence)
 
     def enter(self, sequence: Sequence, num_cached: int) -> int:
-        """Let the first in order in, with the blocks it has been given; returns its row."""
+        """Admit the first in order, with the blocks reserved for it; returns its row."""
         self.order.pop()
         if not sequence.epoch:  # a charge may change who is first, so it comes after the pop
             self.order.charge(sequence, sequence.num_prompt - num_cached)
@@ -129,7 +129,7 @@ class Roster:
         return row
 
     def leave(self, sequence: Sequence) -> None:
-        """A running sequence gives everything back; its published blocks stay cached."""
+        """A running sequence gives its row and blocks back; its published blocks stay cached."""
         if sequence.row is not None:
             self._rows.append(sequence.row)
         del self.running[sequence]
@@ -140,16 +140,16 @@ class Roster:
         sequence.leave()
 
     def preempt(self, sequence: Sequence) -> None:
-        """A running sequence leaves, to come back and compute everything again that is not cached then."""
+        """Preempt a running sequence: it waits again and recomputes everything that is not cached by then."""
         self.leave(sequence)
         self.wait(sequence)
 
     def catch_up(self) -> None:
-        """Some have computed more: whose prompt is behind them is behind no more."""
+        """Sequences have advanced: count again which prompts are not computed yet."""
         self.behind = {sequence: None for sequence in self.behind if sequence.is_behind}
 
     def begin_fast_forward(self, sequence: Sequence) -> None:
-        """It goes on by itself, unplanned."""
+        """The sequence continues by itself, unplanned."""
         del self.present[sequence]
 
     def end_fast_forward(self, sequence: Sequence) -> None:
@@ -158,7 +158,7 @@ class Roster:
             self._is_ordered = False
 
     def in_order(self) -> list[Sequence]:
-        """Those present, in the order of admission."""
+        """Present sequences, in the order of admission."""
         present = list(self.present)
         if not self._is_ordered:
             present.sort(key=_epoch)

@@ -97,7 +97,8 @@ class Scheduler:
 
     @property
     def wake_s(self) -> float | None:
-        """When `expire` or `schedule` has something to do even if nothing happens: a deadline, or a batch that opens."""
+        """The next time at which `expire` or `schedule` has something to do even if nothing happens: a deadline, or a batch
+        that opens."""
         deadline_s = self._deadlines.next_s
         opens_s = None if self.roster.running else self.roster.opens_s
         if deadline_s is None or opens_s is None:
@@ -106,7 +107,7 @@ class Scheduler:
 
     @property
     def generating(self) -> list[Sequence]:
-        """Those that draw a token in every step. Drafts can be checked for the ones of them that have none pending."""
+        """Sequences that draw a token in every step. Those without pending drafts can be given some."""
         return [one for one in self.roster.present if one.holds_next and not one.num_verifying]
 
     def check(self) -> None:
@@ -125,7 +126,7 @@ class Scheduler:
         roster = self.roster
         num_free_rows = max(self.limits.max_sequences - len(roster.running) + len(roster.batch), 0)
         num_waiting, most = len(roster.order) - roster.num_batch_waiting, self.limits.max_waiting
-        if request.is_batch:  # in places of their own, half as many
+        if request.is_batch:  # batch requests have limits of their own, half as large
             num_waiting, most, num_free_rows = roster.num_batch_waiting, max(most // 2, num_choices), 0
         if num_waiting + num_choices > most + num_free_rows:
             most += num_free_rows
@@ -155,13 +156,15 @@ class Scheduler:
         return self._end(request_id, CANCELLED, choice)
 
     def end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
-        """End a request, or one choice of it, for a reason that its driver knows: its text is complete, or cannot go on."""
+        """End a request, or one choice of it, for a reason that the driver knows: its text is complete, or cannot be
+        continued."""
         return self._end(request_id, finish, choice)
 
     def propose(self, request_id: int, choice: int, token_ids: tuple[int, ...], source: str) -> int:
-        """Tokens that will come next in a sequence, as its driver knows: its next step checks them as drafts.
+        """Tokens that must come next in a sequence, as the driver knows; its next step verifies them as drafts.
 
-        Returns how many that is: those of steps under way are drawn there, and a sequence that is not inside has no step.
+        Returns how many it will verify: tokens of steps in flight are drawn there, and a sequence that does not run has no
+        step.
         """
         for sequence in self._requests.get(request_id, ()):
             if sequence.choice == choice and sequence.row is not None and not sequence.num_verifying:
@@ -180,31 +183,29 @@ class Scheduler:
         return tuple(deltas)
 
     def pin(self, request: Request, until_s: float) -> int:
-        """Keep what is cached of a request's prompt until then; returns how many tokens that is."""
+        """Pin what is cached of a request's prompt until then; returns how many tokens that is."""
         match = self.pool.match(_holding(request))
         self.pool.pin(match, until_s)
         return len(match.blocks) * self.limits.block_size
 
     def unpin(self, request: Request) -> int:
-        """Let go of what is pinned of a request's prompt, before its time; returns how many tokens that is."""
+        """Unpin what is pinned of a request's prompt; returns how many tokens that is."""
         match = self.pool.match(_holding(request))
         self.pool.unpin(match)
         return len(match.blocks) * self.limits.block_size
 
     def adopt(self, request: Request) -> int:
-        """Keys and values of a prompt came from elsewhere: offer its full blocks to whoever begins alike.
-
-        Returns how many tokens that is: 0 if the cache has no room or caches no prefixes.
-        """
+        """KV of a prompt arrived from elsewhere: publish its full blocks. Returns how many tokens that is: 0 if the cache
+        has no room or caches no prefixes."""
         return self.pool.adopt(_holding(request), spare=self.num_running)
 
     def draft(self, sequence: Sequence, token_ids: tuple[int, ...], source: str) -> None:
-        """Guesses for a sequence whose tokens are all known, to be checked in its next step as far as there is room."""
+        """Drafts for a sequence whose tokens are all known, to be verified in its next step as far as there is room."""
         sequence.drafts = token_ids
         sequence.draft_source = source
 
     def schedule(self, now: float) -> Batch | None:
-        """The next step's work, or None if there is none to do."""
+        """The next step's work, or None if there is none."""
         self.roster.now = now
         self.pool.unpin_expired(now)
         plan = StepPlan(self.limits, self.pool, self.roster)
@@ -220,9 +221,9 @@ class Scheduler:
     def commit(
         self, batch: Batch, output: StepOutput, now: float, fast_forward: tuple[int, ...] = ()
     ) -> tuple[Delta, ...]:
-        """Take in a step's results: advance its sequences, publish full blocks, tell what is new.
+        """Commit a step's results: advance its sequences, publish full blocks, return the new tokens as deltas.
 
-        `ahead` says for each chunk how many steps its sequence goes on by itself (fast-forward) after its next.
+        `ahead` gives for each chunk how many steps its sequence continues by itself (fast-forward) after its next.
         """
         self.roster.now = now
         deltas: list[Delta] = []
@@ -237,7 +238,7 @@ class Scheduler:
             self._retract(sequences[index], last_epoch, chunks[index])
         for index, sequence, drawn in zip(range(len(chunks)), sequences, tokens, strict=True):
             if sequence.row is None or (has_newcomers and sequence.epoch > last_epoch):
-                continue  # it left after the launch; what was computed for it is nobody's
+                continue  # it left after the launch; the result is dropped
             known = sequence.tokens
             num_known = len(known)
             if (
@@ -248,7 +249,7 @@ class Scheduler:
                 and sequence.is_prefix_reported
                 and not (sequence.siblings or sequence.num_verifying or sequence.fast_forward_steps)
             ):
-                # What nearly always happens, in few words: all its tokens are computed, it has the next and goes on.
+                # The usual case first: all its tokens are computed, it has the next one and continues.
                 known.append(drawn[0])
                 sequence.num_computed = num_known
                 if counts_service:
@@ -270,7 +271,7 @@ class Scheduler:
             self.roster.catch_up()
         return tuple(deltas)
 
-    # Taking in results
+    # Committing results
 
     def _advance(self, sequence: Sequence, chunk: Chunk, output: StepOutput, index: int) -> Delta | None:
         drawn = output.tokens[index]
@@ -308,14 +309,14 @@ class Scheduler:
         return sequence.report(drawn, None, logprobs, prompt_logprobs, drafts)
 
     def _pin_prompt(self, request: Request) -> None:
-        """Its prompt is computed: what it asked to be kept of it is."""
+        """Its prompt is computed: pin what it asked to keep."""
         match = self.pool.match(_holding(request))
         for num_tokens, ttl_s in request.pins:
             blocks = match.blocks[: num_tokens // self.limits.block_size]
             self.pool.pin(match._replace(blocks=blocks), self.roster.now + ttl_s)
 
     def _retract(self, sequence: Sequence, last_epoch: int, chunk: Chunk) -> None:
-        """A chunk was not computed: whoever took what it was to write as cached leaves, and comes back to compute it."""
+        """A chunk was not computed: sequences that took its blocks as cached are preempted and compute them again."""
         lost = self.pool.retract(sequence.holding, chunk.start // self.limits.block_size)
         trusting = [one for one in self.roster.running if not lost.isdisjoint(one.blocks)] if lost else []
         for one in trusting:
@@ -325,7 +326,7 @@ class Scheduler:
     # Ending
 
     def _let_siblings_wait(self, sequence: Sequence) -> None:
-        """The prompt they share is computed, or never will be by this one: its siblings stand on their own."""
+        """The prompt they share is computed, or will never be by this sequence: its siblings continue on their own."""
         siblings, sequence.siblings = sequence.siblings, ()
         for sibling in siblings:
             if sibling.finish is None:
@@ -365,5 +366,5 @@ class Scheduler:
 
 
 def _holding(request: Request) -> Holding:
-    """Of nothing yet, for a prompt that no sequence generates from."""
+    """No prefix hit yet, for a prompt that no sequence generates from."""
     return Holding(list(request.prompt), Namespace(request.salt, request.adapter))

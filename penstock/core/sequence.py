@@ -85,7 +85,7 @@ class Sequence(SequenceProgress):
         """Number of its epoch, or of its last one if it is not running: epochs of all sequences are counted together."""
         self.row: int | None = None
         self.is_announced = False
-        """The runner has been told who holds the row."""
+        """The runner has been given the sequence's `Arrival` for this row."""
         self.num_computed = 0
         self.num_launched = 0
         self.num_verifying = 0
@@ -94,14 +94,14 @@ class Sequence(SequenceProgress):
         """The runner drew the token at `num_launched` itself and holds it in its row."""
         self.drafts: tuple[int, ...] = ()
         self.draft_source = ""
-        """Who guessed the drafts, those being checked included."""
+        """Which drafter guessed the drafts, including those being verified."""
         self.fast_forward_steps = 0
-        """Steps it goes on by itself after the next; while it fast-forwards it takes one token of every step's budget."""
+        """Steps it continues by itself after the next; while it fast-forwards it takes one token of every step's budget."""
 
         self.holding = Holding(self.tokens, Namespace(request.salt, request.adapter))
         """Its blocks, the pool's to write."""
         self.blocks = self.holding.blocks
-        """The same list, nearer at hand."""
+        """The same list, without a second lookup."""
 
     @property
     def is_running(self) -> bool:
@@ -114,7 +114,7 @@ class Sequence(SequenceProgress):
 
     @property
     def num_pending(self) -> int:
-        """Tokens that launched steps draw, drafts and fast-forward steps aside, and that have not been told yet."""
+        """Tokens that launched steps draw and that are not reported yet, drafts and fast-forwarded steps aside."""
         return self.num_launched + 1 - self.num_verifying - len(self.tokens) if self.holds_next else 0
 
     def is_inside_since(self, epoch: int) -> bool:
@@ -127,7 +127,7 @@ class Sequence(SequenceProgress):
         return self.choice == 0 and self.request.params.prompt_logprobs is not None
 
     def unreported_prompt_logprobs(self, chunk: Chunk, logprobs: tuple[Logprob, ...]) -> tuple[Logprob, ...]:
-        """Those of a chunk not reported before: a sequence that was pushed out computes its prompt again."""
+        """Log probabilities of a chunk not reported before: a preempted sequence computes its prompt again."""
         if not self.wants_prompt_logprobs:
             return ()
         first_token = max(chunk.start, 1)
@@ -165,7 +165,7 @@ class Sequence(SequenceProgress):
         prompt_logprobs: tuple[Logprob, ...],
         drafts: tuple[Drafted, ...] = (),
     ) -> Delta:
-        """What the client hears; the first time, what the prefix cache gave too."""
+        """What the client receives; the first time, what the prefix cache gave too."""
         prefix = None
         if not self.is_prefix_reported:
             prefix = self.prefix

@@ -57,7 +57,7 @@ def read_profile(text: str, name: str) -> Profile:
         data = json.loads(text)
         version = data.pop("penstock_profile")
         if version != VERSION:
-            raise ConfigError(f"{name} is a profile of version {version}; this program reads {VERSION}: make it anew")
+            raise ConfigError(f"{name} is a profile of version {version}; this program reads {VERSION}: make it again")
         fitted = data.pop("fitted")
         profile = Profile(
             **data,

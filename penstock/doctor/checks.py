@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.amounts import format_bytes
 from penstock.doctor.environment import Environment
 from penstock.doctor.finding import Finding, ServiceLayer, Verdict
 
@@ -89,7 +90,7 @@ def _load(found: Environment) -> Judgement:
 
 
 def _memory(found: Environment) -> Judgement:
-    evidence = f"{found.available_bytes / GIB:.1f} GiB can be had"
+    evidence = f"{format_bytes(found.available_bytes)} can be had"
     if found.available_bytes < LEAST_BYTES:
         return _fault(evidence, "free memory or raise the container's limit: even the default model takes 1 GiB")
     if found.available_bytes < ENOUGH_BYTES:
@@ -98,7 +99,7 @@ def _memory(found: Environment) -> Judgement:
 
 
 def _swap(found: Environment) -> Judgement:
-    evidence = f"{found.swap_used_bytes / GIB:.1f} GiB of swap in use"
+    evidence = f"{format_bytes(found.swap_used_bytes)} of swap in use"
     if found.swap_used_bytes > GIB // 4:
         return _warning(evidence, "free memory: weights that are swapped out cost seconds a token")
     return _ok(evidence)
@@ -119,7 +120,7 @@ def _clock(found: Environment) -> Judgement:
 def _cuda(found: Environment) -> Judgement:
     torch = found.torch
     if torch.is_cuda:
-        return _ok(f"{torch.device}, {torch.free_bytes / GIB:.1f} GiB free; torch for CUDA {found.torch_cuda}")
+        return _ok(f"{torch.device}, {format_bytes(torch.free_bytes)} free; torch for CUDA {found.torch_cuda}")
     if not found.num_gpus and not found.driver_cuda:
         return _ok("no NVIDIA GPU; the CPU computes")
     evidence = f"{found.num_gpus} GPUs, a driver for CUDA {found.driver_cuda or 'unknown'}, "
@@ -147,7 +148,7 @@ def _torch(found: Environment) -> Judgement:
     if not found.torch_version:
         return _fault("not installed", "pip install 'torch>=2.11'")
     if found.torch.fault:
-        return _fault(f"{found.torch_version}: {found.torch.fault}", "install torch anew: it does not start here")
+        return _fault(f"{found.torch_version}: {found.torch.fault}", "reinstall torch: it does not start here")
     if version_of(found.torch_version) < OLDEST_TORCH:
         return _fault(found.torch_version, "pip install 'torch>=2.11'")
     return _ok(found.torch_version)
@@ -176,7 +177,7 @@ def _instructions(found: Environment) -> str:
 
 
 def _store(found: Environment) -> Judgement:
-    evidence = f"{found.store}, {found.store_free_bytes / GIB:.1f} GiB free"
+    evidence = f"{found.store}, {format_bytes(found.store_free_bytes)} free"
     if found.store_fault:
         return _fault(f"{found.store}: {found.store_fault}", "make it writable, or set HOME to where there is room")
     if found.has_default_model:

@@ -321,7 +321,7 @@ RULES: tuple[Rule, ...] = (
         layer=ServiceLayer.L6,
         verdict=Verdict.WARNING,
         weight=42,
-        symptom="answers are ready but nobody reads them",
+        symptom="answers are ready but clients do not read them",
         reads=("num_unread_before", "num_unread", "num_calls"),
         condition=lambda signs: (
             signs.num_unread_before >= FEW and signs.num_unread >= FEW and signs.num_unread > 0.25 * signs.num_calls

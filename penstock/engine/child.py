@@ -1,6 +1,7 @@
-"""One engine process as its parent sees it: start, talk, watch, end.
+"""One engine process as its parent sees it: start, send, watch, end.
 
-Each incarnation has a folder of its own, so a process that was given up can never speak again: nobody reads its socket.
+Each incarnation has a folder of its own. The socket of a process that was given up is never read again, so it cannot be
+heard.
 """
 
 import asyncio
@@ -18,14 +19,14 @@ from penstock.engine.wire import MAX_FRAME_BYTES, Command, encode
 STACKS_S = 0.3
 """Time a hung process gets to print its stacks."""
 MAX_TAKEN = 16
-"""Frames taken in before others on the event loop have their turn."""
+"""Frames read before other tasks of the event loop get their turn."""
 
 
 class Child:
     """Made inside a running event loop. `close` may be called in any state and leaves nothing behind."""
 
     def __init__(self, spawned: Spawned, setup: bytes) -> None:
-        """Take a process over and give it its setup, a line on its input."""
+        """Take over a started process and write its setup, one line, to its input."""
         self._spawned = spawned
         self._process = spawned.process
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -40,7 +41,7 @@ class Child:
         self._commands: zmq.Socket[bytes] | None = None
         threading.Thread(target=self._reap, args=(self._ended.get_loop(),), name="reaper", daemon=True).start()
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, as `wait` will tell
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, as `wait` will report
                 self._process.stdin.write(setup + b"\n")
                 self._process.stdin.flush()
 
@@ -61,7 +62,7 @@ class Child:
             self._commands.send(encode(command), zmq.NOBLOCK)
 
     async def receive(self) -> list[bytes]:
-        """Frames that have arrived, one at least; several only if we have fallen behind. `decode_report` reads them."""
+        """Frames that have arrived, at least one; several only if we have fallen behind. `decode_report` reads them."""
         frames = [await self._reports.recv()]
         with contextlib.suppress(zmq.Again):
             while len(frames) < MAX_TAKEN:
@@ -89,9 +90,9 @@ class Child:
             self._commands.close()
 
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A thread of its own: the process was begun before there was a loop to wait for it."""
+        """A thread of its own: the process was started before there was an event loop to wait for it."""
         status = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+        with contextlib.suppress(RuntimeError):  # the event loop has ended: no task waits
             loop.call_soon_threadsafe(self._report, status)
 
     def _report(self, status: int) -> None:

@@ -1,8 +1,9 @@
 """The engine as the server sees it: submit, cancel, streams of deltas; and the supervisor that keeps it alive.
 
-When the engine's process dies or hangs a new one is started and given all that was under way: what had begun goes on after
-the tokens that were told, computed again like a preempted sequence. What cannot be resumed (some choices over, prompt
-logprobs) ends in an error at once. Requests have ids that are never reused, and a process that was given up is never heard.
+When the engine's process dies or hangs, a new one is started and given all requests in progress. Those that had begun
+continue after the tokens already reported, recomputed like a preempted sequence. What cannot be resumed (some choices over,
+prompt logprobs) ends in an error at once. Request ids are never reused, and a process that was given up is never heard
+again.
 """
 
 import asyncio
@@ -66,9 +67,9 @@ __all__ = [
 LOGGER = logging.getLogger(__name__)
 IDLE = SchedulerLoad(0, 0, 0, 0.0, 0)
 MAX_SENT = 3
-"""Engines that are given a request which they do not survive."""
+"""Engines that a request is sent to, one after another as they die; then it ends in an error."""
 MAX_FAILED_STARTS = 3
-"""Processes in a row that end before they are of use before we give up."""
+"""Processes in a row that may end before they are useful; then supervision gives up."""
 USEFUL_S = 2.0
 """An engine that was ready this long was a good one, whatever ended it; so was one that a request may have ended."""
 STEP_FACTOR = 6.0
@@ -88,7 +89,7 @@ class EngineClient:
     def __init__(
         self, command: Sequence[str], config: EngineConfig, *, hang_s: float = 10.0, spawned: Spawned | None = None
     ) -> None:
-        """`spawned` is the first process of that command, if it was begun already."""
+        """`spawned` is the first process of that command, if it was started already."""
         self.facts: Facts | None = None
         """Known once an engine has been ready."""
         self.load = IDLE
@@ -97,12 +98,12 @@ class EngineClient:
         self.num_stumbles = 0
         """Faults of supervision itself, each caught where it happened."""
         self.on_step: OnStep | None = None
-        """Told every step before its readers are: metrics listen here."""
+        """Called with every step before its readers are: metrics listen here."""
         self.on_phase: OnPhase | None = None
         self.on_view: Callable[[EngineView], None] | None = None
-        """Told what there is to see while `look` is asked for."""
+        """Called with each view while `look` is asked for."""
         self.on_blocks: Callable[[BlocksChanged], None] | None = None
-        """Told what the prefix cache holds, once `follow_blocks` was called; all of it again when an engine starts or ends."""
+        """Called with changes of the prefix cache after `follow_blocks`; with all of it when an engine starts or ends."""
         self.ready = asyncio.Event()
         self._command = command
         self._spawned = spawned
@@ -122,7 +123,7 @@ class EngineClient:
         self._last_words: Failed | None = None
         self._is_stopping = False
         self._suspects: deque[DeltaStream] = deque()
-        """Requests that saw two engines die: given to the next one by one."""
+        """Requests that saw two engines die: given to the next engine one by one."""
         self._suspect: DeltaStream | None = None
         """The one of them that the engine has now."""
 
@@ -134,7 +135,7 @@ class EngineClient:
 
     @property
     def silence_s(self) -> float:
-        """How long ago the engine was last heard."""
+        """Seconds since the engine last sent something."""
         return time.monotonic() - self._heard_s
 
     @property
@@ -155,7 +156,7 @@ class EngineClient:
         return self._is_stopping
 
     def check(self, request: Request) -> None:
-        """Raise RequestError for what could never be served, however idle the engine."""
+        """Raise RequestError for a request that even an idle engine could not serve."""
         facts = self.facts
         if facts is not None:
             limits = Limits(
@@ -170,7 +171,7 @@ class EngineClient:
         return next(self._ids)
 
     def submit(self, request: Request) -> DeltaStream:
-        """Hand over a request; while the engine restarts it waits here. The stream ends in a finish whatever happens."""
+        """Hand over a request; while the engine restarts it waits here. The stream always ends in a finish."""
         if self._is_stopping:
             raise CapacityError(SHUTTING_DOWN)
         stream = DeltaStream(request)
@@ -180,7 +181,7 @@ class EngineClient:
         return stream
 
     def cancel_choice(self, request_id: int, choice: int) -> None:
-        """One choice of a request is not wanted any more; it ends as cancelled, the others go on."""
+        """Cancel one choice of a request; the others continue."""
         if request_id in self._streams and self._child is not None:
             self._child.send(Cancel(request_id, choice))
 
@@ -192,7 +193,7 @@ class EngineClient:
             self._acquit(stream)
 
     def look(self, seconds: float) -> None:
-        """Let the engine tell what there is to see for so long."""
+        """Ask the engine for views of itself for so many seconds."""
         if self._child is not None and self.is_ready:
             self._child.send(LookCommand(seconds))
 
@@ -231,7 +232,7 @@ class EngineClient:
     # The supervisor
 
     async def run(self) -> None:
-        """Keep an engine alive until `stop`. Raises ConfigError or EngineError when there is no use in trying."""
+        """Keep an engine alive until `stop`. Raises ConfigError or EngineError when a restart cannot help."""
         num_failed = 0
         is_new = True
         try:
@@ -279,7 +280,7 @@ class EngineClient:
             await child.close()
 
     async def _hear_the_rest(self, listening: "asyncio.Task[None]") -> None:
-        """Frames the process sent before it ended are still on their way: wait until none has come for a moment."""
+        """Frames the process sent before it ended may still arrive: wait until none has come for a moment."""
         heard_s = -1.0
         while heard_s != self._heard_s and not listening.done():
             heard_s = self._heard_s
@@ -297,9 +298,9 @@ class EngineClient:
                 self._heard_s = time.monotonic()
                 try:
                     self._take_in(report, child, is_last=number == len(frames))
-                except Exception:  # of whoever listens: the engine must still be heard
+                except Exception:  # a fault of a listener: the engine must still be heard
                     self._stumbled("a report could not be taken in")
-            await asyncio.sleep(0)  # frames that wait already must not keep the loop from everybody else
+            await asyncio.sleep(0)  # frames that wait already must not keep the event loop from other tasks
 
     def _take_in(self, report: Report, child: Child, *, is_last: bool) -> None:
         match report:
@@ -326,7 +327,7 @@ class EngineClient:
                 self._begin(facts, child)
 
     def _take_in_step(self, step: StepReport, *, is_last: bool) -> None:
-        """Readers are told at once unless more frames wait: then they find the news of all of them together."""
+        """Readers are woken at once unless more frames wait: then they find all of them together."""
         now = self._heard_s
         self._moved_s = now
         self.load = step.load
@@ -340,11 +341,11 @@ class EngineClient:
         for delta in step.deltas:
             stream = streams.get(delta.request_id)
             if stream is None:
-                continue  # cancelled while this was on its way
+                continue  # cancelled while this was in flight
             if stream is self._suspect:
                 self._acquit(stream)
             if delta.prefix is not None and stream.is_started and stream.request.resumed:
-                delta = delta._replace(prefix=None)  # told already, by another engine
+                delta = delta._replace(prefix=None)  # reported already, by another engine
             stream.push(delta, now, at_once=is_last)
             if not stream.unended:
                 del streams[delta.request_id]
@@ -376,7 +377,7 @@ class EngineClient:
         self._send_suspect()
 
     def _send_suspect(self) -> None:
-        """Give the engine the next request that may be what killed others; with one at a time the guilty one is known."""
+        """Give the engine the next request that may have killed others, one at a time, so that the guilty one is known."""
         self._suspect = None
         while self._suspects:
             stream = self._suspects.popleft()
@@ -395,7 +396,7 @@ class EngineClient:
             self._child.send(Submit(stream.request))
 
     async def _watch(self, child: Child) -> None:
-        """End a process that is silent, or whose step does not end. Time in which we did not run ourselves is no silence."""
+        """End a process that is silent, or whose step does not end. Time in which this process did not run is no silence."""
         while True:
             try:
                 if await self._is_hung():

@@ -50,7 +50,7 @@ class CancelOrder(NamedTuple):
 
 
 class ResultPart(NamedTuple):
-    """A ticket for some chunks of a batch. The others' sequences have left: nobody asks what became of them."""
+    """A ticket for some chunks of a batch. The sequences of the other chunks have left, so their results are dropped."""
 
     ticket: Ticket | None
     indices: tuple[int, ...]
@@ -97,32 +97,32 @@ class Engine:
         """Corrects the most tokens of a step; None keeps them as they are."""
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
         self.matching = matching
-        """Who holds sequences to their grammars; without it a request with a grammar is refused."""
+        """Holds sequences to their grammars; without it a request with a grammar is refused."""
         self._output_s = 0.0
         """When the last step's tokens came."""
         self.num_steps = 0
-        """Ever launched."""
+        """Steps launched so far."""
         self._num_loops = 0
         self._turn_s = clock()
         self._runner = runner
         self._clock = clock
         self.depth = depth
         self.on_commit: OnCommit | None = None
-        """Told of each step before it is taken in, while somebody looks."""
+        """Called with each step before it is committed, while a view is asked for."""
         self.on_schedule: Callable[[Batch], None] | None = None
-        """Told of each step that was decided on, before it is launched."""
+        """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
         self._inbox: SimpleQueue[Request | CancelOrder | Compiled] = SimpleQueue()
         self._taken: deque[Request | CancelOrder | Compiled] = deque()
-        """What `wait` took out of the inbox: older than all that is in it."""
+        """What `wait` took out of the inbox: older than everything in it."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
-        """Ever launched when the books were last checked."""
+        """Steps launched when the books were last checked."""
         self._num_lost_steps = 0
         self._num_raised = 0
-        """Chunks of the failed step that fail by themselves. Others may come out wrong for want of what those were to write."""
+        """Chunks of the failed step that fail by themselves. Others may be wrong because they read what those were to write."""
 
     @property
     def heartbeat(self) -> Heartbeat:
@@ -138,7 +138,7 @@ class Engine:
         self._inbox.put(request)
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
-        """End a request, or one choice of it, wherever it is; nothing happens if it has ended."""
+        """End a request, or one choice of it, in any state; nothing happens if it has ended."""
         self._inbox.put(CancelOrder(request_id, choice))
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -155,16 +155,18 @@ class Engine:
         return True
 
     def check(self) -> None:
-        """Raise EngineError if the scheduler's books do not balance. Called when idle, and by whoever wants to know; it
-        belongs to the loop's thread, between two steps."""
+        """Raise EngineError if the scheduler's books do not balance.
+
+        Called when idle and on demand, by the loop's thread, between two steps.
+        """
         self._num_checked_steps = self.num_steps
         try:
             self.scheduler.check()
         except RuntimeError as error:
-            raise EngineError(f"the engine's books do not balance: {error}; it must be started anew") from error
+            raise EngineError(f"the engine's books do not balance: {error}; it must be restarted") from error
 
     def step(self) -> tuple[Delta, ...]:
-        """Take in what was handed over, launch a step if there is one, and collect the oldest if it is due."""
+        """Read the inbox, launch a step if there is one, and collect the oldest if it is due."""
         now = self._turn_s = self._clock()
         self._num_loops += 1
         log = self._log
@@ -200,7 +202,7 @@ class Engine:
         return deltas
 
     def _propose(self, proposals: Proposals) -> tuple[Delta, ...]:
-        """Have drafts made for the next step. Where they need tokens that are still on their way, those are awaited first."""
+        """Have drafts made for the next step. If they need tokens still in flight, those are awaited first."""
         deltas: tuple[Delta, ...] = ()
         while self._launched and proposals.waits:
             deltas += self._collect()
@@ -250,7 +252,7 @@ class Engine:
     def _take_compiled(self, compiled: Compiled, now: float) -> list[Delta]:
         matching, request = self.matching, compiled.request
         if matching is None or not matching.take(compiled):
-            return []  # given up while it was compiled
+            return []  # cancelled while it was compiled
         if compiled.matcher is None:
             return _refusals(request, compiled.error, Fault.REQUEST)
         refusals = self._add(request, now)
@@ -268,7 +270,8 @@ class Engine:
         return self.matching.follow(self.scheduler.cancel(*cancel), self.scheduler)
 
     def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
-        """Start a step, or those chunks of it. After one that could not start none does: it would read what is not there."""
+        """Start a step, or those chunks of it. After a step that could not start none is launched: it would read missing
+        results."""
         if self._launched and isinstance(self._launched[-1][1], NotLaunched):
             return self._launched[-1][1]
         try:
@@ -277,7 +280,7 @@ class Engine:
             ticket = self._run(batch.only(indices)) if indices else None
             return ResultPart(ticket, indices, len(batch.chunks))
         except RankLostError:
-            raise  # nothing can be computed any more, by nobody's fault among the requests
+            raise  # nothing can be computed any more, and no request is at fault
         except Exception as error:
             return NotLaunched(error)
 
@@ -289,7 +292,7 @@ class Engine:
         return self.matching.masks(batch, self.scheduler) if self.matching else None
 
     def _collect(self) -> tuple[Delta, ...]:
-        """Wait for the oldest step. If it failed, find out whose fault it was; the others' results stand."""
+        """Wait for the oldest step. If it failed, find the sequence at fault; results of the others stand."""
         batch, ticket, launched_s = self._launched.popleft()
         later: list[Batch] = []
         log = self._log
@@ -317,7 +320,7 @@ class Engine:
         return deltas
 
     def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
-        """A step's tokens have come."""
+        """A step's tokens have arrived."""
         if self._log is not None:
             self._log.output(asked_s, now)
         if self.proposals is not None:
@@ -334,7 +337,7 @@ class Engine:
             LOGGER.info("steps have up to %d tokens from now on: %d took %.2f s", size, batch.num_tokens, seconds)
 
     def _withdraw(self) -> list[Batch]:
-        """Steps launched after a failed one read its tokens: wait until they are over, to launch them anew."""
+        """Steps launched after a failed one read its tokens: wait until they are over, then launch them again."""
         launched = list(self._launched)
         self._launched.clear()
         for _, ticket, _ in launched:
@@ -345,7 +348,8 @@ class Engine:
         return [batch for batch, _, _ in launched]
 
     def _recover(self, batch: Batch, error: Exception) -> StepOutput:
-        """Compute a failed step again in parts, without the sequences that have left since: their rows may be others'."""
+        """Compute a failed step again in parts, without the sequences that have left since: their rows may have other
+        owners."""
         live = self.scheduler.flights.live(batch)
         part = batch.only(live)._replace(copies=())
         try:
@@ -370,7 +374,7 @@ class Engine:
             return self._isolate(part, error)
 
     def _isolate(self, batch: Batch, error: Exception) -> StepOutput:
-        """Halve a failed step until what fails is a single chunk: that sequence fails, and nobody else."""
+        """Halve a failed step until a single chunk fails: only that sequence ends with the error."""
         if len(batch.chunks) == 1:
             self._num_raised += 1
             return StepOutput(tokens=((),), failures=((0, _describe(error)),))

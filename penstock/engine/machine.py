@@ -13,7 +13,7 @@ Embed = Callable[[Sequence[tuple[int, ...]]], tuple[Vector, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What clients and operators are told of a loaded model."""
+    """What clients and operators can learn of a loaded model."""
 
     model: str
     max_context: int

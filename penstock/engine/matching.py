@@ -1,7 +1,7 @@
-"""Sequences that are held to a grammar: compiled before they are scheduled, masked when they draw, followed as they go on.
+"""Sequences held to a grammar: compiled before they are scheduled, masked when they draw, followed as they continue.
 
-A matcher's state is a function of the tokens that were reported, so a sequence that is preempted, computed again or left out of
-a step needs nothing done here. The scheduler knows none of this, and what a grammar means is behind the `Grammars` protocol.
+A matcher's state is a function of the reported tokens, so a sequence that is preempted, recomputed or left out of a step
+needs nothing done here. The scheduler knows none of this, and the `Grammars` protocol hides what a grammar means.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from penstock.errors import RequestError
 
 WORD_BYTES = 4
 MIN_FORCED = 2
-"""Fewer tokens at once save no more than checking them costs."""
+"""Verifying fewer tokens at once saves less than it costs."""
 SOURCE = "grammar"
-"""Who guessed a forced token."""
+"""Name of the drafter of forced tokens."""
 OVER = Finish(FinishReason.STOP)
 
 
@@ -52,7 +52,7 @@ class Grammars(Protocol):
 
 
 class Compiled(NamedTuple):
-    """What came of compiling a request's grammar."""
+    """The result of compiling a request's grammar."""
 
     request: Request
     matcher: TokenMatcher | None
@@ -130,7 +130,7 @@ class Matching:
     _ended: list[GrammarTime] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Somebody is held to a grammar."""
+        """Some sequence is held to a grammar."""
         return bool(self._matchers)
 
     @property
@@ -140,7 +140,7 @@ class Matching:
     # Before they are scheduled
 
     def compile(self, request: Request, report: Callable[[Compiled], None]) -> None:
-        """Compile a request's grammar and report what came of it, from another thread if there is one."""
+        """Compile a request's grammar and report the result, from another thread if there is one."""
         self._compiling[request.request_id] = request
         if self.executor is None:
             report(self._compile(request))
@@ -148,11 +148,11 @@ class Matching:
             self.executor.submit(lambda: report(self._compile(request)))
 
     def cancel(self, request_id: int) -> Request | None:
-        """A request whose grammar is being compiled is not wanted any more; None if there is no such request."""
+        """Cancel a request whose grammar is being compiled; None if there is no such request."""
         return self._compiling.pop(request_id, None)
 
     def take(self, compiled: Compiled) -> bool:
-        """Hold a request's choices to what was compiled; False if the request was given up meanwhile."""
+        """Hold a request's choices to what was compiled; False if the request was cancelled meanwhile."""
         if self._compiling.pop(compiled.request.request_id, None) is None:
             return False
         self.counts.compile_s += compiled.seconds
@@ -183,14 +183,14 @@ class Matching:
             matcher, error = self.grammars.compile(grammar.kind, grammar.source), ""
         except RequestError as refusal:
             matcher, error = None, str(refusal)
-        except Exception as failure:  # whatever a grammar does to its engine, it does to its own request
+        except Exception as failure:  # a fault of a grammar is a fault of its own request
             matcher, error = None, f"the grammar could not be compiled: {type(failure).__name__}"
         return Compiled(request, matcher, error, self.clock() - begin_s)
 
     # In a step
 
     def masks(self, batch: Batch, scheduler: Scheduler) -> StepMasks | None:
-        """The masks that a launch of these chunks draws under; None if it needs none."""
+        """The masks that a launch of these chunks needs; None if it needs none."""
         by_row = {sequence.row: sequence for sequence in scheduler.flights.sequences(batch)}
         chunks: list[int] = []
         entries: list[tuple[TokenMatcher, tuple[int, ...]]] = []
@@ -209,13 +209,13 @@ class Matching:
         return StepMasks(tuple(chunks), tuple(entries), tuple(times), self.grammars, self.clock, self.counts)
 
     def propose(self, scheduler: Scheduler) -> None:
-        """Where only one text can come next its tokens are drafts that cannot be wrong; the last is drawn after them."""
+        """Where only one text can come next, its tokens are drafts that cannot be wrong; the last is drawn after them."""
         for key, token_ids in self._forced.items():
             self.counts.num_forced += scheduler.propose(*key, token_ids[:-1], SOURCE)
         self._forced.clear()
 
     def follow(self, deltas: tuple[Delta, ...], scheduler: Scheduler) -> tuple[Delta, ...]:
-        """Advance over what was reported. Who has come to the end of his grammar, or cannot follow it, ends."""
+        """Advance over reported tokens. A choice that has completed its grammar, or cannot follow it, ends."""
         followed: list[Delta] = []
         for delta in deltas:
             key = (delta.request_id, delta.choice)

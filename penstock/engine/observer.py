@@ -1,7 +1,7 @@
-"""What the engine's loop tells somebody who looks at it: recent steps, who is inside and who waits, the KV blocks.
+"""Views of the engine for an observer: recent steps, running and waiting requests, the KV blocks.
 
-Nobody looks most of the time, and then nothing is kept. A look lasts a few seconds and is asked for again by whoever goes on
-looking; what it may cost is bounded: the longer a snapshot took, the later the next.
+Without an observer nothing is kept. A subscription lasts a few seconds and is renewed; its cost is bounded: the longer a
+view took, the later the next.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from penstock.engine.engine import Engine
 PERIOD_S = 0.25
 """Between two views."""
 COST_FRACTION = 0.003
-"""Of the loop's time that looking may take."""
+"""Share of the loop's time that views may take."""
 MAX_STEPS = 512
 """Kept between two views."""
 MAX_SEQUENCES = 1024
@@ -50,7 +50,7 @@ class EngineView(NamedTuple):
 
 
 class Observer:
-    """Belongs to the thread of the engine's loop, but for `look`."""
+    """Belongs to the thread of the engine's loop, except `look`."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -61,14 +61,14 @@ class Observer:
         self._steps: deque[StepView] = deque(maxlen=MAX_STEPS)
 
     def look(self, seconds: float) -> None:
-        """Somebody looks, for that long at least."""
+        """Make views for at least that long."""
         self._until_s = self._clock() + seconds
 
     def is_watched(self, now: float) -> bool:
         return now < self._until_s
 
     def view(self) -> EngineView | None:
-        """What there is to see, if it is time for it."""
+        """A view, if it is time for one."""
         now = self._clock()
         if now >= self._until_s:
             if self._engine.on_commit is not None:
@@ -87,7 +87,7 @@ class Observer:
         return EngineView(now, steps, sequences, pool, cost_s)
 
     def _see(self, batch: Batch, output: StepOutput, start_s: float, end_s: float) -> None:
-        """A step is over: its tokens are there, and not yet taken in."""
+        """A step is over: its tokens have arrived and are not committed yet."""
         begin_s, self._last_end_s = max(start_s, self._last_end_s), end_s
         num_prompt = num_decoding = num_drafts = num_accepted = num_read = 0
         rows = []

@@ -17,7 +17,7 @@ EMPTY = 0x5EED
 
 
 def mix(*numbers: int) -> int:
-    """64 well-stirred bits of some whole numbers."""
+    """64 well-mixed bits of some whole numbers."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -96,7 +96,7 @@ class OracleRunner:
         return row
 
     def _run(self, row: OracleRow, chunk: Chunk) -> tuple[int, ...]:
-        """Write the digests of the chunk's positions; draw, and keep drawing while the drafts turn out right."""
+        """Write the digests of the chunk's positions; draw, and continue drawing while the drafts are right."""
         first_draft = chunk.end - chunk.num_drafts
         for position in range(chunk.start, first_draft):
             self._write(row, position)
@@ -142,7 +142,7 @@ class OracleRunner:
         return [token for token in range(self._vocab_size) if bits[begin + token // 8] >> token % 8 & 1]
 
     def _guess(self, row: OracleRow, position: int) -> tuple[int, ...]:
-        """The next tokens, some of them spoilt."""
+        """The next tokens, some of them made wrong."""
         digests = [self._read(row, earlier) for earlier in range(position)]
         guesses: list[int] = []
         token = row.tokens[position]

@@ -53,26 +53,26 @@ BEAT_S = 0.25
 MAX_UNREAD_FRAMES = 4096
 """Frames a parent may leave unread before the engine waits for it."""
 IDLE_S = 1.0
-"""Longest sleep of an idle loop; whatever is handed over ends it at once."""
+"""Longest sleep of an idle loop; anything handed over ends it at once."""
 WAKE = -1
-"""A request id nobody has: cancelling it only wakes the loop."""
+"""An id that no request has: cancelling it only wakes the loop."""
 
 OnPhase = Callable[[str], None]
-"""Told the name of each part of the start as it ends."""
+"""Called with the name of each phase of the start as it ends."""
 
 
 def run_engine(make: Callable[[OnPhase], Machine], folder: Path, start_s: float | None = None) -> int:
-    """Make a machine and serve it until told to stop. Returns the exit status; `start_s` is when the first phase began."""
+    """Make a machine and serve it until asked to stop. Returns the exit status; `start_s` is when the first phase began."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     context = zmq.Context()
     reports = _reports_socket(context, folder)
     post = Post(context, folder)
     post.start()
-    gc.disable()  # of what is made now nearly all stays: looking through it again and again only delays the start
+    gc.disable()  # nearly everything made now is kept: collecting it again and again only delays the start
     try:
         machine = make(_phase_reporter(reports, time.monotonic() if start_s is None else start_s))
-        gc.freeze()  # later collections need not look at all that in the middle of a step
+        gc.freeze()  # later collections need not search all that in the middle of a step
         gc.enable()
         post.observer = Observer(machine.engine, time.monotonic)
         post.feed = BlockFeed(machine.engine.scheduler.pool)
@@ -100,7 +100,7 @@ class Post(threading.Thread):
         self.observer: Observer | None = None
         self.feed: BlockFeed | None = None
         self.errands: SimpleQueue[EmbedPrompts] = SimpleQueue()
-        """Work that is no request: done between steps."""
+        """Work that is not a request: done between steps."""
         self.is_stopping = False
         self._context = context
         self._folder = folder
@@ -120,7 +120,7 @@ class Post(threading.Thread):
         while True:
             ready = dict(poller.poll(int(BEAT_S * 1000)))
             if sys.stdin.fileno() in ready:
-                # Nothing is ever written there after the setup: this is its end, and so the parent's, who cannot tidy up.
+                # Nothing is written there after the setup: end of file means that the parent has ended, without tidying up.
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os._exit(0)
             if self._commands in ready:
@@ -184,7 +184,7 @@ def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
 
 
 def _show(observer: Observer | None, reports: "zmq.Socket[bytes]") -> float:
-    """Tell somebody who looks what there is to see; returns how long an idle loop may sleep."""
+    """Send a view to the observer, if there is one; returns how long an idle loop may sleep."""
     if observer is None:
         return IDLE_S
     view = observer.view()
@@ -194,17 +194,17 @@ def _show(observer: Observer | None, reports: "zmq.Socket[bytes]") -> float:
 
 
 def _tell_blocks(feed: BlockFeed | None, reports: "zmq.Socket[bytes]") -> None:
-    """Tell somebody who follows what came into the prefix cache and what left it."""
+    """Send a follower what was published to the prefix cache and what was removed."""
     news = None if feed is None else feed.news()
     if news is not None:
         reports.send(encode(BlocksChanged(*news)))
 
 
 def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") -> bool:
-    """Turn the engine once and tell what came of it; False if nothing did.
+    """Turn the engine once and send the results; False if there were none.
 
-    The deltas end here, while they are still in the processor's caches: after the next step they would have to be fetched to
-    be thrown away.
+    The deltas are dropped here, while they are still in the processor's caches: after the next step they would have to be
+    fetched to be freed.
     """
     num_steps = engine.num_steps
     deltas = engine.step()

@@ -6,7 +6,7 @@ from penstock.core.batch import Batch, StepOutput
 
 
 class Masks(Protocol):
-    """Which tokens may be drawn in a launch, where somebody has a say in it."""
+    """Which tokens may be drawn in a launch, where grammars restrict them."""
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ class Ticket(Protocol):
     """A launched batch."""
 
     def draw(self) -> None:
-        """Draw what waits for masks. To be called before the next launch; a result asked for earlier does it too."""
+        """Draw the rows that wait for masks. To be called before the next launch; asking for the result does it too."""
 
     def result(self) -> StepOutput:
         """Wait for the step and return what it gave."""

@@ -1,6 +1,6 @@
 """The answer to one request as it arrives: deltas wait here for their reader.
 
-A reader that falls behind finds fewer, larger deltas, so what waits stays as small as the tokens themselves.
+A reader that falls behind finds fewer, larger deltas, so what waits is no larger than the tokens themselves.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ class DeltaStream:
         self.unended = set(range(request.params.n))
         """Choices whose finish has not arrived."""
         self.is_started = False
-        """Something of the answer has arrived: it can no longer be begun anew unnoticed."""
+        """Part of the answer has arrived: starting anew would be noticed."""
         self.tokens = [list(tokens) for tokens in request.resumed] or [[] for _ in range(request.params.n)]
-        """Of each choice so far: from there another engine can go on."""
+        """Tokens of each choice so far: another engine can continue from there."""
         self.num_computed = 0
         """Prompt tokens computed, while the prompt is being computed in parts."""
         self.num_sent = 0
@@ -45,13 +45,13 @@ class DeltaStream:
         self.waiting_since_s: float | None = None
         """Since when the oldest unread delta waits."""
         self.reader: Callable[[Delta, float], bool] | None = None
-        """Offered what arrives while the reading task waits for it: True if that is dealt with and nobody need wake."""
+        """Called with what arrives while the reading task waits; True means it is dealt with and the task need not wake."""
         self._pending: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def can_resume(self) -> bool:
-        """Another engine can go on with it, and its reader sees no seam."""
+        """Another engine can continue it without the reader noticing."""
         params = self.request.params
         return len(self.unended) == params.n and params.prompt_logprobs is None
 
@@ -65,7 +65,7 @@ class DeltaStream:
         return not self.unended and not self._pending
 
     def push(self, delta: Delta, now: float, *, at_once: bool = False) -> None:
-        """`at_once`: nothing else is about to arrive, so it may go to the reader. Finishes are left to the task."""
+        """`at_once`: nothing else is about to arrive, so the reader may have it now. Finishes are left to the task."""
         self.is_started = True
         self.tokens[delta.choice] += delta.token_ids
         waiter = self._waiter
@@ -83,12 +83,12 @@ class DeltaStream:
         self.wake()
 
     def wake(self) -> None:
-        """Let the reading task look around."""
+        """Wake the reading task."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[Delta]:
-        """All that has arrived since the last time; empty only when it was woken, or everything has been read."""
+        """All that has arrived since the last time; empty only after a wake-up, or when everything has been read."""
         if not self._pending and self.unended:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -106,7 +106,7 @@ class DeltaStream:
 
 
 def folded(deltas: list[Delta]) -> list[Delta]:
-    """The same news in one delta a choice."""
+    """The same content in one delta per choice."""
     by_choice: dict[int, list[Delta]] = {}
     for delta in deltas:
         by_choice.setdefault(delta.choice, []).append(delta)

@@ -33,7 +33,7 @@ class EmbedPrompts(msgspec.Struct, tag="embed", array_like=True, frozen=True):
 
 
 class LookCommand(msgspec.Struct, tag="look", array_like=True, frozen=True):
-    """Tell what there is to see, for so many seconds."""
+    """Send views for so many seconds."""
 
     seconds: float
 
@@ -62,7 +62,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
 
 
 class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
-    """Everything one turn of the engine's loop had to tell, in one frame for all sequences."""
+    """All results of one turn of the engine's loop, in one frame for all sequences."""
 
     time_s: float
     """When the step ended, on the monotonic clock both processes share."""
@@ -72,13 +72,13 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     prompts: tuple[tuple[int, int, int], ...] = ()
     """Prompts partly computed: request id, tokens done, tokens in all."""
     grammars: MatchingCounts | None = None
-    """What grammars have taken so far; none where there were none."""
+    """What grammars have cost so far; none if there were none."""
     matched: tuple[GrammarTime, ...] = ()
-    """What the grammars of requests took that ended in this turn."""
+    """What the grammars cost of requests that ended in this turn."""
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
-    """Proof of life, sent by a thread of its own: a long step silences nothing, a stopped process does."""
+    """Proof of life, sent by a thread of its own: a long step does not stop it, a stopped process does."""
 
     num_loops: int
     is_busy: bool
@@ -105,7 +105,7 @@ class BlocksChanged(msgspec.Struct, tag="blocks", array_like=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
-    """The engine's last words. `is_config` tells a wrong setting from a fault of ours."""
+    """The engine's last message. `is_config` distinguishes a wrong setting from a fault of ours."""
 
     message: str
     is_config: bool

@@ -230,7 +230,7 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     if version not in (2, 3):
         if int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3):
             raise cursor.fault("it is written for big-endian machines; convert it to little-endian")
-        raise cursor.fault(f"it is GGUF version {version}; versions 2 and 3 are read, so convert the model anew")
+        raise cursor.fault(f"it is GGUF version {version}; versions 2 and 3 are read, so convert the model again")
     num_tensors = cursor.unsigned(8, "the number of tensors")
     num_keys = cursor.unsigned(8, "the number of metadata keys")
     for count, what in ((num_tensors, "tensors"), (num_keys, "metadata keys")):

@@ -82,7 +82,7 @@ class Gateway:
         self.database = database
         self.instance = secrets.token_hex(8)
         self.answers = AnswerCache(settings.cache_mib << 20, settings.cache_s)
-        self.denied = Counter("penstock_gateway_denied", "Requests that were not let in, by tenant and rule")
+        self.denied = Counter("penstock_gateway_denied", "Requests refused, by tenant and rule")
         self.tokens = Counter("penstock_gateway_tokens", "Tokens, by tenant, model and kind")
         self.cost = Counter("penstock_gateway_cost_dollars", "What they cost, by tenant and model")
         self.num_lost = 0
@@ -241,7 +241,7 @@ class Gateway:
             Gauge("penstock_gateway_cache_hits", "Answers given again", lambda: float(self.answers.num_hits)),
             Gauge(
                 "penstock_gateway_open",
-                "Requests let in and not over",
+                "Requests admitted and not ended",
                 lambda: float(sum(one.num_open for one in self._meters.values())),
             ),
         ]

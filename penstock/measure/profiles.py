@@ -65,10 +65,10 @@ def sizing_of(profile: Profile, config: EngineConfig) -> Sizing:
     try:
         sizing = Sizing(**profile.sizing)
     except TypeError as error:
-        raise ConfigError("the profile tells no sizing; make it anew with penstock profile") from error
+        raise ConfigError("the profile has no sizing; make it again with penstock profile") from error
     if config.cache.block_size != sizing.block_size:
         raise ConfigError(
-            f"the profile was measured with blocks of {sizing.block_size} tokens; leave --block-size out, or measure anew"
+            f"the profile was measured with blocks of {sizing.block_size} tokens; leave --block-size out, or measure again"
         )
     return replace(
         sizing,

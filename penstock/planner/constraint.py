@@ -93,7 +93,7 @@ def _latency(run: CapacityTrial | None, target: SloTarget) -> Constraint:
             "latency", "Latency: not even one request at a time is fast enough from token to token", None, ""
         )
     summary = run.summary
-    late = f"{100 * (1.0 - run.good_fraction):.1f} % of requests miss the SLO with nobody else there"
+    late = f"{100 * (1.0 - run.good_fraction):.1f} % of requests miss the SLO with no other request"
     times = f"p95 of TTFT is {1e3 * summary.ttft.p95:,.0f} ms, of TPOT {1e3 * summary.tpot.p95:,.1f} ms"
     words = f"Latency: {late} ({times}); more of these devices do not help, faster ones or a larger tensor group do"
     return Constraint("latency", words, None, "")

@@ -1,14 +1,13 @@
 """A fleet in virtual time: requests arrive, are routed, served and counted. It reads no clock; chance follows from seeds."""
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.config import EngineConfig
 from penstock.core.request import Request
 from penstock.cost.cost import Cost, TimeVaryingCost
 from penstock.errors import ConfigError, EngineError
+from penstock.garbage import collection_paused
 from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
 from penstock.router.policy import LeastPending, Policy
@@ -171,25 +170,13 @@ def simulate(
 
     Requests are taken one by one, so that a million of them need not lie in memory.
     """
-    with _without_collection():
+    # Nothing that ends during a simulation refers to itself; searching millions of live objects takes a fifth of the time.
+    with collection_paused():
         later = workload.later if isinstance(workload, Workload) else {}
         course = Course(fleet, Timelines(keep_times=keep_times), tracer, later)
         for request in workload.requests if isinstance(workload, Workload) else workload:
             course.arrive(request)
         return course.finish(slo)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Nothing that ends during a simulation refers to itself, and searching millions of live objects for what does takes a
-    fifth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Course:
@@ -259,9 +246,7 @@ class Course:
         self._events.run()
         timelines = self._timelines
         if timelines.num_open:
-            raise EngineError(
-                f"the simulation came to rest with {timelines.num_open} requests unserved: a scheduler is stuck"
-            )
+            raise EngineError(f"the simulation ended with {timelines.num_open} requests unserved: a scheduler is stuck")
         end_s = max((timeline.end_s or 0.0 for timeline in timelines.ended), default=0.0)
         members = [*(self._prefill.members if self._prefill else ()), *self._pool.members]
         handovers = self._handovers.values()

@@ -206,14 +206,14 @@ def test_the_key_goes_nowhere_else(capsys) -> None:
     with answering(b"", location="http://127.0.0.1:9/metrics") as url:
         assert main(["doctor", url, "--api-key", "secret-of-ours"]) == 1
         printed = capsys.readouterr().out
-    assert "tells no metrics" in printed
+    assert "has no metrics" in printed
     assert "302" in printed
 
 
 def test_nobody_there_is_a_finding_told_at_once(capsys) -> None:
     assert main(["doctor", "http://127.0.0.1:9", "--window-s", "3600"]) == 1
     printed = capsys.readouterr().out
-    assert "L5 gateway: nobody listens" in printed
+    assert "L5 gateway: no server listens" in printed
     assert "penstock serve" in printed
 
 

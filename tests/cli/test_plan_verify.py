@@ -68,7 +68,7 @@ def test_a_plan_that_was_tampered_with_is_refused(capsys, plan, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(data))
     assert main(["plan", "verify", "--plan", str(path)]) == 2
-    assert "make the plan anew" in capsys.readouterr().err
+    assert "make the plan again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01])

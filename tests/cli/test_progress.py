@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from penstock.amounts import format_bytes, format_count
 from penstock.console import progress
-from penstock.console.amounts import bytes_in_words, count_in_words
 from penstock.console.progress import ProgressBar
 from penstock.console.speech import dimmed, write_text
 
@@ -53,5 +53,5 @@ def test_a_model_cannot_steer_a_terminal_and_a_pipe_gets_its_words_as_they_are(
 
 
 def test_amounts_in_words() -> None:
-    assert [bytes_in_words(size) for size in (0, 1023, 1024, 3 << 29)] == ["0 B", "1,023 B", "1.00 KiB", "1.50 GiB"]
-    assert [count_in_words(count) for count in (0, 999_999, 134_515_008)] == ["0", "999,999", "134.5 M"]
+    assert [format_bytes(size) for size in (0, 1023, 1024, 3 << 29)] == ["0 B", "1,023 B", "1.00 KiB", "1.50 GiB"]
+    assert [format_count(count) for count in (0, 999_999, 134_515_008)] == ["0", "999,999", "134.5 M"]

@@ -134,4 +134,4 @@ def test_slow_steps_are_taken_apart():
 def test_what_is_too_slow_alone_says_so():
     constraint, _ = judged(make_candidate(), make_demand(), SloTarget(Slo(ttft_s=1e-6)))
     assert constraint.kind == "latency"
-    assert "with nobody else there" in constraint.words
+    assert "with no other request" in constraint.words

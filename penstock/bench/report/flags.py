@@ -170,7 +170,7 @@ def _short_answers(figures: Figures) -> str:
 def _no_usage(figures: Figures) -> str:
     if figures.has_usage or not figures.summary.num_successes:
         return ""
-    return "the server tells no usage: tokens are pieces of the stream, lengths are unverified"
+    return "the server reports no usage: tokens are pieces of the stream, lengths are unverified"
 
 
 def _other_guests(figures: Figures) -> str:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.console.amounts import counted
+from penstock.amounts import counted
 from penstock.console.show import print_json, print_table, printable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(config: Config) -> int:
 
 
 def _rows(found: "ReportComparison", sign: str) -> list[tuple[object, ...]]:
-    """As a table tells them; `sign` stands before what a change may be off by."""
+    """As a table shows them; `sign` stands before what a change may be off by."""
     return [
         (
             row.name,

@@ -3,10 +3,10 @@
 import secrets
 from dataclasses import asdict, dataclass, field
 
+from penstock.amounts import counted
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
-from penstock.console.amounts import counted
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
 from penstock.workload.arrivals import AtOnce
@@ -35,7 +35,7 @@ class LatencyBatch:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell how long a batch of equal requests takes, without a server.
+    """Measure how long a batch of equal requests takes, without a server.
 
     Every run has tokens of its own, so that no prefix cache shortens it.
     """

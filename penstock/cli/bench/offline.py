@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.console.amounts import counted
+from penstock.amounts import counted
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_table
 from penstock.metrics.histogram import Histogram
@@ -17,9 +17,9 @@ from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Outcome, Timeline
 
 if TYPE_CHECKING:
-    from penstock.completion import Update
     from penstock.core.request import Request
     from penstock.llm import LLM
+    from penstock.offline.completion import Update
 
 INTERRUPTED_STATUS = 130
 

@@ -4,10 +4,10 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.amounts import counted
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
-from penstock.console.amounts import counted
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
 from penstock.workload import lengths
@@ -56,7 +56,7 @@ class OfflineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell how many tokens a second the engine makes, without a server.
+    """Measure how many tokens a second the engine generates, without a server.
 
     All requests are handed over at once; answers are as long as asked. Every run has tokens of its own, so that the prefix
     cache gives only what the requests of one run share.

@@ -4,11 +4,11 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
+from penstock.amounts import counted
 from penstock.bench.machine import trace_digest
 from penstock.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
 from penstock.bench.session import PlanMaker, Session
 from penstock.cli.bench.config import BenchLoad, Config
-from penstock.console.amounts import counted
 from penstock.workload import lengths
 from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, RateRamp
 from penstock.workload.trace import Trace

@@ -34,7 +34,7 @@ def run(config: Config) -> int:
     key = os.environ.get(KEY_VARIABLE)
     listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
     if not config.replica and config.replicas_file is None:
-        raise ConfigError("there is nobody to route to; name servers with --replica or --replicas-file")
+        raise ConfigError("there is no replica to route to; name servers with --replica or --replicas-file")
     if not listen.api_key and config.gateway is None and not is_loopback(listen.host):
         raise ConfigError(
             f"--host {listen.host} can be reached from other machines but there is no key; "

@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell what `penstock up` has placed: replicas, nodes, load, how long starts took and what was spent on them."""
+    """Show what `penstock up` has placed: replicas, nodes, load, how long starts took and what was spent on them."""
 
     address: str = "auto"
     """Ray cluster to look at: HOST:PORT, or auto for the one this machine belongs to"""

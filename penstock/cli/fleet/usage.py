@@ -10,7 +10,7 @@ from penstock.cli.fleet.keys import seconds
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell what was used through a gateway and what it cost."""
+    """Show what was used through a gateway and what it cost."""
 
     gateway: Path = field(metadata={"metavar": "FILE"})
     """The gateway's settings, which name its database"""

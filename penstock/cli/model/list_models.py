@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.console.amounts import bytes_in_words
+from penstock.amounts import format_bytes
 from penstock.console.show import print_json, print_table
 
 
@@ -25,7 +25,7 @@ def run(config: Config) -> int:
         rows = [{"name": entry.name, "num_bytes": entry.num_bytes, "path": str(entry.path)} for entry in entries]
         print_json(rows)
     elif entries:
-        table = [(entry.name, bytes_in_words(entry.num_bytes), str(entry.path)) for entry in entries]
+        table = [(entry.name, format_bytes(entry.num_bytes), str(entry.path)) for entry in entries]
         print_table(("model", "size", "path"), table)
     else:
         print("no model has been fetched; penstock pull fetches the default one")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.console.amounts import bytes_in_words
+from penstock.amounts import format_bytes
 from penstock.console.progress import ProgressBar
 
 
@@ -23,5 +23,5 @@ def run(config: Config) -> int:
     with ProgressBar() as progress:
         path = resolve(config.model, default_cache(), progress)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    print(f"{path} ({bytes_in_words(sum(file.stat().st_size for file in files))})")
+    print(f"{path} ({format_bytes(sum(file.stat().st_size for file in files))})")
     return 0

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.amounts import format_bytes, format_count
 from penstock.cli.plan.model import spec_of_config
-from penstock.console.amounts import bytes_in_words, count_in_words
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
 from penstock.models import catalog
@@ -22,7 +22,7 @@ PARTS = ("embedding", "attention", "mlp", "norms", "output")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell what a model is made of and what it takes.
+    """Show what a model is made of and what it takes.
 
     Known models (llama-3.1-8b, qwen3-30b-a3b, ...) are described without a download; others are fetched if they are not here.
     """
@@ -185,15 +185,15 @@ def _print(described: dict[str, Any]) -> None:
         "path": described.get("path"),
         "architecture": f"{described['architecture']}, hidden size {described['hidden_size']:,}",
         "makes": described["makes"],
-        "parameters": f"{counts['total']:,} ({count_in_words(counts['total'])})"
-        + (f", {count_in_words(counts['active'])} used for a token" if counts["active"] < counts["total"] else ""),
+        "parameters": f"{counts['total']:,} ({format_count(counts['total'])})"
+        + (f", {format_count(counts['active'])} used for a token" if counts["active"] < counts["total"] else ""),
         "context": f"{described['context']:,} tokens",
         "vocabulary": f"{described['vocabulary']:,} tokens"
         + (f", {described['tokenizer_size']:,} in the tokenizer" if "tokenizer_size" in described else ""),
         "chat template": {True: "yes", False: "no"}.get(described.get("chat_template", "")),
         "formats on disk": ", ".join(described.get("disk_formats", ())),
         "KV cache a token": ", ".join(
-            f"{bytes_in_words(size)} ({name})" for name, size in described["kv_bytes_per_token"].items() if size
+            f"{format_bytes(size)} ({name})" for name, size in described["kv_bytes_per_token"].items() if size
         ),
     }
     for name, value in facts.items():
@@ -207,8 +207,8 @@ def _print(described: dict[str, Any]) -> None:
         [
             part,
             counts[part],
-            *([bytes_in_words(disk[part])] if disk else []),
-            *(bytes_in_words(m[part]) for m in memory.values()),
+            *([format_bytes(disk[part])] if disk else []),
+            *(format_bytes(m[part]) for m in memory.values()),
         ]
         for part in (*PARTS, "total")
         if counts[part]

@@ -68,7 +68,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tell what to buy for a model and a load, and how to launch it.
+    """Plan what to buy for a model and a load, and how to launch it.
 
     Layouts, number formats and limits are searched on the simulator, which runs the engine's own scheduler. Nothing is
     downloaded: a model is a known name, a config.json, a directory or a GGUF file.

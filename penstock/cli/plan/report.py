@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.console.amounts import bytes_in_words, count_in_words, counted
+from penstock.amounts import counted, format_bytes, format_count
 from penstock.console.show import print_table, printable
 from penstock.planner.money import HOURS_PER_MONTH
 
@@ -36,7 +36,7 @@ def _print_head(data: Data) -> None:
     times = {"TTFT": target["slo"]["ttft_s"], "TPOT": target["slo"]["tpot_s"], "E2E": target["slo"]["e2e_s"]}
     bounds = ", ".join(f"{name} up to {1e3 * value:,.0f} ms" for name, value in times.items() if value is not None)
     _rows(
-        ("model", f"{model['name']}, {count_in_words(count)} parameters, {count_in_words(active)} used for a token"),
+        ("model", f"{model['name']}, {format_count(count)} parameters, {format_count(active)} used for a token"),
         (
             "load",
             f"{_who(demand)}{demand['rate']:.4g} requests/s of {demand['mean_prompt']:,.0f} prompt and "
@@ -65,7 +65,7 @@ def _print_fit(chosen: Data, demand: Data) -> None:
     rest = fit["memory_bytes"] - sum(size for _, size in rows)
     rows += [("unused", max(rest, 0)), ("memory", fit["memory_bytes"])]
     total = fit["memory_bytes"]
-    print_table(("of one device", "", "%"), [(name, bytes_in_words(size), 100.0 * size / total) for name, size in rows])
+    print_table(("of one device", "", "%"), [(name, format_bytes(size), 100.0 * size / total) for name, size in rows])
     kinds = ", ".join(f"{size:,} B in {kind}" for kind, size in fit["kv_by_attention"].items())
     _rows(
         ("KV of a token", f"{kinds}; {fit['kv_bytes_per_token']:,} B on a device"),
@@ -222,7 +222,7 @@ def _print_trust(trust: Data) -> None:
         ("memory", trust["memory"]),
         ("scheduling", trust["scheduling"]),
         ("load", trust["load"]),
-        ("resolution", f"capacities are told apart by {100 * trust['capacity_resolution']:.1f} %"),
+        ("resolution", f"capacities are distinguished to {100 * trust['capacity_resolution']:.1f} %"),
     ]
     _rows(*rows)
 

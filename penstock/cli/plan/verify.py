@@ -121,7 +121,7 @@ def config_of(data: Mapping[str, Any]) -> "PlanConfig":
     try:
         return _filled(PlanConfig, data["asked"])  # type: ignore[no-any-return]
     except (TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"the plan's own question cannot be read ({error}); make the plan anew") from error
+        raise ConfigError(f"the plan's own question cannot be read ({error}); make the plan again") from error
 
 
 def _filled(owner: Any, values: Mapping[str, Any]) -> Any:
@@ -209,7 +209,7 @@ def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
         candidate = one.candidate
         if (candidate.name, candidate.hardware.name) == (chosen["name"], chosen["hardware"]):
             return candidate.with_limits(int(chosen["max_sequences"]), int(chosen["max_batch_tokens"]))
-    raise ConfigError(f"the plan chose {chosen['name']}, which does not fit any more; make the plan anew")
+    raise ConfigError(f"the plan chose {chosen['name']}, which does not fit any more; make the plan again")
 
 
 def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_requests: int) -> list["Summary"]:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from penstock.amounts import format_bytes
 from penstock.cli.plan.model import describe
 from penstock.cli.simulate import report
 from penstock.cli.simulate.load import SimulatedLoad
@@ -31,7 +32,7 @@ from penstock.router.policy import POLICIES
 from penstock.sim.queueing import QueueFigures, queue_figures
 from penstock.sim.simulation import Fleet, Result, simulate
 from penstock.sim.tracing import SimulationTracer
-from penstock.sizing import GIB, Memory, batch_tokens, pace_of, size_engine
+from penstock.sizing import Memory, batch_tokens, pace_of, size_engine
 from penstock.workload.workload import Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
@@ -189,10 +190,9 @@ def roofline_basis(config: Config) -> Basis:
     rate = device.achievable.bandwidth_bytes_per_s / 1e9
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:
-        gib = fleet.sizing.weight_bytes / GIB
         return [
-            ("model", f"{config.model}, {machines.weights} weights of {gib:.1f} GiB"),
-            ("fleet", f"{_fleet(config)} x {device.name} of {device.memory_bytes / GIB:.0f} GiB, {machines.policy}"),
+            ("model", f"{config.model}, {machines.weights} weights of {format_bytes(fleet.sizing.weight_bytes)}"),
+            ("fleet", f"{_fleet(config)} x {device.name} of {format_bytes(device.memory_bytes)}, {machines.policy}"),
             ("step times", f"roofline at {reach} {rate:,.0f} GB/s; not calibrated on a live engine"),
         ]
 

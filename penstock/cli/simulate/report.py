@@ -1,4 +1,4 @@
-"""What `penstock simulate` tells: tables for people, data for machines, and in words what bound the run."""
+"""What `penstock simulate` prints: tables for people, data for machines, and in words what bound the run."""
 
 import json
 import math
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from penstock.amounts import format_bytes
 from penstock.console.show import print_table, printable
 from penstock.metrics.summary import Percentiles, Slo, Summary, summarize
 from penstock.sim.queueing import QueueFigures
 from penstock.sim.simulation import Fleet, ReplicaReport, Result
-from penstock.sizing import GIB
 from penstock.workload.workload import Workload
 
 MAX_ROWS = 32
@@ -75,7 +75,7 @@ def bound(result: Result, rho: float | None = None) -> str:
     busy = share("busy_fraction")
     if rho is not None:
         if rho >= 0.8:
-            return f"step time: rho is {rho:.2f}, though hardly anybody waited"
+            return f"step time: rho is {rho:.2f}, though hardly any request waited"
         return f"nothing: rho is {rho:.2f}, so {100 * (1 - rho):.0f} % of the capacity is left"
     return "step time" if busy >= 0.8 else f"nothing: replicas idled for {100 * (1 - busy):.0f} % of the time"
 
@@ -104,8 +104,8 @@ def unstable_in_words(queue: QueueFigures) -> str:
     if not found.is_stable:
         return (
             f"unstable: {found.waiting_last:,.0f} waited while the last quarter came, {found.waiting_before:,.0f} in the "
-            "quarter before. The queue grows as long as it lasts, so latencies only tell how long this run was; lower the "
-            "rate or add capacity"
+            "quarter before. The queue grows for as long as requests come, so latencies only say how long this run was; lower "
+            "the rate or add capacity"
         )
     return ""
 
@@ -133,7 +133,7 @@ def print_heading(rows: list[tuple[str, str]], fleet: Fleet, workload: Workload,
         (
             "KV cache",
             f"{sizing.num_cached_tokens:,} tokens a replica in {sizing.num_blocks:,} blocks of {sizing.block_size}, "
-            f"{sizing.kv_bytes / GIB:.1f} GiB on a device",
+            f"{format_bytes(sizing.kv_bytes)} on a device",
         ),
         (
             "load",
@@ -190,7 +190,7 @@ def print_result(result: Result, queue: QueueFigures, slo: Slo) -> None:
     )
     print_table(columns, [_replica_row(one) for one in result.replicas[:MAX_ROWS]])
     if len(result.replicas) > MAX_ROWS:
-        print(f"and {len(result.replicas) - MAX_ROWS:,} more; --json tells them all")
+        print(f"and {len(result.replicas) - MAX_ROWS:,} more; --json lists them all")
     print()
     print(f"bound by {bound(result, queue.rho)}")
 

@@ -3,15 +3,14 @@
 A graph is made the first time a batch of its size comes, so serving starts at once and gets faster as it runs.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from penstock.garbage import collection_paused
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import BatchLayout
@@ -55,22 +54,11 @@ class GraphRecorder:
     def capture(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Record what has been run before. Nothing is computed yet."""
         graph = torch.cuda.CUDAGraph()
-        with _uncollected(), torch.cuda.graph(graph, pool=self._pool):
+        # An engine that was closed may still hold graphs; to free one while another is recorded spoils that one.
+        with collection_paused(), torch.cuda.graph(graph, pool=self._pool):
             made = run()
         self._pool = self._pool or graph.pool()
         return graph, made
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """An engine that was closed may still hold graphs, and to free one while another is recorded spoils that one."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
