@@ -19,7 +19,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["plain", "json"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Speculate = Literal["off", "auto", "ngram", "suffix", "prediction", "model"]
+SPECULATE = ("off", "auto", "ngram", "suffix", "prediction", "model", "self")
+HEADS = ("medusa", "eagle")
+"""Who guesses from files of its own: `medusa:DIR`. What `self` keeps of the model may stand in such a file too."""
 MAX_DRAFT_TOKENS = 64
 
 
@@ -134,16 +136,17 @@ class ParallelConfig:
 class SpeculationConfig:
     """Several tokens a step: drafts that the model verifies."""
 
-    speculate: Speculate = "off"
+    speculate: str = "off"
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
-    the client expects), model (--draft-model), auto (whoever is right most often) or off"""
+    the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), self (the model with
+    fewer layers), auto (whoever is right most often) or off"""
     draft_model: str | None = None
     """Smaller model of the same vocabulary that guesses, named as MODEL is (default: none)"""
     draft_tokens: int | None = None
     """Guesses to check in each step, for each sequence (default: as many as pay, by what steps take and how many come true)"""
 
     def __post_init__(self) -> None:
-        _check_choice("--speculate", self.speculate, Speculate)
+        _check_speculate(self.speculate)
         _check_positive("--draft-tokens", self.draft_tokens)
         if self.draft_tokens is not None and self.draft_tokens > MAX_DRAFT_TOKENS:
             raise ConfigError(f"--draft-tokens is {self.draft_tokens}; choose at most {MAX_DRAFT_TOKENS}")
@@ -155,6 +158,16 @@ class SpeculationConfig:
             raise ConfigError(
                 "--draft-tokens says how many drafts to verify but speculation is off; add --speculate auto"
             )
+
+    @property
+    def drafter(self) -> str:
+        """Who guesses, without its folder."""
+        return self.speculate.partition(":")[0]
+
+    @property
+    def draft_folder(self) -> str | None:
+        """Where the drafter's own files lie."""
+        return self.speculate.partition(":")[2] or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +421,17 @@ def _check_positive(flag: str, value: int | None) -> None:
 def _check_choice(flag: str, value: str, choices: Any) -> None:
     if value not in get_args(choices):
         raise ConfigError(f"{flag} is {value}; choose one of {', '.join(get_args(choices))}")
+
+
+def _check_speculate(value: str) -> None:
+    name, _, folder = value.partition(":")
+    if name in HEADS and not folder:
+        raise ConfigError(
+            f"--speculate {name} needs the folder of its heads: {name}:DIR; penstock train-draft makes one"
+        )
+    if name not in (*SPECULATE, *HEADS) or (folder and name not in (*HEADS, "self")):
+        known = (*SPECULATE, *(f"{name}:DIR" for name in HEADS))
+        raise ConfigError(f"--speculate is {value}; choose one of {', '.join(known)}")
 
 
 def _is_number(value: object) -> bool:

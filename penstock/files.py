@@ -4,6 +4,7 @@ One noun for both halves of a deployment: the engine takes the spec and the tens
 chat template.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 DUMMY = "dummy:"
 """Prefix of a model from the catalog with made-up weights and no words, for benchmarks."""
+FINGERPRINT_BYTES = 1024
+"""Of each tensor: its values differ there between any two models."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,16 @@ class ModelFiles:
         if isinstance(checkpoint, GgufFile):
             return ChatTemplate.from_gguf(checkpoint.metadata, self.tokenizer)
         return ChatTemplate.from_directory(self.path, self.tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells models apart: of every tensor its name, format, shape and first bytes."""
+        digest = hashlib.sha256()
+        for name in sorted(self.checkpoint.names):
+            raw = self.checkpoint.tensor(name)
+            digest.update(f"{name} {raw.dtype} {raw.shape}\n".encode())
+            digest.update(raw.data[:FINGERPRINT_BYTES].tobytes())
+        return digest.hexdigest()
 
     def _json(self, name: str) -> Mapping[str, Any]:
         try:

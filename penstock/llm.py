@@ -218,6 +218,12 @@ class LLM:
         """The prompt a conversation becomes."""
         return self._tokenize_chat(messages).text
 
+    def chat_tokens(self, prompt: str) -> tuple[int, ...]:
+        """A question as the model reads it: a conversation's first message, or the text alone where there is no template."""
+        if self.files.chat_template is None:
+            return self._encoded(prompt)
+        return tuple(self._tokenize_chat([{"role": "user", "content": prompt}]).token_ids)
+
     def _tokenize_chat(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), speech: ToolSpeech | None = None
     ) -> PromptTokens:

@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "models.spec", "models.weights", "models.ranks", "models.sharding",
     ),
     "draft": ("errors", "core"),
+    "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "runtime", "ops"),
     "engine": ("errors", "lines", "core", "config", "sizing", "metrics", "draft"),
     "server": (
         "errors", "log", "lines", "marks", "kv_events", "webfiles", "engine.client", "core.request", "core.batch",
@@ -76,7 +77,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("ops", "layers", "runtime"),
+    "torch": ("ops", "layers", "runtime", "train"),
     "triton": ("ops",),
     "numpy": (
         "formats",
@@ -125,6 +126,7 @@ NO_CLOCK = (
     "advise",
     "doctor",
     "draft",
+    "train",
 )
 """Time is an argument there."""
 

@@ -1,15 +1,26 @@
-"""A draft model beside the one that is served: the same vocabulary, the same device, a runner and KV blocks of its own."""
+"""Drafters that compute: a draft model of the same vocabulary, heads on the target's states, the target with fewer layers.
+
+All on the target's device. Whatever cannot guess for the model that is served is refused before it is loaded.
+"""
 
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 from penstock.amounts import format_bytes
 from penstock.config import EngineConfig
+from penstock.draft.drafter import Drafter
+from penstock.draft.heads import HeadDrafter
 from penstock.draft.model import DraftRunner, ModelDrafter
 from penstock.errors import ConfigError
 from penstock.files import ModelFiles
 from penstock.layers.decoder import Decoder
 from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.heads.fewer_layers import kept_layers, with_layers
+from penstock.runtime.heads.load import make_heads, open_heads
+from penstock.runtime.heads.states import StateSource, StateStore
+from penstock.runtime.heads.target import head_target
 from penstock.runtime.native.decoder import NativeDecoder
 from penstock.runtime.native.runner import NativeRunner
 from penstock.sizing import Sizing
@@ -20,6 +31,13 @@ MAX_ROWS = 4
 PROBES = ("The quick brown fox", "def main(args):\n    return 0\n", " 12,345.67", "žluťoučký kůň, 你好", "\t\t{}\r\n")
 STRIDE = 61
 """Of the token ids that are compared one by one."""
+
+
+class Drafting(NamedTuple):
+    """Who guesses by computing, and where the target's steps are to leave their hidden states for it."""
+
+    drafter: Drafter | None = None
+    states: StateStore | None = None
 
 
 def draft_config(config: EngineConfig, name: str) -> EngineConfig:
@@ -49,6 +67,31 @@ def _speak_alike(one: Tokenizer, other: Tokenizer, num_tokens: int) -> bool:
         return False
     ids = range(0, num_tokens, STRIDE)
     return all(one.decode([i], skip_special=False) == other.decode([i], skip_special=False) for i in ids)
+
+
+def make_head_drafter(
+    network: object, config: EngineConfig, files: ModelFiles | None, free_bytes: int, source: StateSource | None = None
+) -> Drafting:
+    """Heads on the states of a loaded model: those its runner is to leave in a store, or those of a source."""
+    kind, folder = config.speculation.drafter, Path(config.speculation.draft_folder or "")
+    if not isinstance(network, NativeDecoder | Decoder):
+        raise ConfigError(f"--speculate {kind} needs a model that generates, in one process")
+    fingerprint = None if files is None else files.fingerprint
+    opened = open_heads(kind, folder, network.spec, fingerprint, free_bytes)
+    store = StateStore(network.spec.hidden_size, network.device)
+    heads = make_heads(kind, opened, network.spec, head_target(network), source or store)
+    return Drafting(HeadDrafter(heads, time.monotonic), store)
+
+
+def make_self_drafter(network: object, config: EngineConfig, files: ModelFiles | None, sizing: Sizing) -> Drafting:
+    """The model itself, with fewer layers: over the same weights."""
+    if not isinstance(network, NativeDecoder | Decoder):
+        raise ConfigError("--speculate self needs a model that generates, in one process")
+    folder = config.speculation.draft_folder
+    layers = kept_layers(network.spec, None if folder is None else Path(folder), files.fingerprint if files else None)
+    drafter = make_drafter(with_layers(network, layers), config, sizing, network.spec.vocab_size)
+    drafter.name = "self"
+    return Drafting(drafter)
 
 
 def make_drafter(

@@ -10,12 +10,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.assembly.drafting import check_files, draft_config, make_drafter
+from penstock.assembly.drafting import (
+    Drafting,
+    check_files,
+    draft_config,
+    make_drafter,
+    make_head_drafter,
+    make_self_drafter,
+)
 from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
-from penstock.config import EngineConfig
+from penstock.config import HEADS, EngineConfig
 from penstock.core.features import StepTime
 from penstock.cost.memory import workspace_bytes
-from penstock.draft.model import ModelDrafter
 from penstock.draft.table import make_speculator
 from penstock.engine.engine import Engine
 from penstock.engine.matching import Matching
@@ -203,8 +209,8 @@ def make_engine(
     room = _room(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
-    drafter = _drafter(config, loaded, sizing)
-    speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens, drafter)
+    drafting = _drafting(config, loaded, sizing)
+    speculator = make_speculator(config.speculation.drafter, config.speculation.draft_tokens, drafting.drafter)
     make = partial(
         Engine,
         scheduler,
@@ -221,22 +227,32 @@ def make_engine(
     make = partial(make, step_size=_step_size(config, loaded.device))
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
+        runner.states = drafting.states
         if warms_up:
             runner.warm_up()
         return make(runner=runner, depth=2)
     if isinstance(loaded.network, NativeDecoder):
-        return make(runner=NativeRunner(loaded.network, *room, cache_dtype))
-    if not isinstance(loaded.network, Decoder):
+        runner = NativeRunner(loaded.network, *room, cache_dtype)
+    elif isinstance(loaded.network, Decoder):
+        runner = ModelRunner(loaded.network, *room, cache_dtype)
+    else:
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
-    return make(runner=ModelRunner(loaded.network, *room, cache_dtype))
+    runner.states = drafting.states
+    return make(runner=runner)
 
 
-def _drafter(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> ModelDrafter | None:
-    name = config.speculation.draft_model
+def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Drafting:
+    kind, name = config.speculation.drafter, config.speculation.draft_model
+    if kind in (*HEADS, "self") and loaded.group is not None:
+        raise ConfigError(f"--speculate {kind} guesses for a model in one process; leave out --tensor and --pipeline")
+    if kind in HEADS:
+        return make_head_drafter(loaded.network, config, loaded.files, loaded.device.free_bytes)
+    if kind == "self":
+        return make_self_drafter(loaded.network, config, loaded.files, sizing)
     if name is None:
-        return None
+        return Drafting()
     check_files(loaded.files, open_files(name), loaded.device.free_bytes)
-    return make_drafter(load(draft_config(config, name)).network, config, sizing, loaded.spec.vocab_size)
+    return Drafting(make_drafter(load(draft_config(config, name)).network, config, sizing, loaded.spec.vocab_size))
 
 
 def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:

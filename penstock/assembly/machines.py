@@ -172,7 +172,7 @@ def _machine(
     matching: Matching | None = None,
 ) -> Machine:
     on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
-    speculator = make_speculator(config.speculation.speculate, config.speculation.draft_tokens)
+    speculator = make_speculator(config.speculation.drafter, config.speculation.draft_tokens)
     engine = Engine(
         make_scheduler(config, sizing),
         runner,

@@ -44,6 +44,8 @@ class Config:
     """Measure on this many tokens from the beginning only"""
     draft_model: str | None = None
     """Smaller model to try as a drafter too"""
+    drafter: tuple[str, ...] = ()
+    """Drafters to try beside those without files, as --speculate names them: medusa:DIR, eagle:DIR, self or self:DIR"""
     json: bool = False
     """Print JSON for machines"""
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(prefix_caching=False))
@@ -89,10 +91,12 @@ def _drafts(config: Config, text: str) -> int:
     )
     engine = EngineConfig(config.model, config.cache, config.scheduler, config.parallel, speculation)
     with open_llm(engine) as llm:
+        from penstock.assembly.training import trial_drafter
         from penstock.measure.drafts import measure_drafts
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens or DEFAULT_CONTEXT]
-        found = measure_drafts(llm.engine, token_ids)
+        others = {name: trial_drafter(llm, name, token_ids) for name in config.drafter}
+        found = measure_drafts(llm.engine, token_ids, others)
     best = max(found, key=lambda name: found[name].gain)
     columns = ("drafter", "acceptance", "tokens a step", "times as fast")
     rows = [
@@ -103,7 +107,8 @@ def _drafts(config: Config, text: str) -> int:
         print_json({"drafters": values, "best": best if found[best].gain > 1.02 else "off"})
         return 0
     print_table(columns, rows)
-    print(f"use --speculate {'auto' if found[best].gain > 1.02 else 'off'}: {best} gains most on this text")
+    chosen = best if best in config.drafter else "auto"
+    print(f"use --speculate {chosen if found[best].gain > 1.02 else 'off'}: {best} gains most on this text")
     return 0
 
 

@@ -54,6 +54,10 @@ COMMANDS: Mapping[str, Command] = {
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
+    "train-draft": Command(
+        "penstock.cli.train_draft",
+        "Train a drafter for a model on its own answers: Medusa heads, an EAGLE head, layers",
+    ),
     "bench": Command("penstock.cli.bench.command", "Benchmark any OpenAI-compatible server"),
     "bench compare": Command("penstock.cli.bench.compare", "Compare two reports of bench"),
     "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),

@@ -15,7 +15,7 @@ FIRST_CHANCES = (0.30, 0.35, 0.40, 0.50, 0.60, 0.65, 0.70, 0.80, 0.85, 0.90, 0.9
 """What is believed before anything was seen."""
 MADE_CHANCES = (0.65,) * len(LEVELS)
 """Likewise, of guesses that are not found but made by a model: their places are told apart instead of agreements."""
-MADE = ("model",)
+MADE = ("model", "self", "medusa", "eagle")
 FIRST_WEIGHT = 4.0
 """Guesses that the first belief counts for."""
 OWN_WEIGHT = 6.0

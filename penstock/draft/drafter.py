@@ -22,6 +22,8 @@ class View(NamedTuple):
     """Most drafts that may be checked in its next step."""
     pinned: int | None = None
     """Drafts a step that the client asked for; None leaves it to the rule."""
+    row: int = -1
+    """The runner's row of the generation, where a drafter finds what the target left there; -1 for none."""
 
 
 class Guess(NamedTuple):

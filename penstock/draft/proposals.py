@@ -78,4 +78,5 @@ def _view(sequence: Sequence) -> View:
         request.prediction,
         sequence.limit - len(sequence.tokens) - 1,
         request.speculate,
+        -1 if sequence.row is None else sequence.row,
     )

@@ -13,13 +13,16 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
     "ngram": (PredictionDrafter, NgramDrafter),
     "suffix": (PredictionDrafter, NgramDrafter, SuffixDrafter),
     "model": (PredictionDrafter,),
+    "self": (PredictionDrafter,),
+    "medusa": (PredictionDrafter,),
+    "eagle": (PredictionDrafter,),
     "auto": (PredictionDrafter, NgramDrafter, SuffixDrafter),
 }
 """`suffix` looks for the longest end of the text that was seen before, in the request as well as in the last answers."""
 
 
 def make_speculator(name: str, length: int | None = None, model: Drafter | None = None) -> Speculator | None:
-    """None where nobody is to guess. A draft model guesses beside those that are named, or alone under `model`."""
+    """None where nobody is to guess. One that computes, a draft model or heads, guesses beside those of the table."""
     if name == "off":
         return None
     drafters = [make() for make in DRAFTERS[name]]

@@ -48,7 +48,7 @@ def try_drafts(
     while len(known) < len(text):
         step_s.add(1, step_s(1))  # as fresh as if it had just been measured
         room = len(text) - len(known) - 1
-        (guess,) = speculator.propose([View((0, 0), known, num_prompt, room=room)], 1)
+        (guess,) = speculator.propose([View((0, 0), known, num_prompt, room=room, row=0)], 1)
         right = _agreement(guess.tokens, text, len(known))
         width = 1 + len(guess.tokens)
         taken = step_s(width) + sum(drafter.seconds(len(guess.tokens)) for drafter in drafters)

@@ -125,6 +125,10 @@ class Engine:
         """Chunks of the failed step that fail by themselves. Others may be wrong because they read what those were to write."""
 
     @property
+    def runner(self) -> Runner:
+        return self._runner
+
+    @property
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(self._num_loops, self.num_steps, self._turn_s)
 

@@ -1,6 +1,6 @@
 """What each drafter would gain on a text, with steps of this machine and model as they are measured here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.core.request import Request, SamplingParams
 from penstock.draft.drafter import Drafter
@@ -17,8 +17,11 @@ TOKENS = 8
 LEAST_TOKENS = 64
 
 
-def measure_drafts(engine: Engine, token_ids: Sequence[int]) -> dict[str, DraftTrial]:
-    """By drafter. The first quarter of the text stands for its prompt. The engine speculates, by a model if one is tried."""
+def measure_drafts(
+    engine: Engine, token_ids: Sequence[int], others: Mapping[str, Drafter] | None = None
+) -> dict[str, DraftTrial]:
+    """By drafter. The first quarter of the text stands for its prompt. The engine speculates, by a model if one is tried;
+    others are tried beside its own."""
     if len(token_ids) < LEAST_TOKENS:
         raise ConfigError(f"the text has {len(token_ids)} tokens; give one of {LEAST_TOKENS} or more")
     proposals = engine.proposals
@@ -27,6 +30,7 @@ def measure_drafts(engine: Engine, token_ids: Sequence[int]) -> dict[str, DraftT
     step_s = step_costs(engine, token_ids)
     drafters: dict[str, Sequence[Drafter]] = {"ngram": [NgramDrafter()], "suffix": [NgramDrafter(), SuffixDrafter()]}
     drafters |= {drafter.name: [drafter] for drafter in proposals.drafters if drafter.name == "model"}
+    drafters |= {name: [drafter] for name, drafter in (others or {}).items()}
     num_prompt = len(token_ids) // 4
     return {name: try_drafts(each, token_ids, num_prompt, step_s) for name, each in drafters.items()}
 

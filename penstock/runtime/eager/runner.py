@@ -19,6 +19,7 @@ from penstock.runtime.eager.launched import LaunchedStep, Refusals, Sender, take
 from penstock.runtime.eager.prompt import score_prompt, wants_prompt_logprobs
 from penstock.runtime.eager.rows import Rows
 from penstock.runtime.eager.sampler import Sampler
+from penstock.runtime.heads.states import StateSink
 from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.native.decoder import NativeDecoder
 
@@ -58,6 +59,8 @@ class StepRunner:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._send = send
+        self.states: StateSink | None = None
+        """Where hidden states are left for whoever guesses from them; none where nobody does."""
 
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
@@ -68,7 +71,10 @@ class StepRunner:
         self._rows.place(batch.step, chunks)
         plan = self._sampler.plan(chunks, masked)
         scored = [index for index, chunk in enumerate(chunks) if wants_prompt_logprobs(chunk, self._rows)]
-        forwarded = self._forward(chunks, plan, keeps_states=bool(scored)) if chunks else None
+        keeps_states = bool(scored) or self.states is not None
+        forwarded = self._forward(chunks, plan, keeps_states=keeps_states) if chunks else None
+        if self.states is not None and forwarded is not None:
+            self.states.put(chunks, torch.cat([forwarded.states(index) for index in range(len(chunks))]))
         prompts = {
             index: score_prompt(chunks[index], self._rows, forwarded.states(index), self._forward.score)
             for index in scored

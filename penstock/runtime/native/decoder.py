@@ -6,7 +6,8 @@ block (see `ops/cpu/native/abi.h`), so a cache it has written is read by it alon
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from penstock.ops.packed import GROUP, TILE, Packed
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 MAX_HEAD_DIM = 256
+Parameter = TypeVar("Parameter")
 KEPT_SCORES = 1 << 22
 """Scores that a decoder keeps room for, 16 MiB."""
 
@@ -54,6 +56,14 @@ def native_obstacle(spec: ModelSpec) -> str | None:
     return None if len({each.mlp for each in spec.layers}) == 1 else "layers of different shapes"
 
 
+def _renamed(parameters: dict[str, Parameter], names: dict[str, str]) -> dict[str, Parameter]:
+    """Those of the layers that stay under their new numbers, and all that are of no layer."""
+    kept = {name: each for name, each in parameters.items() if not name.startswith("layers.")}
+    for old, new in names.items():
+        kept |= {new + name.removeprefix(old): each for name, each in parameters.items() if name.startswith(old)}
+    return kept
+
+
 def _shape(attention: GQA) -> tuple[object, ...]:
     rotary_dim = None if attention.rope is None else attention.rope.dim
     return attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.qk_norm, rotary_dim
@@ -76,6 +86,22 @@ class NativeDecoder:
         self._caches: Sequence[AnyCache] | None = None
         # Kept between steps: fresh memory of this size would cost as much as computing what goes there.
         self._scores = torch.empty((KEPT_SCORES // spec.vocab_size, spec.vocab_size))
+
+    @property
+    def library(self) -> Library:
+        return self._library
+
+    def matrix(self, name: str) -> Packed:
+        """A packed matrix by its name; `output` is the embedding where they are one."""
+        is_shared = name == "output" and self.spec.tied_embedding
+        return self._weights.matrices["embedding.weight" if is_shared else f"{name}.weight"]
+
+    def with_layers(self, layers: Sequence[int]) -> "NativeDecoder":
+        """The model with those of its layers only, over the same weights."""
+        spec = replace(self.spec, layers=tuple(self.spec.layers[number] for number in layers))
+        names = {f"layers.{number}.": f"layers.{place}." for place, number in enumerate(layers)}
+        kept = NativeWeights(_renamed(self._weights.matrices, names), _renamed(self._weights.vectors, names))
+        return NativeDecoder(spec, kept, self._library, self._is_invariant)
 
     def parameters(self) -> Iterator[Tensor]:
         """Everything that is held for the model."""

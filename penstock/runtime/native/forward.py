@@ -28,8 +28,10 @@ NUMBER_BYTES = 8
 class LikeliestDrawn:
     """A step whose tokens the library has drawn, and left in the rows."""
 
-    def __init__(self, tokens: tuple[int, ...]) -> None:
+    def __init__(self, tokens: tuple[int, ...], hidden: Tensor, lengths: tuple[int, ...]) -> None:
         self._tokens = tokens
+        self._hidden = hidden
+        self._lengths = lengths
         self.ruined = frozenset(index for index, token in enumerate(tokens) if token == NOT_DRAWN)
 
     def draw(self, plan: DrawPlan) -> Drawn:
@@ -37,7 +39,8 @@ class LikeliestDrawn:
         return Drawn(tokens, list(range(len(plan.owners))))
 
     def states(self, index: int) -> Tensor:
-        raise EngineError("a step that the library draws by itself keeps no hidden states")
+        begin = sum(self._lengths[:index])
+        return self._hidden[begin : begin + self._lengths[index]]
 
 
 class AllowedStates(States):
@@ -97,7 +100,7 @@ class NativeForward:
         self._tell((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
         if draws:
-            return LikeliestDrawn(self._numbers.unpack_from(self._found))
+            return LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
         *begins, num_tokens = accumulate(lengths, initial=0)
         made = AllowedStates if plan.is_masked_argmax else States
         return made(self._states[:num_tokens], chunks, begins, self, self._sampler)
@@ -108,6 +111,11 @@ class NativeForward:
 
     def score(self, states: Tensor) -> Tensor:
         return self._decoder.scores(states)
+
+    @property
+    def hidden(self) -> Tensor:
+        """Final states of the last step's tokens, one after another; the next step writes over them."""
+        return self._states
 
     def expect_decodes(self, rows: tuple[int, ...]) -> None:
         """Make ready for steps in which these rows go on by one token each, the likeliest."""

@@ -53,7 +53,10 @@ class NativeRunner(StepRunner):
                 if members == self._members or self._gather(members):
                     if any(new_blocks):
                         self._grow(batch)
-                    return _output(self._native.decode(starts))
+                    tokens = self._native.decode(starts)
+                    if self.states is not None:
+                        self.states.put_decodes(rows, starts, self._native.hidden)
+                    return _output(tokens)
         self._members = None
         return super().launch(batch, masks)
 

@@ -1,0 +1,159 @@
+"""`penstock train-draft`: a drafter for a model, trained on the model's own answers."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.cli.loading import open_llm
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.progress import ProgressBar
+from penstock.console.show import print_json, print_table
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM
+    from penstock.train.record import AnswerRecorder, Transcript
+
+LEAST_PROMPTS = 10
+ASKED = 400
+QUESTION_TOKENS = 48
+PLACE = "the-user-speaks-here"
+DEPTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Train a drafter for a model on the model's own answers, and tell how often its guesses come true.
+
+    Paragraphs of the text are prompts. The model answers them; its hidden states are recorded; heads learn to foretell them.
+    One answer in ten is held out for the figures. Serve the result with --speculate KIND:DIR.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    text: tuple[Path, ...] = ()
+    """Files of prompts, paragraph by paragraph: ask as your users do"""
+    asked: int | None = None
+    """Prompts that the model is to make up beside the text's (default: none with --text, else 400)"""
+    out: Path | None = None
+    """Folder to write, new or empty"""
+    kind: Literal["medusa", "eagle", "self"] = "eagle"
+    """What to train: an EAGLE head, Medusa heads, or self (which of the model's own layers to draft with)"""
+    minutes: float = 10.0
+    """Time to train for, beside the time that answering takes"""
+    answer_tokens: int = 160
+    """Longest answer"""
+    temperature: float = 0.0
+    """Of the answers; 0 takes the likeliest tokens"""
+    draft_vocabulary: int = 4096
+    """Tokens that heads choose among: those the answers are mostly made of"""
+    json: bool = False
+    """Print JSON for machines"""
+    scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_sequences=32))
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "answer_tokens", "draft_vocabulary"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; choose more than 0")
+
+
+def run(config: Config) -> int:
+    if config.out is None:
+        raise ConfigError("--out names no folder; say where the drafter is to be written")
+    prompts = read_prompts(config.text)
+    num_asked = (0 if config.text else ASKED) if config.asked is None else config.asked
+    if len(prompts) + num_asked < LEAST_PROMPTS:
+        raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or --asked {ASKED}")
+    from penstock.train.folder import make_folder
+
+    make_folder(config.out)
+    cache = CacheConfig(prefix_caching=False)
+    with open_llm(EngineConfig(model=config.model, cache=cache, scheduler=config.scheduler)) as llm:
+        from penstock.assembly.training import listen
+
+        start_s = time.monotonic()
+        prompts += ask(llm, num_asked) if num_asked else []
+        recorder = listen(llm)
+        transcripts = answer(llm, prompts, config)
+        answered_s = time.monotonic() - start_s
+        report = _train(llm, transcripts, recorder, config, config.out)
+    report |= {
+        "answers": len(transcripts),
+        "answer_tokens": sum(len(tokens) for _, tokens in transcripts),
+        "answering_s": round(answered_s, 1),
+    }
+    if config.json:
+        print_json(report)
+        return 0
+    print_table(("", ""), [(name.replace("_", " "), _shown(value)) for name, value in report.items()])
+    print(f"serve it with --speculate {config.kind}:{config.out}")
+    return 0
+
+
+def read_prompts(files: Sequence[Path]) -> list[str]:
+    """Paragraphs, in their order, each once."""
+    prompts: dict[str, None] = {}
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error
+        prompts |= dict.fromkeys(stripped for part in text.split("\n\n") if (stripped := part.strip()))
+    return list(prompts)
+
+
+def ask(llm: "LLM", count: int) -> list[str]:
+    """Questions of the model's own: where its template has the user speak, it is let speak."""
+    from penstock.core.request import SamplingParams
+
+    if llm.files.chat_template is None:
+        raise ConfigError(f"{llm.files.name} was not made to chat and asks nothing; give prompts with --text")
+    before, _, _ = llm.render_chat([{"role": "user", "content": PLACE}]).partition(PLACE)
+    with ProgressBar("questions") as progress:
+        params = [
+            SamplingParams(temperature=1.0, top_p=0.9, seed=seed, max_tokens=QUESTION_TOKENS) for seed in range(count)
+        ]
+        answers = llm.generate([before] * count, params)
+        progress("asking", count, count)
+    said = (done.choices[0].text.strip() for done in answers)
+    return list(dict.fromkeys(text for text in said if text))
+
+
+def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcript]":
+    """The model's own answers, as a chat where it was made for that; many at once."""
+    from penstock.core.request import SamplingParams
+
+    params = SamplingParams(temperature=config.temperature, seed=1, max_tokens=config.answer_tokens)
+    tokens = [llm.chat_tokens(prompt) for prompt in prompts]
+    num_done = 0
+    with ProgressBar("answers") as progress:
+
+        def told(update: Any) -> None:
+            nonlocal num_done
+            num_done += update.completion.is_finished
+            progress("answering", num_done, len(prompts))
+
+        completions = llm.generate(tokens, params, on_update=told)
+    found = [(prompt, tuple(done.choices[0].token_ids)) for prompt, done in zip(tokens, completions)]
+    return [(prompt, said) for prompt, said in found if len(said) > DEPTH]
+
+
+def _train(
+    llm: "LLM", transcripts: "Sequence[Transcript]", recorder: "AnswerRecorder", config: Config, out: Path
+) -> dict[str, Any]:
+    from penstock.assembly.training import choose_layers, train_heads
+
+    with ProgressBar("steps") as progress:
+        if config.kind == "self":
+            return choose_layers(llm, transcripts, out, progress)
+        examples = recorder.examples(transcripts)
+        return train_heads(llm, examples, out, config.kind, config.minutes * 60, config.draft_vocabulary, progress)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"{one:.3f}" if isinstance(one, float) else str(one) for one in value)
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

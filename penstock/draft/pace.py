@@ -1,0 +1,24 @@
+"""What a drafter that computes takes by the length of its guesses, as measured: a first token, and every one after it."""
+
+NEWS = 0.2
+"""Share of the latest time in what is believed."""
+LEAST_S = 1e-6
+"""Believed before anything was measured, so that it is tried."""
+
+
+class Pace:
+    def __init__(self) -> None:
+        self._first_s = self._next_s = 0.0
+
+    def __call__(self, length: int) -> float:
+        return max(self._first_s + self._next_s * (length - 1), LEAST_S) if length else 0.0
+
+    def learn(self, length: int, seconds: float) -> None:
+        if not self._first_s:
+            self._first_s = self._next_s = seconds / length
+            return
+        missing = seconds - self(length)
+        # What is missing is shared out as the line has it, so that lengths seen often correct it most.
+        weight = 1 + (length - 1) ** 2
+        self._first_s = max(self._first_s + NEWS * missing / weight, LEAST_S)
+        self._next_s = max(self._next_s + NEWS * missing * (length - 1) / weight, 0.0)

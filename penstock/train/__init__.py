@@ -1,0 +1,5 @@
+"""Heads trained on a model's own answers: examples, losses, what is written.
+
+Owns everything between recorded hidden states and a folder that `--speculate` serves. Knows no engine and no tokenizer: texts
+come as tokens, time as an argument.
+"""
