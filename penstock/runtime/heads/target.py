@@ -101,7 +101,7 @@ class NativeTarget:
 
     def chooser(self, token_ids: Tensor | None) -> Chooser:
         if token_ids is None:
-            return self._model.likeliest
+            return lambda x: [int(token) for token in self._model.likeliest(x).tolist()]
         output = unpack(self._model.matrix("output"))
         return NativeProjection(self._model.library, output.take(token_ids), None).likeliest
 
