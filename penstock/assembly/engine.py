@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.assembly.drafting import (
+from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
+from penstock.assembly.speculation.drafting import (
     Drafting,
     check_files,
     draft_config,
@@ -18,7 +19,6 @@ from penstock.assembly.drafting import (
     make_head_drafter,
     make_self_drafter,
 )
-from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
 from penstock.config import HEADS, EngineConfig
 from penstock.core.features import StepTime
 from penstock.cost.memory import workspace_bytes

@@ -91,7 +91,7 @@ def _drafts(config: Config, text: str) -> int:
     )
     engine = EngineConfig(config.model, config.cache, config.scheduler, config.parallel, speculation)
     with open_llm(engine) as llm:
-        from penstock.assembly.training import trial_drafter
+        from penstock.assembly.speculation.training import trial_drafter
         from penstock.measure.drafts import measure_drafts
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens or DEFAULT_CONTEXT]

@@ -70,7 +70,7 @@ def run(config: Config) -> int:
     make_folder(config.out)
     cache = CacheConfig(prefix_caching=False)
     with open_llm(EngineConfig(model=config.model, cache=cache, scheduler=config.scheduler)) as llm:
-        from penstock.assembly.training import listen
+        from penstock.assembly.speculation.training import listen
 
         start_s = time.monotonic()
         prompts += ask(llm, num_asked) if num_asked else []
@@ -144,7 +144,7 @@ def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcri
 def _train(
     llm: "LLM", transcripts: "Sequence[Transcript]", recorder: "AnswerRecorder", config: Config, out: Path
 ) -> dict[str, Any]:
-    from penstock.assembly.training import choose_layers, train_heads
+    from penstock.assembly.speculation.training import choose_layers, train_heads
 
     with ProgressBar("steps") as progress:
         if config.kind == "self":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.draft.drafter import NO_GUESS, Guess, Key, View
-from penstock.draft.pace import Pace
+from penstock.draft.guess_cost import GuessCost
 
 MAX_ROWS = 4
 """Generations that are guessed for in one step: with more of them the target's own steps are full."""
@@ -31,10 +31,10 @@ class HeadDrafter:
         self.name = heads.name
         self._heads = heads
         self._clock = clock
-        self._pace = Pace()
+        self._cost = GuessCost()
 
     def seconds(self, length: int) -> float:
-        return self._pace(length)
+        return self._cost(length)
 
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         most = min(most, self._heads.most)
@@ -46,7 +46,7 @@ class HeadDrafter:
             if view.row >= 0:
                 tokens = self._heads.guess(view.key, view.row, view.tokens, most)
                 guesses[index] = Guess(tuple(tokens), self.name)
-        self._pace.learn(most, self._clock() - begin_s)
+        self._cost.learn(most, self._clock() - begin_s)
         return guesses
 
     def finish(self, view: View) -> None:

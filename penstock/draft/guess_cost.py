@@ -6,7 +6,7 @@ LEAST_S = 1e-6
 """Believed before anything was measured, so that it is tried."""
 
 
-class Pace:
+class GuessCost:
     def __init__(self) -> None:
         self._first_s = self._next_s = 0.0
 

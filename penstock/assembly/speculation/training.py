@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.assembly.drafting import make_head_drafter, make_self_drafter
+from penstock.assembly.speculation.drafting import make_head_drafter, make_self_drafter
 from penstock.config import HEADS, configure
 from penstock.draft.drafter import Drafter
 from penstock.errors import ConfigError
