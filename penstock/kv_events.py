@@ -1,6 +1,7 @@
 """What a server tells a router of its prefix cache: hashes of the blocks that can be found there, as they come and go.
 
-A stream of frames. The first, and any that follows a gap, holds all there is; the others what changed since the one before:
+`GET /kv/events` is one frame, with `?follow=1` a stream of them. The first, and any that follows a gap, holds all there is;
+the others what changed since the one before:
 
     kind     1 byte    S all there is, D what changed
     number   4 bytes   one more than the frame before; a gap means that something was missed

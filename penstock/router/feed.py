@@ -38,7 +38,9 @@ class BlockFollower:
         exchange = BlockExchange(self._fleet, self._replica)
         endpoint = self._pool.endpoint
         key = b"authorization: Bearer %b\r\n" % self._pool.key if self._pool.key else b""
-        head = f"GET {endpoint.path}{kv_events.EVENTS_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
+        head = (
+            f"GET {endpoint.path}{kv_events.EVENTS_PATH}?follow=1 HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
+        )
         connection.send(head + key + b"\r\n", exchange)
         try:
             return await exchange.done

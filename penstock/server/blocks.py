@@ -4,6 +4,7 @@ The engine is followed once somebody listens, and not before. A listener that do
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +15,8 @@ from penstock.engine.client import BlocksChanged, EngineClient
 
 MAX_UNSENT_BYTES = 1 << 20
 """Of changes for one listener, before it is told all there is instead."""
+FIRST_S = 2.0
+"""For an engine to tell what it has, the first time."""
 LOOK_S = 0.5
 """Between two looks at whether the server goes on."""
 
@@ -24,6 +27,7 @@ class BlockIndex:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._hashes: set[bytes] = set()
+        self._is_known = asyncio.Event()
         self._listeners: set[BlockListener] = set()
 
     def subscribe(self, listener: "BlockListener") -> None:
@@ -38,6 +42,12 @@ class BlockIndex:
     def whole(self) -> bytes:
         return b"".join(self._hashes)
 
+    async def wait(self) -> None:
+        """Until the engine has told what there is, or has no mind to."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S if self._client.is_ready else 0.0):
+                await self._is_known.wait()
+
     def _take_in(self, news: BlocksChanged) -> None:
         published = kv_events.split(news.published)
         if news.is_whole:
@@ -45,6 +55,7 @@ class BlockIndex:
         else:
             self._hashes.update(published)
             self._hashes.difference_update(kv_events.split(news.removed))
+        self._is_known.set()
         for listener in self._listeners:
             listener.take(news)
 
@@ -89,11 +100,12 @@ class BlockListener:
 
 
 class BlockStream:
-    """Answers until the router leaves or the server ends."""
+    """All there is; who `follows` is told until it leaves or the server ends."""
 
-    def __init__(self, indices: list[BlockIndex], front: Any) -> None:
+    def __init__(self, indices: list[BlockIndex], front: Any, follows: bool) -> None:
         self._indices = indices
         self._front = front
+        self._follows = follows
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         listener = BlockListener(self._indices)
@@ -103,6 +115,11 @@ class BlockStream:
         try:
             headers = [(b"content-type", b"application/octet-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for index in self._indices:
+                await index.wait()
+            if not self._follows:
+                await send({"type": "http.response.body", "body": await listener.next()})
+                return
             while not leaving.done() and not self._front.is_draining:
                 frames = await listener.next()
                 if frames:
@@ -121,7 +138,7 @@ async def _left(receive: Any) -> None:
 
 async def block_events(request: Request) -> BlockStream:
     front = request.app.state.front
-    return BlockStream([model.blocks for model in front.models], front)
+    return BlockStream([model.blocks for model in front.models], front, request.query_params.get("follow") == "1")
 
 
 class PromptBlocks:
