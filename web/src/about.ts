@@ -2,6 +2,20 @@
 import { signal } from "@preact/signals";
 import { ApiFault, apiKey, get, needsKey } from "./api";
 
+/** Where one of several models stands. */
+export interface Resident {
+  name: string;
+  state: string;
+  reason: string;
+  phase: string;
+  load_s: number | null;
+  num_bytes: number;
+  is_measured: boolean;
+  is_pinned: boolean;
+  num_uses: number;
+  num_waiting: number;
+  expires_s: number | null;
+}
 export interface About {
   version: string;
   state: "ready" | "loading" | "draining" | "unavailable";
@@ -17,6 +31,8 @@ export interface About {
   num_active_parameters: number;
   bench_targets: string[];
   served: string[];
+  /** Where the server keeps several models and loads them when they are asked for. */
+  residents?: Resident[];
   models: string[];
   devices: string[];
   policies: string[];
@@ -32,8 +48,9 @@ export const chosenModel = signal("");
 
 export interface ListedModel {
   id: string;
-  /** Where the server keeps several: loaded, asleep, ... */
-  state?: string;
+  capabilities?: string[];
+  /** Where one of several stands: loaded, unloaded, loading, unloading, failed. */
+  status?: { value: string; reason?: string };
 }
 /** What /v1/models lists. */
 export const listed = signal<ListedModel[]>([]);

@@ -1,7 +1,7 @@
 /** The fleet: replicas behind a router where there is one, else the models of this server. */
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
-import { about, fleet, type FleetView, lookAtFleet, type ReplicaRow } from "../about";
+import { about, fleet, type FleetView, lookAtFleet, refresh, type ReplicaRow, type Resident } from "../about";
 import { bytes, count, percent, seconds, significant } from "../format";
 import { live, useStream } from "../live";
 import { Badge, Bar, Card, Note, PageHead, SourceBadge, Spinner, Stat, Stats, Table } from "../ui/kit";
@@ -61,6 +61,33 @@ function ReplicaCard({ one, served }: { one: ReplicaRow; served: number }): JSX.
   );
 }
 
+/** Models of one server: loaded when asked for, kept by policy. */
+function Residents({ rows }: { rows: Resident[] }): JSX.Element {
+  useEffect(() => {
+    const timer = setInterval(() => void refresh(), 2000);
+    return () => clearInterval(timer);
+  }, []);
+  return (
+    <Card title="Models" about="Loaded when first asked for, unloaded when idle or when another needs the room; a pinned one stays.">
+      <Table
+        label="Models"
+        columns={[["model", ""], ["state", ""], ["memory", "n"], ["loaded in", "n"], ["in use", "n"], ["waiting", "n"], ["leaves in", "n"]]}
+        rows={rows.map((one) => [
+          one.name,
+          <span key="s">
+            <Badge kind={one.state === "ready" ? "good" : one.state === "failed" ? "bad" : ""}>{one.state}</Badge> {one.phase || one.reason}
+          </span>,
+          `${one.is_measured ? "" : "about "}${bytes(one.num_bytes)}`,
+          seconds(one.load_s),
+          count(one.num_uses),
+          count(one.num_waiting),
+          one.is_pinned ? "pinned" : seconds(one.expires_s),
+        ])}
+      />
+    </Card>
+  );
+}
+
 function Alone({ models }: { models: ReplicaRow[] }): JSX.Element {
   useEffect(useStream, []);
   const now = live.value;
@@ -70,8 +97,8 @@ function Alone({ models }: { models: ReplicaRow[] }): JSX.Element {
       <Note title={models.length > 1 ? `${models.length} models` : "One replica"}>
         No router stands before this server: its engines are the whole fleet. Several as one: <code>penstock serve --replicas 2</code> or <code>penstock route</code>, whose own page shows them here. What they would do is a matter of the <a href="#/cockpit?replicas=4&rate=40">cockpit</a>.
       </Note>
+      {found?.residents && found.residents.length > 0 && <Residents rows={found.residents} />}
       <div class="cards">
-        {models.length > 1 && models.map((one) => <ReplicaCard key={one.name} one={one} served={0} />)}
         {found && (
           <Card title={found.model || "loading"} aside={<Badge kind={found.state === "ready" ? "good" : "warn"}>{found.state}</Badge>} about={`on ${found.device}`}>
             <div class="stack">

@@ -12,5 +12,5 @@ export function ModelPicker(): JSX.Element | null {
     chosenModel.value = id;
     void refresh();
   };
-  return <Select label="Model" value={chosenModel.value || found[0]!.id} options={found.map((one) => [one.id, one.state ? `${one.id} (${one.state})` : one.id] as const)} onChange={choose} />;
+  return <Select label="Model" value={chosenModel.value || found[0]!.id} options={found.map((one) => [one.id, one.status ? `${one.id} (${one.status.value})` : one.id] as const)} onChange={choose} />;
 }
