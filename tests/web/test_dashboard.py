@@ -127,6 +127,6 @@ def test_the_bench_page_draws_a_run_and_its_figures(seen: Seen) -> None:
     page = seen.go("bench?concurrency=2&requests=8&prompts=16&answers=8")
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.get_by_role("heading", name="As it goes")).to_be_visible()
-    expect(page.get_by_role("region", name="Benchmark runs")).to_contain_text("8 requests")
+    expect(page.get_by_role("region", name="Benchmark runs")).to_contain_text("2 at once")
     assert float(page.locator("[data-figure='bench tokens']").inner_text().replace(",", "")) > 0
     assert not seen.faults

@@ -55,9 +55,10 @@ def test_only_the_newest_of_two_runs_is_shown(seen: Seen) -> None:
     page.on("request", listen)
     long = FLAGS | {"num-requests": 9000, "rate": 60, "answers": 300}
     seen.go("cockpit?" + "&".join(f"{name}={value}" for name, value in long.items()))
+    page.get_by_text("Load", exact=True).click()
     page.wait_for_function("() => document.querySelector('[role=status]')?.textContent?.includes('simulated')")
-    page.get_by_label("Requests", exact=True).fill("60")
-    page.get_by_label("Requests", exact=True).press("Tab")
+    page.get_by_label("Requests in the run", exact=True).fill("60")
+    page.get_by_label("Requests in the run", exact=True).press("Tab")
     shown = page.locator("[data-figure='tokens/s A']")
     expect(shown).to_be_visible()
     assert asked == [9000, 60]

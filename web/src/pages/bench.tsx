@@ -11,30 +11,25 @@ import { Badge, Bar, Button, Card, Command, Note, PageHead, Segments, Select, Sl
 
 const DEFAULTS = { mode: "concurrency", concurrency: 4, rate: 2, requests: 24, prompts: "64-128", answers: "32", target: "" };
 
-type Plain = string | number | boolean | null | Plain[] | { [key: string]: Plain };
+interface Doubt {
+  name: string;
+  level: "invalid" | "warning" | "note";
+  text: string;
+}
+/** What `penstock bench --json -` prints, as far as it is shown here. */
+interface BenchReport {
+  verdict: string;
+  flags: Doubt[];
+  knee: { rate: number | null; beyond: number | null } | null;
+  runs: { headlines: Record<string, number>; summary: { outcomes: Record<string, number> } }[];
+}
 interface Run {
   label: string;
   flags: Flags;
-  report: Plain;
+  report: BenchReport;
 }
 
-/** The first value of that name anywhere in a report. */
-export function dig(data: Plain | undefined, ...names: string[]): Plain | undefined {
-  let at: Plain | undefined = data;
-  for (const name of names) at = find(at, name);
-  return at;
-}
-
-function find(data: Plain | undefined, name: string): Plain | undefined {
-  if (!data || typeof data !== "object") return undefined;
-  if (!Array.isArray(data) && name in data) return data[name];
-  for (const value of Object.values(data)) {
-    const found = find(value, name);
-    if (found !== undefined) return found;
-  }
-  return undefined;
-}
-const number = (value: Plain | undefined): number => (typeof value === "number" ? value : NaN);
+const SLO = "ttft<500ms,tpot<50ms";
 
 export function Bench(): JSX.Element {
   const [state, set] = useKept(DEFAULTS);
@@ -60,7 +55,7 @@ export function Bench(): JSX.Element {
         setBusy(label);
         setNews([]);
         const onProgress = (one: BenchProgress) => setNews((before) => [...before, one].slice(-400));
-        const report = await benchmark<Plain>(what, { target: state.target, key, signal, onProgress });
+        const report = await benchmark<BenchReport>(what, { target: state.target, key, signal, onProgress });
         setRuns((before) => [...before, { label: label + where, flags: what, report }]);
       }
     } catch (problem) {
@@ -91,6 +86,9 @@ export function Bench(): JSX.Element {
               </Button>
               <Button disabled={!!busy} onClick={() => void run(sweep())}>
                 Sweep
+              </Button>
+              <Button disabled={!!busy} title={`The highest rate that meets ${SLO}`} onClick={() => void run([["knee", { "find-knee": true, slo: SLO, "num-requests": state.requests, prompts: state.prompts, answers: state.answers }]])}>
+                Find the knee
               </Button>
               {busy && (
                 <Button kind="danger" onClick={() => abort.current?.abort()}>
@@ -154,25 +152,37 @@ function Going({ news }: { news: BenchProgress[] }): JSX.Element {
 }
 
 function Runs({ runs }: { runs: Run[] }): JSX.Element {
-  const ttft = (run: Run) => number(dig(run.report, "ttft", "p50"));
-  const rate = (run: Run) => number(dig(run.report, "output_tokens_per_s"));
+  const of = (run: Run, name: string) => run.report.runs.at(-1)?.headlines[name] ?? NaN;
+  const rate = (run: Run) => of(run, "output_tokens_per_s");
+  const time = (run: Run, name: string) => (run.report.verdict === "client-bound" ? "–" : seconds(of(run, name) / 1000));
+  const doubts = runs.flatMap((run) => run.report.flags.filter((flag) => flag.level !== "note").map((flag) => ({ label: run.label, ...flag })));
   return (
     <>
-      <Card title="Runs" about="The first is the yardstick.">
-        <Table
-          label="Benchmark runs"
-          columns={[["load", ""], ["tokens/s", "n"], ["TTFT p50", "n"], ["TTFT p99", "n"], ["TPOT p50", "n"], ["E2E p99", "n"], ["goodput", "n"], ["", ""]]}
-          rows={runs.map((run, index) => [
-            run.label,
-            <b key="t" data-figure="bench tokens">{significant(rate(run))}</b>,
-            seconds(ttft(run)),
-            seconds(number(dig(run.report, "ttft", "p99"))),
-            seconds(number(dig(run.report, "tpot", "p50"))),
-            seconds(number(dig(run.report, "e2e", "p99"))),
-            percent(number(dig(run.report, "good_fraction"))),
-            index ? <Badge key="b" kind={rate(run) >= rate(runs[0]!) ? "good" : "bad"}>{significant(rate(run) / rate(runs[0]!), 2)} ×</Badge> : count(number(dig(run.report, "num_requests"))) + " requests",
-          ])}
-        />
+      <Card title="Runs" about="The first is the yardstick. A run whose figures are not the server's says why.">
+        <div class="stack">
+          <Table
+            label="Benchmark runs"
+            columns={[["load", ""], ["requests", "n"], ["tokens/s", "n"], ["", "n"], ["TTFT p50", "n"], ["TTFT p99", "n"], ["TPOT p50", "n"], ["E2E p99", "n"], ["goodput", "n"], ["verdict", ""]]}
+            rows={runs.map((run, index) => [
+              run.label,
+              count(Object.values(run.report.runs.at(-1)?.summary.outcomes ?? {}).reduce((sum, one) => sum + one, 0)),
+              <b key="t" data-figure="bench tokens">{significant(rate(run))}</b>,
+              index ? <Badge key="b" kind={rate(run) >= rate(runs[0]!) ? "good" : "bad"}>{significant(rate(run) / rate(runs[0]!), 2)} ×</Badge> : "",
+              time(run, "ttft_p50_ms"),
+              time(run, "ttft_p99_ms"),
+              time(run, "tpot_p50_ms"),
+              time(run, "e2e_p99_ms"),
+              percent(of(run, "good_percent") / 100),
+              <Badge key="v" kind={run.report.verdict === "valid" ? "good" : "bad"}>{run.report.verdict}</Badge>,
+            ])}
+          />
+          {runs.filter((run) => run.report.knee).map((run, index) => <Note key={index} kind="insight" title="Knee">{knee(run.report.knee!)}</Note>)}
+          {doubts.slice(0, 6).map((one, index) => (
+            <Note key={index} kind={one.level === "invalid" ? "bad" : "warn"}>
+              {one.label}: {one.text}
+            </Note>
+          ))}
+        </div>
       </Card>
       {runs.length > 1 && (
         <Card title="Throughput against latency">
@@ -185,11 +195,16 @@ function Runs({ runs }: { runs: Run[] }): JSX.Element {
             format2={seconds}
             lines={[
               { label: "tokens/s", values: runs.map(rate), colour: "decode", points: true },
-              { label: "TTFT p50", values: runs.map(ttft), colour: "prompt", right: true, points: true },
+              { label: "TTFT p50", values: runs.map((run) => of(run, "ttft_p50_ms") / 1000), colour: "prompt", right: true, points: true },
             ]}
           />
         </Card>
       )}
     </>
   );
+}
+
+function knee({ rate, beyond }: { rate: number | null; beyond: number | null }): string {
+  if (rate === null) return beyond === null ? `Even one request at a time does not meet ${SLO}.` : `Not even ${significant(beyond)} requests/s meet ${SLO}.`;
+  return beyond === null ? `At least ${significant(rate)} requests/s meet ${SLO}; more were not tried.` : `${significant(rate)} requests/s meet ${SLO}; ${significant(beyond)} do not.`;
 }

@@ -96,7 +96,11 @@ export function DecodeLoop(): JSX.Element {
       const prompt = (await post<{ tokens: number[] }>("/tokenize", { prompt: state.prompt })).tokens;
       const now = (after: Chip[]) => [...prompt, ...after.map((chip) => chip.id)];
       for (let i = 0; i < times; i++) {
-        if (!at.length) at = await ask(now(list));
+        if (!at.length) {
+          at = await ask(now(list));
+          setRivals(at);
+          if (times === 1) break; // seen first, drawn next
+        }
         const shaped = reshape(at, state.temperature, state.top_k, state.top_p);
         const chosen = force === undefined ? drawn(shaped, state.seed, list.length) : shaped.find((one) => one.id === force)!;
         if (/<\|.*\|>|^$/.test(chosen.token)) {

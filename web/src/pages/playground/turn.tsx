@@ -145,9 +145,8 @@ export function rate(turn: Turn): number {
 export function Times({ turn }: { turn: Turn }): JSX.Element {
   const { usage } = turn;
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
-  const accepted = usage?.completion_tokens_details?.accepted_prediction_tokens ?? 0;
-  const rejected = usage?.completion_tokens_details?.rejected_prediction_tokens ?? 0;
   const timings = usage?.timings;
+  const [checked, accepted] = [timings?.["draft_tokens"] ?? 0, timings?.["accepted_draft_tokens"] ?? 0];
   const parts = timings
     ? (["queue", "prefill", "decode", "flush"] as const).map((name) => [name, timings[`${name}_ms`] ?? 0] as const)
     : [];
@@ -162,7 +161,7 @@ export function Times({ turn }: { turn: Turn }): JSX.Element {
       {usage && <span>generated {count(usage.completion_tokens)}</span>}
       <span>TTFT {ms(turn.ttft_ms)}</span>
       <span>{significant(rate(turn))} tokens/s</span>
-      {accepted + rejected > 0 && <span class="draft">drafts accepted {percent(accepted / (accepted + rejected))}</span>}
+      {checked > 0 && <span class="draft">drafts accepted {percent(accepted / checked)}</span>}
       {turn.finish === "length" && <span class="warn">cut at max tokens</span>}
       <Spark ticks={turn.ticks} />
       {parts.length > 0 && (
