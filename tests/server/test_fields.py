@@ -39,6 +39,7 @@ SHOWN: dict[str, dict[str, Any]] = {
         "return_token_ids": True, "return_timings": True, "add_generation_prompt": False,
         "truncate_prompt_tokens": 3, "service_tier": "priority",
         "tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{"name": "f"}],
+        "continue_token_ids": [65],
     },
     "text": {
         "prompt": "other words", "echo": True, "logprobs": 2, "prompt_logprobs": 1, "stream": True,
