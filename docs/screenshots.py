@@ -1,6 +1,9 @@
-"""Pictures of every page for the docs, from real runs: `python docs/screenshots.py http://127.0.0.1:8000 docs/screens`.
+"""Pictures of every page for the docs, from real runs.
 
-Needs a server with a model and Chromium. Every picture is of what the page showed: nothing is prepared but the clicks.
+    python docs/screenshots.py http://127.0.0.1:8000 docs/screens [NAME ...]
+
+Needs a server with a model (`penstock serve --speculate auto`) and Chromium; `fleet` is best taken of a router. Every picture
+is of what the page showed: nothing is prepared but the clicks.
 """
 
 import shutil
@@ -24,21 +27,57 @@ def chat(page: Page) -> None:
     page.locator("button.token").nth(5).hover()
 
 
-def load(page: Page) -> None:
-    """Some requests at once, seen while they run."""
+def send(page: Page, number: int, tokens: int) -> None:
+    """Some requests at once, one of them refused; nobody waits for them."""
     page.evaluate(
-        """() => { for (let i = 0; i < 6; i++) fetch("/v1/chat/completions", {method: "POST",
-        headers: {"content-type": "application/json"}, body: JSON.stringify({max_tokens: 100, messages: [
+        """([number, tokens]) => { for (let i = 0; i <= number; i++) void fetch("/v1/chat/completions", {method: "POST",
+        headers: {"content-type": "application/json"}, body: JSON.stringify({max_tokens: i < number ? tokens : -1,
+        ignore_eos: true, messages: [
         {role: "system", content: "You answer at length, with care and in whole sentences. ".repeat(4)},
-        {role: "user", content: "Tell me about river number " + i}]})}) }"""
+        {role: "user", content: "Tell me about river number " + i}]})}) }""",
+        [number, tokens],
     )
-    page.wait_for_timeout(8000)
 
 
-def press(name: str, wait_ms: int) -> Callable[[Page], None]:
+def load(page: Page) -> None:
+    """A few have ended, more are running."""
+    page.locator("[data-stat=running]").wait_for()
+    send(page, 4, 40)
+    page.get_by_role("button", name="Ended (4)").wait_for()
+    send(page, 8, 300)
+    page.get_by_role("region", name="Requests in progress").locator("tbody tr").nth(7).wait_for()
+    page.wait_for_timeout(3000)
+
+
+def split_view(page: Page) -> None:
+    page.get_by_role("button", name="A / B").click()
+    page.get_by_role("button", name="Ask both").click()
+    page.get_by_role("button", name="Ask both").wait_for()
+
+
+def copies(page: Page) -> None:
+    page.get_by_role("button", name="k copies").click()
+    page.get_by_role("button", name="Send 4 at once").click()
+    page.get_by_role("button", name="Send 4 at once").wait_for()
+
+
+def bench(page: Page) -> None:
+    """Two loads, the second seen as it goes."""
+    for number in range(2):
+        page.get_by_role("button", name="Run", exact=True).click()
+        if number == 0:
+            page.locator("[data-figure='bench tokens']").wait_for()
+    page.get_by_label("Pieces a second and requests under way").wait_for()
+    page.wait_for_timeout(4000)
+
+
+def press(name: str, selector: str) -> Callable[[Page], None]:
+    """Press a button and wait for what comes of it."""
+
     def act(page: Page) -> None:
         page.get_by_role("button", name=name).first.click()
-        page.wait_for_timeout(wait_ms)
+        page.locator(selector).last.wait_for()
+        page.wait_for_timeout(1500)
 
     return act
 
@@ -53,30 +92,33 @@ def wait(selector: str) -> Callable[[Page], None]:
 
 SHOTS: dict[str, tuple[str, str, Callable[[Page], None]]] = {
     "playground": ("playground", "dark", chat),
+    "playground-ab": ("playground", "light", split_view),
+    "playground-copies": ("playground", "dark", copies),
     "dashboard": ("dashboard", "dark", load),
+    "dashboard-light": ("dashboard", "light", load),
     "cockpit": ("cockpit", "dark", wait("[data-figure='tokens/s A']")),
     "cockpit-light": ("cockpit", "light", wait("[data-figure='tokens/s A']")),
     "planner": ("planner", "light", wait("[aria-label=Candidates], .note-box")),
-    "bench": ("bench", "dark", press("Run", 30_000)),
+    "bench": ("bench", "dark", bench),
     "calculators": ("calculators", "light", wait("[data-figure=step_s]")),
     "advise": ("advise", "dark", wait(".tile")),
     "fleet": ("fleet", "light", wait(".stat")),
     "explore": ("explore", "dark", wait(".tile")),
     "quiz": ("quiz", "light", wait(".quiz")),
-    "lifecycle": ("explore/lifecycle?tokens=24", "dark", press("Send it", 15_000)),
-    "decode-loop": ("explore/decode-loop", "light", press("Run 10", 12_000)),
+    "lifecycle": ("explore/lifecycle?tokens=24", "dark", press("Send it", "[data-stat=passes]")),
+    "decode-loop": ("explore/decode-loop", "light", press("Run 10", ".tokens button.token:nth-of-type(10)")),
     "phases": ("explore/phases", "dark", wait("[data-stat=prefill]")),
     "kv-growth": ("explore/kv-growth", "light", wait("[data-stat=kv-total]")),
     "hierarchy": ("explore/hierarchy", "dark", wait("[data-figure=HBM]")),
-    "latency": ("explore/latency?answer=16", "light", press("Send 4", 15_000)),
+    "latency": ("explore/latency?answer=16", "light", press("Send 4", ".streams .badge.good")),
     "throughput": ("explore/throughput", "dark", wait("[aria-label='Simulated rates']")),
     "batching": ("explore/batching", "light", wait("[data-stat='continuous tokens']")),
     "attention": ("explore/attention", "dark", wait("[data-stat=tiled]")),
-    "blocks": ("explore/blocks", "light", wait("[data-stat=paged-waste]")),
-    "speculation": ("explore/speculation", "dark", wait("[aria-label='Plain beside speculated']")),
+    "blocks": ("explore/blocks", "light", press("Send 4 real", "[aria-label^='Block tables'] tbody tr")),
+    "speculation": ("explore/speculation", "dark", press("Try it live", "[data-stat=live-acceptance]")),
     "memory": ("explore/memory", "light", wait("[aria-label=Devices]")),
     "parallelism": ("explore/parallelism", "dark", wait("[aria-label=Layouts]")),
-    "prefix": ("explore/prefix", "light", press("Send them", 15_000)),
+    "prefix": ("explore/prefix", "light", press("Send them", "[aria-label=Misses] tbody tr:nth-child(6)")),
     "split": ("explore/split?requests=200", "dark", wait("[data-stat='together itl']")),
 }
 
@@ -98,7 +140,7 @@ def main() -> int:
                 page.set_default_timeout(PATIENCE_MS)
                 page.goto(f"{url}/#/{path}")
                 act(page)
-                page.screenshot(path=folder / f"{name}{suffix}.jpg", type="jpeg", quality=80)
+                page.screenshot(path=folder / f"{name}{suffix}.jpg", type="jpeg", quality=70, full_page=not suffix)
                 context.close()
             print(name, flush=True)
         browser.close()
