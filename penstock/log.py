@@ -50,7 +50,7 @@ def _pipe_of(stream: TextIO) -> "select.poll | None":
         descriptor = stream.fileno()
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return None
-    except (OSError, ValueError, io.UnsupportedOperation):
+    except (AttributeError, OSError, ValueError, io.UnsupportedOperation):  # closed, or not there at all
         return None
     pipe = select.poll()
     pipe.register(descriptor, select.POLLOUT)
@@ -109,3 +109,23 @@ def num_lost_lines() -> int:
     return sum(
         handler.num_lost for handler in logging.getLogger("penstock").handlers if isinstance(handler, SafeHandler)
     )
+
+
+def say(text: str) -> None:
+    """Print for whoever started us. Nobody has to be there to read it: then it is dropped, and so is what is printed later."""
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as we run)
+
+
+def hold_streams() -> None:
+    """A stream that whoever started us has closed leads nowhere, here and in our children. Left as it is, its number would be
+    the next socket's, and what a library prints there would go to a client."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (for as long as we run)

@@ -21,6 +21,7 @@ from penstock.config import EngineConfig, ServerConfig
 from penstock.engine.client import EngineClient
 from penstock.engine.spawn import Spawned
 from penstock.errors import ConfigError
+from penstock.log import say
 from penstock.server.app import make_app
 from penstock.server.front import Front
 from penstock.server.http.connection import Connection
@@ -124,7 +125,7 @@ class SingleEngine:
         self._model.text = words
         if self._client.facts is not None:
             seconds = time.monotonic() - self._start_s
-            print(banner(self._client.facts, self._config, port, self._phases, seconds), flush=True)
+            say(banner(self._client.facts, self._config, port, self._phases, seconds))
 
     async def stop(self) -> None:
         await self._client.stop()
@@ -145,7 +146,7 @@ class SingleEngine:
 
     def _on_phase(self, name: str, seconds: float) -> None:
         self._phases.append((name, seconds))
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             LOGGER.info("%s: %.1f s", name, seconds)
 
 

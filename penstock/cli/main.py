@@ -18,6 +18,7 @@ from penstock.console.flags import listed, suggestion
 from penstock.console.help import command_help, layout
 from penstock.console.show import printable
 from penstock.errors import ConfigError, PenstockError, RequestError
+from penstock.log import hold_streams
 
 FAULT_STATUS = 1
 USAGE_STATUS = 2
@@ -77,6 +78,7 @@ COMMANDS: Mapping[str, Command] = {
 
 def main(words: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
     """Run one command line and return its exit status. Errors nobody foresaw keep their traceback."""
+    hold_streams()
     try:
         status = _status(sys.argv[1:] if words is None else words, commands)
         print(end="", flush=True)

@@ -29,7 +29,7 @@ class ProgressBar:
         self._task: Any = None
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return
         now = time.monotonic()
         self._start_s = now if self._start_s is None else self._start_s

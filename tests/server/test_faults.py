@@ -52,7 +52,7 @@ def resources(server: Server) -> tuple[int, int]:
     return num_files, num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_an_engine_that_is_killed_loses_no_call(num_kills: int) -> None:
     async def law(running: Server) -> None:
         for round_ in range(num_kills):
