@@ -3,10 +3,15 @@
     python benchmarks/gpu/speculation.py [--model dummy:llama-3.1-8b] [--acceptance 0.6 0.8] [--drafts 4] [--batch 1 8 32]
         [--tokens 400] [--turns 3] [--out record.json]
 
-By turns in one process, over the same weights: plain, then with drafts. A drafter that has read the plain answers tells
-the next tokens of each sequence, each wrong with the chance of a rejection. `verify` is a step with drafts over a plain one,
-`gain` tokens a second over plain ones, `goal` 90 % of (1 - a^(k+1)) / (1 - a) over `verify`. `same` says that all tokens are
-those of plain decoding.
+Three things, for each batch:
+
+- `device`: steps of several widths queued one behind another, so that the host is hidden; ratios to a plain step.
+- `agree`: drafts that are the plain answers, judged as ever. Products of other sizes are rounded otherwise, and made-up weights
+  leave many tokens as likely as each other; `agree` is the share of sequences whose tokens are all the same, `until` where the
+  others part, as a median.
+- by turns in one process: plain, then with drafts that a made-up judge accepts with the given chance, whatever was drawn.
+  `verify` is a step with drafts over a plain one, host included, `gain` tokens a second over plain ones, `formula`
+  (1 - a^(k+1)) / (1 - a) over `verify`, and `share` what of the formula was reached.
 """
 
 import argparse
@@ -14,28 +19,32 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu.widths import Rows
 from penstock import LLM, SamplingParams
+from penstock.core.batch import Chunk, Logprob
 from penstock.core.request import Request
 from penstock.draft.drafter import NO_GUESS, Guess, View
 from penstock.draft.proposals import Proposals
 from penstock.draft.rule import tokens_per_round
 from penstock.draft.speculator import Speculator
+from penstock.runtime.eager import launched
+from penstock.runtime.eager.launched import ChunkOutcome
+
+Answers = dict[tuple[int, ...], list[int]]
 
 
 class ToldDrafter:
-    """Knows the answers by their prompts."""
+    """Knows the answers by their prompts; past their ends it says the last token again."""
 
     name = "told"
 
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], acceptance: float, vocab_size: int) -> None:
+    def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._acceptance = acceptance
-        self._vocab_size = vocab_size
-        self._random = random.Random(1)
 
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         return [self._guess(view, most) for view in views]
@@ -51,64 +60,103 @@ class ToldDrafter:
         if answer is None:
             return NO_GUESS
         place = len(view.tokens) - view.num_prompt
-        tokens = [
-            token if self._random.random() < self._acceptance else (token + 1) % self._vocab_size
-            for token in answer[place : place + most]
-        ]
-        return Guess(tuple(tokens), self.name)
+        tokens = answer[place : place + most]
+        return Guess((*tokens, *[answer[-1]] * (most - len(tokens))), self.name)
 
 
-def run(
-    llm: LLM, prompts: list[tuple[int, ...]], num_tokens: int
-) -> tuple[dict[tuple[int, ...], list[int]], float, int]:
-    """Answers by prompt, seconds and steps from when all have begun to when the first ends."""
+def judge(chance: float) -> Callable[..., ChunkOutcome]:
+    """In place of comparing drafts with what was drawn."""
+    source = random.Random(1)
+
+    def accepted(chunk: Chunk, drawn: list[int], logprobs: list[Logprob], rest: tuple[Logprob, ...]) -> ChunkOutcome:
+        drafts = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
+        count = 0
+        while count < len(drafts) and source.random() < chance:
+            count += 1
+        return ChunkOutcome((*drafts[:count], *drawn[count : count + 1]))
+
+    return accepted
+
+
+def run(llm: LLM, prompts: list[tuple[int, ...]], num_tokens: int) -> tuple[Answers, float, int, int]:
+    """Answers by prompt; seconds, steps and tokens from when all have begun to when the first ends."""
     engine = llm.engine
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    owners = {}
-    for number, prompt in enumerate(prompts):
-        owners[number] = prompt
+    owners = dict(enumerate(prompts))
+    for number, prompt in owners.items():
         engine.submit(Request(request_id=number, prompt=prompt, params=params, salt=str(time.monotonic_ns())))
-    answers: dict[tuple[int, ...], list[int]] = {prompt: [] for prompt in prompts}
-    begin_s = end_s = 0.0
-    begin_steps = end_steps = 0
+    answers: Answers = {prompt: [] for prompt in prompts}
+    begin = end = (0.0, 0, 0)
     while engine.has_work:
+        ended = False
         for delta in engine.step():
             answers[owners[delta.request_id]].extend(delta.token_ids)
-            if delta.finish is not None and not end_s:
-                end_s, end_steps = time.perf_counter(), engine.num_steps
-        if not begin_s and all(answers.values()):
-            begin_s, begin_steps = time.perf_counter(), engine.num_steps
-    return answers, end_s - begin_s, end_steps - begin_steps
+            ended |= delta.finish is not None
+        count = sum(map(len, answers.values()))
+        if ended and not end[0]:
+            end = time.perf_counter(), engine.num_steps, count
+        if not begin[0] and all(answers.values()):
+            begin = time.perf_counter(), engine.num_steps, count
+    return answers, end[0] - begin[0], end[1] - begin[1], end[2] - begin[2]
 
 
-def measure(llm: LLM, batch: int, acceptance: float, options: argparse.Namespace) -> dict[str, Any]:
-    choose = random.Random(batch)
-    vocab_size = llm.spec.vocab_size
-    prompts = [tuple(choose.randrange(100, vocab_size - 100) for _ in range(128)) for _ in range(batch)]
-    plain_s: list[float] = []
-    drafted_s: list[float] = []
-    plain_steps = drafted_steps = 0
-    is_same = True
+def speculate(llm: LLM, answers: Answers, num_drafts: int) -> None:
+    speculator = Speculator([ToldDrafter(answers)], length=num_drafts)
+    llm.engine.proposals = Proposals(llm.engine.scheduler, speculator)
+
+
+def on_device(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    rows = Rows(llm, batch, 256)
+    times: dict[int, list[float]] = {width: [] for width in range(1, options.drafts + 2)}
+    for turn in range(4):
+        for width, each in times.items():
+            taken_s = rows.queued_s(width, 20)
+            each += [taken_s] if turn else []
+    medians = {width: statistics.median(each) for width, each in times.items()}
+    ratios = {width: round(median / medians[1], 3) for width, median in medians.items()}
+    return {"batch": batch, "device_ms": {w: round(s * 1000, 3) for w, s in medians.items()}, "device": ratios}
+
+
+def agreement(llm: LLM, prompts: list[tuple[int, ...]], options: argparse.Namespace) -> dict[str, Any]:
+    llm.engine.proposals = None
+    answers = run(llm, prompts, options.tokens)[0]
+    speculate(llm, answers, options.drafts)
+    found = run(llm, prompts, options.tokens)[0]
+    parts = [
+        next(place for place, pair in enumerate(zip(found[prompt], answers[prompt])) if pair[0] != pair[1])
+        for prompt in prompts
+        if found[prompt] != answers[prompt]
+    ]
+    until = statistics.median(parts) if parts else None
+    return {"batch": len(prompts), "agree": round(1 - len(parts) / len(prompts), 3), "until": until}
+
+
+def measure(llm: LLM, prompts: list[tuple[int, ...]], acceptance: float, options: argparse.Namespace) -> dict[str, Any]:
+    plain: list[tuple[float, float]] = []
+    drafted: list[tuple[float, float]] = []
+    """Seconds a step and tokens a second."""
     for turn in range(options.turns + 1):
         llm.engine.proposals = None
-        answers, seconds, plain_steps = run(llm, prompts, options.tokens)
-        plain_s += [seconds] if turn else []
-        drafter = ToldDrafter(answers, acceptance, vocab_size)
-        llm.engine.proposals = Proposals(llm.engine.scheduler, Speculator([drafter], length=options.drafts))
-        found, seconds, drafted_steps = run(llm, prompts, options.tokens)
-        drafted_s += [seconds] if turn else []
-        is_same &= found == answers
-    plain, drafted = statistics.median(plain_s), statistics.median(drafted_s)
-    verify = drafted / drafted_steps / (plain / plain_steps)
+        answers, seconds, steps, tokens = run(llm, prompts, options.tokens)
+        plain += [(seconds / steps, tokens / seconds)] if turn else []
+        speculate(llm, answers, options.drafts)
+        truth, launched.accepted = launched.accepted, judge(acceptance)
+        try:
+            _, seconds, steps, tokens = run(llm, prompts, options.tokens)
+        finally:
+            launched.accepted = truth
+        drafted += [(seconds / steps, tokens / seconds)] if turn else []
+    (plain_s, plain_rate), (verify_s, rate) = (map(statistics.median, zip(*each)) for each in (plain, drafted))
+    gain, formula = rate / plain_rate, tokens_per_round(acceptance, options.drafts) / (verify_s / plain_s)
     return {
-        "batch": batch,
+        "batch": len(prompts),
         "acceptance": acceptance,
-        "same": is_same,
-        "plain_step_ms": round(plain / plain_steps * 1000, 3),
-        "verify_step_ms": round(drafted / drafted_steps * 1000, 3),
-        "verify": round(verify, 3),
-        "gain": round(plain / drafted, 3),
-        "goal": round(0.9 * tokens_per_round(acceptance, options.drafts) / verify, 3),
+        "plain_step_ms": round(plain_s * 1000, 3),
+        "verify_step_ms": round(verify_s * 1000, 3),
+        "verify": round(verify_s / plain_s, 3),
+        "gain": round(gain, 3),
+        "formula": round(formula, 3),
+        "share": round(gain / formula, 3),
     }
 
 
@@ -122,12 +170,26 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    records = []
+    records: list[dict[str, Any]] = []
+
+    def record(part: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+        begin_s = time.perf_counter()
+        try:
+            records.append(part(*arguments, options))
+        except Exception:
+            traceback.print_exc(limit=-6)
+            return
+        print(json.dumps(records[-1] | {"took_s": round(time.perf_counter() - begin_s, 1)}), flush=True)
+
     with LLM(options.model, max_context=2048, max_sequences=max(options.batch)) as llm:
         for batch in options.batch:
+            choose = random.Random(batch)
+            vocab_size = llm.spec.vocab_size
+            prompts = [tuple(choose.randrange(100, vocab_size - 100) for _ in range(128)) for _ in range(batch)]
+            record(agreement, llm, prompts)
+            record(on_device, llm, batch)
             for acceptance in options.acceptance:
-                records.append(measure(llm, batch, acceptance, options))
-                print(json.dumps(records[-1]), flush=True)
+                record(measure, llm, prompts, acceptance)
     if options.out:
         options.out.write_text(json.dumps({"options": vars(options) | {"out": ""}, "records": records}, indent=1))
 

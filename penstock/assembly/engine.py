@@ -14,6 +14,7 @@ from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, chec
 from penstock.assembly.speculation.drafting import (
     Drafting,
     check_files,
+    draft_bytes,
     draft_config,
     make_drafter,
     make_head_drafter,
@@ -184,7 +185,8 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
     memory = Memory(
         free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
         weight_bytes=loaded.weight_bytes,
-        workspace_bytes=_workspace_bytes(loaded.device, spec, config, batch_tokens(config, spec, pace)),
+        workspace_bytes=_workspace_bytes(loaded.device, spec, config, batch_tokens(config, spec, pace))
+        + _draft_bytes(config, spec),
         bytes_per_kv_value=bytes_per_value,
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
         kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
@@ -239,6 +241,11 @@ def make_engine(
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
     runner.states = drafting.states
     return make(runner=runner)
+
+
+def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    name = config.speculation.draft_model
+    return 0 if name is None else draft_bytes(config, spec, open_files(name))
 
 
 def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Drafting:

@@ -42,6 +42,9 @@ class Proposals:
         self.waits = False
         if not generating:
             return
+        is_asked = any(sequence.request.speculate or sequence.request.prediction for sequence in generating)
+        if self._speculator.rests() and not is_asked:
+            return
         guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
         for sequence, guess in zip(generating, guesses):
             if guess.tokens:

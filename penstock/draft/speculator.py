@@ -14,6 +14,9 @@ from penstock.draft.step_cost import StepCost
 
 MAX_DRAFTS = 16
 """Of one sequence in one step, unless told otherwise."""
+SEQUENCES_A_REST = 8
+"""Sequences for which nobody guesses during one step after none of their guesses was worth checking. Asking takes some
+microseconds a sequence, a step of few sequences pays that a hundredfold and one of many does not."""
 PROBE, PROBE_EVERY = 2, 64
 """Tokens that a drafter is asked for in every so many steps though they would not pay."""
 
@@ -39,6 +42,15 @@ class Speculator:
         self._most = most if length is None else length
         self._standing: dict[Key, Standing] = {}
         self._num_asked = 0
+        self._num_rests = 0
+        """Steps before guesses are asked for again."""
+        self._num_vain = 0
+        """Times in a row that none was worth checking."""
+
+    def rests(self) -> bool:
+        """Nobody need be asked before the next step; said of that step alone."""
+        self._num_rests = max(self._num_rests - 1, -1)
+        return self._num_rests >= 0
 
     def propose(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
         """What to check of each view in a step of so many sequences: guesses cut to what pays, empty where nothing does."""
@@ -48,6 +60,8 @@ class Speculator:
         for view, guess in zip(views, guesses):
             self._stand(view, guess)
         lengths = self._lengths(views, guesses, num_sequences)
+        self._num_vain = 0 if any(lengths) else self._num_vain + 1
+        self._num_rests = min(self._num_vain, num_sequences // SEQUENCES_A_REST) if self._length is None else 0
         return [guess._replace(tokens=guess.tokens[:length]) for guess, length in zip(guesses, lengths)]
 
     def finish(self, key: Key) -> None:

@@ -31,6 +31,8 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
         ([17], [17]),
         ([3, 1, 8, 1], [20, 64, 8, 33]),
         ([1, 1, 5, 1], [2, 50, 12, 16]),
+        ([5], [40]),
+        ([3, 3, 3], [3, 33, 64]),
     ]
     for dtype in (torch.float32, torch.float16):
         for spec in shapes:
@@ -45,7 +47,7 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     q = torch.randn((1101, 2, 16), generator=generator, device=device).half()
     yield q, LayerCache(*parts), layout, GQA(2, 1, 16, None, 0.25), None
     for cache_dtype in (torch.float8_e4m3fn, torch.int8):
-        for lengths, contexts in batches[1:4:2]:
+        for lengths, contexts in (batches[1], batches[3], batches[6]):
             layout = example_layout(lengths, contexts, 8, 40, generator)
             q = torch.randn((sum(lengths), 6, 16), generator=generator, device=device)
             cache = example_cache((40, 8, 2, 16), cache_dtype, generator)

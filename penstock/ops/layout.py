@@ -63,5 +63,7 @@ class BatchLayout:
     """[chunks] tokens of the sequence once this chunk is in."""
     lengths: list[int]
     contexts: list[int]
+    follows: bool = False
+    """Chunks may be of one sequence, one behind another: keys and values are laid down before any of them attends."""
     derived: dict[Hashable, Any] = field(default_factory=dict)
     """What a kernel works out once and uses in every layer of the step."""

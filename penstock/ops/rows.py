@@ -35,6 +35,21 @@ def gather_decodes(tokens: Tensor, tables: Tensor, rows: Tensor, positions: Tens
     return Decodes(tokens[rows, positions].long(), slots, (positions + 1).int(), chosen)
 
 
+def _check_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for tokens, tables, rows, positions, block_size in _examples(device):
+        drafts = torch.tensor([-1, 700, 0, 3][: len(rows)], device=device)
+        yield tokens, tables, rows, positions, drafts, block_size
+
+
+@operation(_check_examples)
+def gather_checks(
+    tokens: Tensor, tables: Tensor, rows: Tensor, positions: Tensor, drafts: Tensor, block_size: int
+) -> Decodes:
+    """As `gather_decodes`, with drafts in place of the rows' own tokens where there are any; -1 is none."""
+    decodes = gather_decodes.definition(tokens, tables, rows, positions, block_size)
+    return decodes._replace(token_ids=torch.where(drafts < 0, decodes.token_ids, drafts))
+
+
 def _keep_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     for tokens, _, rows, positions, _ in _examples(device):
         yield tokens, rows, positions, torch.arange(len(rows), device=device) * 7 - 1

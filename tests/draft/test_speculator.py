@@ -132,3 +132,26 @@ def test_drafters_keep_nothing_of_what_has_ended() -> None:
     assert not speculator.propose([], 0)
     kept = [value for name, value in vars(speculator).items() if isinstance(value, dict)]
     assert not any(kept)
+
+
+@pytest.mark.parametrize(("num_sequences", "most_asked"), [(1, 40), (16, 15), (64, 8)])
+def test_many_sequences_whose_guesses_do_not_pay_are_asked_for_seldom(num_sequences: int, most_asked: int) -> None:
+    """And all of them in every step again once a guess pays."""
+    drafter = Fixed((7, 7, 7, 7))
+    speculator = Speculator([drafter], most=4)
+    views = [View((number, 0), [0], 1) for number in range(num_sequences)]
+    for _ in range(40):
+        speculator.cost.add(num_sequences, 1.0)
+        speculator.cost.add(2 * num_sequences, 9.0)
+        speculator.cost.add(num_sequences + 1, 8.0)
+        if not speculator.rests():
+            assert not any(guess.tokens for guess in speculator.propose(views, num_sequences))
+    assert drafter.num_asked <= most_asked
+    for _ in range(9):
+        speculator.cost.add(num_sequences, 1.0)
+        speculator.cost.add(num_sequences + 1, 1.0)
+        speculator.cost.add(2 * num_sequences, 1.0)
+    while speculator.rests():
+        pass
+    assert any(guess.tokens for guess in speculator.propose(views, num_sequences))
+    assert not speculator.rests()

@@ -136,6 +136,24 @@ def test_no_parameter_takes_a_step_off_its_graph() -> None:
             forward._eager = eager
 
 
+def test_a_few_drafts_are_checked_by_recorded_steps() -> None:
+    """Of some sequences more than of others, right ones and wrong ones, whatever is asked of the draws."""
+    forward = getattr(cuda_runner(), "_forward")  # noqa: B009
+    for params in ([GREEDY], [GREEDY] * 8, [GREEDY, *EVERY_PARAMETER[1:13]], [SamplingParams(seed=4, logprobs=2)] * 3):
+        plain = finish(texts(params))
+        driver, guessed = GpuDriver(), texts(params)
+        for index, (text, answer) in enumerate(zip(guessed, plain)):
+            wrong = [(token + 1) % 5000 if place % 7 == 3 else token for place, token in enumerate(answer)]
+            text.drafts = [-1 if (place + index) % 5 == 0 else token for place, token in enumerate(wrong)]
+        driver.step(guessed)
+        eager = getattr(forward, "_eager", None)
+        forward._eager = Forbidden()
+        try:
+            assert_same(driver.finish(guessed, NUM_TOKENS), plain, guessed)
+        finally:
+            forward._eager = eager
+
+
 class Masks:
     """Every row of scores of some chunks may draw one of few tokens."""
 

@@ -88,7 +88,7 @@ def main() -> None:
             for arguments in covering(served):
                 kernel.run(*copy.deepcopy(arguments))
             if op is attention:
-                for arguments, _ in padded_examples():
+                for arguments, _, _ in padded_examples():
                     kernel.run(*arguments)
             verdict = "compiled" if examples else "fits nothing here"
         except Exception:

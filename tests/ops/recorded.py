@@ -1,4 +1,4 @@
-"""Attention of a step that is recorded for any chunks: the lists empty, chunks and tokens padded."""
+"""Attention of recorded steps: of any chunks, the lists empty, chunks and tokens padded; of a few drafts a sequence."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,17 +9,37 @@ from torch.nn.functional import pad
 
 from penstock.ops.attention import attention
 from penstock.ops.layout import BatchLayout
+from penstock.ops.rows import Decodes
+from penstock.runtime.cuda.verify_graphs import verify_layout
 
 NAME = "paged attention, recorded"
 PADDING_CHUNKS, PADDING_TOKENS = 2, 5
 
 
-def padded_examples() -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    """Arguments as a recording would have them, and what the definition makes of those they stand for."""
+def padded_examples() -> Iterator[tuple[tuple[Any, ...], torch.Tensor, list[int]]]:
+    """Arguments as a recording would have them, what the definition makes of those they stand for, and where these are."""
     for number, (q, cache, layout, *rest) in enumerate(attention.examples(torch.device("cpu"))):
         if number % 3 == 0:
             truth = attention.definition(q, cache, layout, *rest)
-            yield (pad(q, (0, 0, 0, 0, 0, PADDING_TOKENS)), cache, padded(layout), *rest), truth
+            yield (pad(q, (0, 0, 0, 0, 0, PADDING_TOKENS)), cache, padded(layout), *rest), truth, [*range(len(truth))]
+        if len(layout.lengths) == 4 and number % 2:
+            yield checked(q, cache, layout, *rest)
+
+
+def checked(
+    q: torch.Tensor, cache: Any, layout: BatchLayout, *rest: Any
+) -> tuple[tuple[Any, ...], torch.Tensor, list[int]]:
+    """Chunks of up to as many queries as the longest."""
+    width, count = max(layout.lengths), len(layout.lengths)
+    places = [number * width + offset for number, length in enumerate(layout.lengths) for offset in range(length)]
+    queries = torch.zeros((count * width, *q.shape[1:]), dtype=q.dtype)
+    queries[places] = q
+    positions, slots = torch.zeros((2, count * width), dtype=torch.int64)
+    positions[places], slots[places] = layout.positions, layout.slots
+    tables = layout.block_tables.repeat_interleave(width, 0)
+    decodes = Decodes(torch.zeros_like(slots), slots, (positions + 1).int(), tables)
+    truth = attention.definition(q, cache, layout, *rest)
+    return (queries, cache, verify_layout(positions, decodes, width), *rest), truth, places
 
 
 def padded(layout: BatchLayout) -> BatchLayout:

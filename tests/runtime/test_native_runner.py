@@ -1,14 +1,18 @@
 """The short way of native steps gives what the long way gives, whatever the scheduler decides and whatever fails."""
 
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 
-from penstock.core.batch import Arrival, Batch, Chunk, FinishReason
+from penstock.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
 from penstock.core.limits import Limits
 from penstock.core.request import Request, SamplingParams
 from penstock.core.scheduler import Scheduler
+from penstock.draft.drafter import Guess, View
+from penstock.draft.proposals import Proposals
+from penstock.draft.speculator import Speculator
 from penstock.engine.engine import Engine
 from penstock.errors import EngineError
 from penstock.runtime.eager.forward import States
@@ -150,6 +154,66 @@ def test_numbers_that_are_not_finite_end_their_own_sequence(decoder: NativeDecod
         else:
             tokens = [delta.token_ids for delta in expected[request.request_id, 0]]
             assert [delta.token_ids for delta in ends] == tokens
+
+
+class ToldDrafter:
+    """Knows the answers, and gets every fifth token wrong; says more of some sequences than of others, and of one nothing."""
+
+    name = "told"
+
+    def __init__(self, answers: dict[tuple[int, int], list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+        return [self._guess(view, most) for view in views]
+
+    def _guess(self, view: View, most: int) -> Guess:
+        place = len(view.tokens) - view.num_prompt
+        right = self._answers[view.key][place : place + min(most, view.key[0] % 5)]
+        return Guess(tuple((token + ((place + i) % 5 == 4)) % 203 for i, token in enumerate(right)), self.name)
+
+    def seconds(self, length: int) -> float:
+        return 0.0
+
+    def finish(self, view: View) -> None:
+        pass
+
+
+def tokens_of(answers: Mapping[tuple[int, int], Sequence[Delta]]) -> dict[tuple[int, int], list[int]]:
+    return {key: [token for delta in each for token in delta.token_ids] for key, each in answers.items()}
+
+
+@pytest.mark.parametrize("params", [[GREEDY], PARAMS[:5]])
+@pytest.mark.parametrize("num_blocks", [100, 14])
+def test_drafts_change_no_answer(
+    decoder: NativeDecoder, params: list[SamplingParams], num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of any width side by side, also where some are preempted; likeliest tokens are judged without torch."""
+    asked = requests(16, params)
+    plain = tokens_of(serve(make_engine(ModelRunner, decoder, num_blocks, 64), asked))
+    engine = make_engine(NativeRunner, decoder, num_blocks, 64)
+    engine.proposals = Proposals(engine.scheduler, Speculator([ToldDrafter(plain)], length=4))
+    if params == [GREEDY]:
+        monkeypatch.setattr(States, "draw", None)
+    assert tokens_of(serve(engine, asked)) == plain
+    engine.scheduler.check()
+    assert (engine.scheduler.num_preemptions > 0) == (num_blocks == 14)
+    assert 0 < engine.proposals.num_accepted < engine.proposals.num_checked
+
+
+def test_steps_with_drafts_take_the_short_way(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(MAX_SEQUENCES, [GREEDY])
+    plain = tokens_of(serve(make_engine(NativeRunner, decoder, 100, 512), asked))
+    engine = make_engine(NativeRunner, decoder, 100, 512)
+    engine.proposals = Proposals(engine.scheduler, Speculator([ToldDrafter(plain)], length=4))
+    for request in asked:
+        engine.submit(request)
+    heard = list(engine.step())
+    monkeypatch.setattr(StepRunner, "launch", None)
+    while engine.has_work:
+        heard += engine.step()
+    for key, tokens in plain.items():
+        assert [token for delta in heard if delta.request_id == key[0] for token in delta.token_ids] == tokens
 
 
 def test_a_row_is_not_computed_beyond_its_blocks(decoder: NativeDecoder) -> None:

@@ -12,9 +12,11 @@ from penstock.layers.step import Rotations
 from penstock.models import catalog
 from penstock.ops.op import OPERATIONS
 from penstock.ops.triton.host.launch import asking
+from penstock.runtime.cuda.forward import RecordedSteps
 from penstock.runtime.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder
 from penstock.runtime.cuda.mixed_graphs import MixedGraphs
 from penstock.runtime.cuda.rows import DeviceRows
+from penstock.runtime.cuda.verify_graphs import VerifyGraphs
 from penstock.runtime.cuda.warm_up import SPECIAL, KernelWarmUp, excerpt
 from penstock.runtime.eager.sampler import Sampler
 from penstock.runtime.kv_cache import KVCache
@@ -48,10 +50,14 @@ def parts_of(model: Decoder) -> GraphParts:
     return GraphParts(model, cache, rotations, rows, sampler, NUM_ROWS - 1, GraphRecorder())
 
 
-def asked_by(model: Decoder, warm_up: Callable[[MixedGraphs, DecodeGraphs], None]) -> list[str]:
+def recorded(parts: GraphParts) -> RecordedSteps:
+    return RecordedSteps(DecodeGraphs(parts), VerifyGraphs(parts), MixedGraphs(parts, NUM_ROWS - 1))
+
+
+def asked_by(model: Decoder, warm_up: Callable[[RecordedSteps], None]) -> list[str]:
     parts = parts_of(model)
     with asking() as variants, torch.inference_mode():
-        warm_up(MixedGraphs(parts, NUM_ROWS - 1), DecodeGraphs(parts))
+        warm_up(recorded(parts))
     assert not any(part.any() for layer in parts.cache.layers for part in layer)
     assert not parts.rows.tokens.any()
     return [str((variant.function.__name__, variant.signature, variant.constants)) for variant in variants]
@@ -62,11 +68,13 @@ def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) 
     model = dummy_model(SPECS[name], CPU, torch.bfloat16)
     assert isinstance(model, Decoder)
 
-    def warm_up(shown: Decoder) -> Callable[[MixedGraphs, DecodeGraphs], None]:
-        def run(mixed: MixedGraphs, decodes: DecodeGraphs) -> None:
-            mixed.warm_up(shown, 4)
-            decodes.warm_up(shown, 1)
-            decodes.warm_up(shown, 8)
+    def warm_up(shown: Decoder) -> Callable[[RecordedSteps], None]:
+        def run(steps: RecordedSteps) -> None:
+            steps.mixed.warm_up(shown, 4)
+            steps.decodes.warm_up(shown, 1)
+            steps.decodes.warm_up(shown, 8)
+            steps.checks.warm_up(shown, 1, 5)
+            steps.checks.warm_up(shown, 8, 1)
 
         return run
 
@@ -93,9 +101,7 @@ def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) 
 def test_draws_that_need_more_are_asked_for_as_well() -> None:
     model = dummy_model(SPECS["smollm2-135m"], CPU, torch.bfloat16)
     assert isinstance(model, Decoder)
-    asked = asked_by(
-        excerpt(model), lambda mixed, decodes: [decodes.warm_up(excerpt(model), 1, each) for each in SPECIAL]
-    )
+    asked = asked_by(excerpt(model), lambda steps: [steps.decodes.warm_up(excerpt(model), 1, each) for each in SPECIAL])
     names = {text.split("'")[1] for text in asked}
     assert names >= {"_note", "_count", "_adjust", "_edit", "_find_peaks", "_count_digits", "_settle", "_pick_kept"}
 
@@ -107,7 +113,7 @@ def test_small_steps_go_on_until_kernels_are_there_and_large_ones_wait() -> None
     parts = parts_of(model)
 
     def warm_up() -> KernelWarmUp:
-        return KernelWarmUp(model, DecodeGraphs(parts), MixedGraphs(parts, NUM_ROWS - 1), NUM_ROWS - 1)
+        return KernelWarmUp(model, recorded(parts), NUM_ROWS - 1)
 
     small = Batch(0, (Chunk(0, 0, 8, (1,) * 8, (0,), True, None),))
     large = Batch(0, (Chunk(0, 0, 1 << 10, (1,) * (1 << 10), (0,), True, None),))

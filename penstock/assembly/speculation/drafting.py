@@ -16,6 +16,8 @@ from penstock.draft.model import DraftRunner, ModelDrafter
 from penstock.errors import ConfigError
 from penstock.files import ModelFiles
 from penstock.layers.decoder import Decoder
+from penstock.models.spec import ModelSpec
+from penstock.runtime.cuda.runner import CudaRunner
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.heads.fewer_layers import kept_layers, with_layers
 from penstock.runtime.heads.load import make_heads, open_heads
@@ -29,6 +31,8 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 MAX_ROWS = 4
 """Generations that are drafted for at once: with more of them the target's own steps are full."""
 PROBES = ("The quick brown fox", "def main(args):\n    return 0\n", " 12,345.67", "žluťoučký kůň, 你好", "\t\t{}\r\n")
+KV_BYTES = 2.0
+"""Of a number in its cache."""
 STRIDE = 61
 """Of the token ids that are compared one by one."""
 
@@ -94,19 +98,33 @@ def make_self_drafter(network: object, config: EngineConfig, files: ModelFiles |
     return Drafting(drafter)
 
 
-def make_drafter(
-    network: object, config: EngineConfig, sizing: Sizing, target_vocab_size: int, num_rows: int = MAX_ROWS
-) -> ModelDrafter:
+def draft_bytes(config: EngineConfig, target: ModelSpec, draft: ModelFiles) -> int:
+    """What a draft model takes of the memory that the cache is sized by: weights as they are in its file, and the keys and
+    values of the generations it follows."""
+    context = min(config.model.max_context or target.max_context, draft.spec.max_context)
+    num_tokens = _num_rows(config) * -(-context // config.cache.block_size) * config.cache.block_size
+    size = draft.path.stat().st_size if draft.path.is_file() else 2 * draft.spec.num_parameters
+    return size + num_tokens * draft.spec.kv_bytes_per_token(KV_BYTES)
+
+
+def _num_rows(config: EngineConfig) -> int:
+    return min(MAX_ROWS, config.scheduler.max_sequences)
+
+
+def make_drafter(network: object, config: EngineConfig, sizing: Sizing, target_vocab_size: int) -> ModelDrafter:
     """A drafter over a loaded model."""
     if not isinstance(network, NativeDecoder | Decoder):
         raise ConfigError(f"{config.speculation.draft_model} cannot draft: it generates no text")
     max_context = min(sizing.max_context, network.spec.max_context)
-    num_rows = min(num_rows, config.scheduler.max_sequences)
+    num_rows = _num_rows(config)
     num_blocks = num_rows * -(-max_context // sizing.block_size)
+    room = num_blocks, sizing.block_size, num_rows, max_context
     if isinstance(network, NativeDecoder):
-        runner: DraftRunner = NativeRunner(network, num_blocks, sizing.block_size, num_rows, max_context)
+        runner: DraftRunner = NativeRunner(network, *room)
+    elif network.device.type == "cuda":
+        runner = CudaRunner(network, *room)
     else:
-        runner = ModelRunner(network, num_blocks, sizing.block_size, num_rows, max_context)
+        runner = ModelRunner(network, *room)
     return ModelDrafter(
         runner,
         num_rows=num_rows,

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from penstock.models.spec import GQA
 from penstock.ops.attention import attention, read_blocks
 from penstock.ops.layout import AnyCache, BatchLayout
-from penstock.ops.triton.decode import Singles, attend_singles
+from penstock.ops.triton.decode import Singles, attend_singles, common_width
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
 from penstock.ops.triton.paged import LOG2_E, capped, scales_of, shape, slots_of
@@ -183,7 +183,12 @@ def _plan_on_device(layout: BatchLayout, queries: int, num_tokens: int) -> Atten
     return AttentionPlan(Singles(len(lengths), is_checked=True), chunks.int().flip(0), offsets.int().flip(0))
 
 
-def plan_of(layout: BatchLayout, queries: int, block_size: int, *, is_plain: bool = False) -> AttentionPlan:
+def plan_of(
+    layout: BatchLayout, queries: int, block_size: int, *, is_plain: bool = False, width: int = 0
+) -> AttentionPlan:
+    """`width` is that of all chunks, if they have a common one."""
+    if width:
+        return AttentionPlan(Singles(len(layout.lengths), width=width), None, None)
     single = [chunk for chunk, length in enumerate(layout.lengths) if length == 1]
     if len(single) == len(layout.lengths):
         return AttentionPlan(Singles(len(single)), None, None)
@@ -222,13 +227,14 @@ def _whole(layout: BatchLayout, chunk: int, block_size: int) -> Whole:
 def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
     cut = cut_of(q)
     is_plain = spec.window is None and spec.logit_softcap is None and sinks is None and q.element_size() == 2
-    plan = layout.derived.get(("triton attention", cut.queries, is_plain))
+    width = common_width(layout, spec)
+    plan = layout.derived.get(("triton attention", cut.queries, is_plain, width))
     if plan is None:
         if layout.lengths:
-            plan = plan_of(layout, cut.queries, cache.block_size, is_plain=is_plain)
+            plan = plan_of(layout, cut.queries, cache.block_size, is_plain=is_plain, width=width)
         else:
             plan = _plan_on_device(layout, cut.queries, q.shape[0])
-        layout.derived["triton attention", cut.queries, is_plain] = plan
+        layout.derived["triton attention", cut.queries, is_plain, width] = plan
     if plan.whole and plan.whole[0].length == len(q):
         return _attend_whole(q, cache, spec, plan.whole[0])
     out = torch.empty_like(q)

@@ -1,4 +1,4 @@
-"""Attention of single queries over the paged cache, the keys of a sequence split over programs."""
+"""Attention of single queries over the paged cache, or of as many of each sequence; its keys are split over programs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,64 +15,15 @@ from penstock.ops.layout import AnyCache, BatchLayout, LayerCache
 from penstock.ops.rope import Angles
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
+from penstock.ops.triton.own import attend_own, turned
 from penstock.ops.triton.paged import LOG2_E, capped, halves, kind_of_bytes, scales_of, shape, slots_of
 
 PROGRAMS = 264
 """Programs that keep the whole chip busy: two on each multiprocessor."""
 MAX_SPLITS = 32
 MAX_PLACING_PROGRAMS = 32
-
-
-@triton.jit
-def _turned(
-    source, columns, inside, weight, cosine, sine, eps, kind: tl.constexpr,
-    DIM: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    """Rows of heads at `source`, normed and rotated. A column's partner in rotation lies HALF away."""
-    numbers = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    if NORMS:
-        scale = tl.rsqrt(tl.sum(numbers * numbers, axis=1) / DIM + eps)[:, None]
-        numbers = (numbers * scale * tl.load(weight + columns, mask=columns < DIM, other=0.0)).to(kind).to(tl.float32)
-    if TURNS:
-        is_first = columns < HALF
-        partner = tl.where(is_first, columns + HALF, columns - HALF)
-        turns = columns < 2 * HALF
-        others = tl.load(source + partner, mask=inside & turns, other=0.0).to(tl.float32)
-        if NORMS:
-            others = (others * scale * tl.load(weight + partner, mask=turns, other=0.0)).to(kind).to(tl.float32)
-        angle = tl.where(is_first, columns, columns - HALF)
-        cos = tl.load(cosine + angle, mask=turns, other=1.0)
-        sin = tl.load(sine + angle, mask=turns, other=0.0)
-        numbers = numbers * cos + tl.where(is_first, -others, others) * sin
-    return numbers.to(kind)
-
-
-@triton.jit
-def _attend_own(
-    source, table, keys, values, weight, cos, sin, eps, query, peak, total, mixed, scale, position, kv_head,
-    kind: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-    PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr,
-    NORMS: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    """Lay the new key and value down at `position`, and take them in from registers: peak, total and mixed with them."""
-    rows = tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, PAD)[None, :]
-    ours = HEADS + kv_head + rows * 0
-    key = _turned(source + ours * DIM, columns, columns < DIM, weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS)
-    value = tl.load(source + (ours + KV_HEADS) * DIM + columns, mask=columns < DIM, other=0.0)
-    block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
-    place = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM + columns + rows * 0
-    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=(rows == 0) & (columns < DIM))
-    tl.store(values + place, value.to(values.dtype.element_ty), mask=(rows == 0) & (columns < DIM))
-    key = key.to(keys.dtype.element_ty).to(kind)  # as the steps after this one will read them
-    value = value.to(values.dtype.element_ty).to(kind)
-    score = capped(tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale, CAP, LOG2_E)
-    higher = tl.maximum(peak, score)
-    weight_of_own = tl.exp2(score - higher)
-    fade = tl.exp2(peak - higher)
-    total = total * fade + weight_of_own
-    mixed = mixed * fade[:, None] + weight_of_own[:, None] * value.to(tl.float32)
-    return higher, total, mixed
+MAX_ROWS = 64
+"""Queries times heads of a kv head that a program takes at most."""
 
 
 @triton.jit
@@ -96,17 +47,20 @@ def _join(
 
 
 @entry
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width", "width"])
 def _decode(
     q, cosine, sine, q_weight, k_weight, eps, keys, values, key_scales, value_scales,
-    tables, starts, contexts, members, sinks, out, partial, peaks, sums, counters, scale, table_width,
+    tables, starts, contexts, places, members, sinks, out, partial, peaks, sums, counters, scale, table_width, width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     DIM: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SINKS: tl.constexpr,
     LISTED: tl.constexpr, CHECKED: tl.constexpr, PLACES: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
-    SCALES: tl.constexpr, BYTES: tl.constexpr, NATIVE: tl.constexpr, CHAINS: tl.constexpr,
+    SCALES: tl.constexpr, BYTES: tl.constexpr, NATIVE: tl.constexpr, SEVERAL: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """One sequence's query, the heads that share a kv head, one of SPLITS runs of keys.
+
+    With SEVERAL there are `width` queries of the sequence, one position after another, which see its keys up to their own;
+    those past its end are padding.
 
     With PLACES, `q` is the joined q, k, v as projected: heads are normed and rotated here, and the first run takes the new
     key and value from registers and lays them down in the cache. The run that ends last joins all of them.
@@ -122,7 +76,8 @@ def _decode(
     if CHECKED and tl.load(starts + chunk + 1) - token != 1:
         return
     context = tl.load(contexts + chunk)
-    first = tl.maximum(context - WINDOW, 0) if WINDOW else 0
+    begin_at = tl.load(places + token).to(tl.int32) + 1 if SEVERAL else context  # what the first query sees
+    first = tl.maximum(begin_at - WINDOW, 0) if WINDOW else 0
     origin = first // TILE * TILE
     end = context - 1 if PLACES else context
     span = tl.cdiv(tl.cdiv(end - origin, TILE), SPLITS) * TILE
@@ -132,21 +87,28 @@ def _decode(
 
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PAD)[None, :]
+    if SEVERAL:
+        is_row = rows < width * GROUP
+        place_of = (token + rows // GROUP) * HEADS + kv_head * GROUP + rows % GROUP
+        seen = tl.minimum(begin_at + rows // GROUP, context)
+    else:
+        is_row = rows < GROUP
+        place_of = token * HEADS + kv_head * GROUP + rows
     head = kv_head * GROUP + rows
-    is_query = (rows < GROUP)[:, None] & (columns < DIM)
+    is_query = is_row[:, None] & (columns < DIM)
     kind: tl.constexpr = out.dtype.element_ty
     if PLACES:
         source = q + token * (HEADS + 2 * KV_HEADS) * DIM
         cos, sin = cosine + token * HALF, sine + token * HALF
-        query = _turned(
+        query = turned(
             source + head[:, None] * DIM, columns, is_query, q_weight, cos, sin, eps, kind, DIM, HALF, NORMS, TURNS
         )
     else:
-        query = tl.load(q + (token * HEADS + head[:, None]) * DIM + columns, mask=is_query, other=0.0)
+        query = tl.load(q + place_of[:, None] * DIM + columns, mask=is_query, other=0.0)
     if BYTES:
         words = tl.arange(0, PAD // 2)[None, :]
-        ours = q + (token * HEADS + head[:, None]) * DIM + 2 * words
-        is_word = (rows < GROUP)[:, None] & (words < DIM // 2)
+        ours = q + place_of[:, None] * DIM + 2 * words
+        is_word = is_row[:, None] & (words < DIM // 2)
         even = tl.load(ours, mask=is_word, other=0.0).to(tl.float16)
         odd = tl.load(ours + 1, mask=is_word, other=0.0).to(tl.float16)
         mixed_even = tl.zeros([ROWS, PAD // 2], tl.float32)
@@ -173,9 +135,14 @@ def _decode(
         if SCALES:
             scores *= tl.load(key_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
         scores = tl.where(inside[None, :], capped(scores, CAP, LOG2_E), float("-inf"))
+        if SEVERAL:
+            scores = tl.where(positions[None, :] < seen[:, None], scores, float("-inf"))
+            if WINDOW:
+                scores = tl.where(positions[None, :] >= seen[:, None] - WINDOW, scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(peak - higher)
+        safe = tl.where(higher == float("-inf"), 0.0, higher) if SEVERAL else higher
+        weights = tl.exp2(scores - safe[:, None])
+        fade = tl.exp2(peak - safe)
         total = total * fade + tl.sum(weights, axis=1)
         largest = 1.0
         if SCALES:
@@ -193,29 +160,50 @@ def _decode(
     if BYTES:
         mixed = tl.interleave(mixed_even, mixed_odd)
     if PLACES and split == 0:
-        peak, total, mixed = _attend_own(
+        peak, total, mixed = attend_own(
             source, tables + table_start, keys, values, k_weight, cos, sin, eps, query, peak, total, mixed,
             scale, end, kv_head, kind, HEADS, KV_HEADS, ROWS, DIM, PAD, HALF, BLOCK_SIZE, CAP, LOG2_E, NORMS, TURNS,
         )  # fmt: skip
-    target = out + (token * HEADS + kv_head * GROUP) * DIM + columns
     if SPLITS == 1:
         if SINKS:
-            total += tl.exp2(tl.load(sinks + head, mask=rows < GROUP, other=0.0) * LOG2_E - peak)
-        tl.store(target + rows[:, None] * DIM, (mixed / total[:, None]).to(kind), mask=is_query)
+            sunk = kv_head * GROUP + rows % GROUP if SEVERAL else head
+            total += tl.exp2(tl.load(sinks + sunk, mask=is_row, other=0.0) * LOG2_E - peak)
+        tl.store(out + place_of[:, None] * DIM + columns, (mixed / total[:, None]).to(kind), mask=is_query)
     else:
-        base = (member.to(tl.int64) * HEADS + head) * SPLITS + split
-        tl.store(peaks + base, peak, mask=rows < GROUP)
-        tl.store(sums + base, total, mask=rows < GROUP)
+        if SEVERAL:
+            laid = (member.to(tl.int64) * width + rows // GROUP) * HEADS + kv_head * GROUP + rows % GROUP
+        else:
+            laid = member.to(tl.int64) * HEADS + head
+        base = laid * SPLITS + split
+        tl.store(peaks + base, peak, mask=is_row)
+        tl.store(sums + base, total, mask=is_row)
         tl.store(partial + base[:, None] * DIM + columns, mixed, mask=is_query)
-        tl.debug_barrier()
-        counter = counters + member * KV_HEADS + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(counter, 0)
-            first_head = member.to(tl.int64) * HEADS + kv_head * GROUP
-            _join(
-                target, partial, peaks, sums, sinks + kv_head * GROUP, first_head,
-                kind, GROUP, DIM, PAD, SPLITS, SINKS, LOG2_E,
-            )  # fmt: skip
+        if not SEVERAL:  # else there is too much to join for one program
+            tl.debug_barrier()
+            counter = counters + member * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+                tl.store(counter, 0)
+                _join(
+                    out + (token * HEADS + kv_head * GROUP) * DIM + columns, partial, peaks, sums,
+                    sinks + kv_head * GROUP, member.to(tl.int64) * HEADS + kv_head * GROUP,
+                    kind, GROUP, DIM, PAD, SPLITS, SINKS, LOG2_E,
+                )  # fmt: skip
+
+
+@entry
+@triton.jit
+def _join_heads(
+    out, partial, peaks, sums, sinks, HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
+    SPLITS: tl.constexpr, SINKS: tl.constexpr, LOG2_E: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """One head of one query, where every query of the step was answered in runs of its keys."""
+    await_others(CHAINS)
+    head = tl.program_id(1)
+    number = tl.program_id(0).to(tl.int64) * HEADS + head
+    _join(
+        out + number * DIM + tl.arange(0, PAD)[None, :], partial, peaks, sums, sinks + head, number,
+        out.dtype.element_ty, 1, DIM, PAD, SPLITS, SINKS, LOG2_E,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +238,14 @@ class Placing(NamedTuple):
 
 
 class Singles(NamedTuple):
-    """The chunks of one query each: their numbers, or None when every chunk is one, or is to be asked whether it is."""
+    """The chunks of one query each: their numbers, or None when every chunk is one, or is to be asked whether it is.
+
+    Or all chunks of a step, with `width` queries each."""
 
     num_chunks: int
     members: Tensor | None = None
     is_checked: bool = False
+    width: int = 1
 
 
 @cached_attention.kernel("cuda", fits=lambda *arguments: _places_singles(*arguments))
@@ -289,7 +280,14 @@ def _places_singles(
     is_by_head = norms is None or norms.q.shape[0] == spec.head_dim
     is_small = len(layout.lengths) * spec.num_kv_heads <= MAX_PLACING_PROGRAMS
     is_plain = isinstance(cache, LayerCache) and cache.keys.element_size() > 1 and qkv.is_contiguous()
-    return is_plain and is_by_head and is_small and set(layout.lengths) == {1}
+    return is_plain and is_by_head and is_small and set(layout.lengths) == {1} and not layout.follows
+
+
+def common_width(layout: BatchLayout, spec: GQA) -> int:
+    """Queries of each chunk where all have as many and few; 0 elsewhere."""
+    width = layout.lengths[0] if layout.lengths else 0
+    is_few = width * spec.num_heads // spec.num_kv_heads <= MAX_ROWS
+    return width if is_few and layout.lengths.count(width) == len(layout.lengths) else 0
 
 
 def attend_singles(
@@ -314,10 +312,9 @@ def attend_singles(
     if counters is None:
         counters = torch.zeros((singles.num_chunks, spec.num_kv_heads), dtype=torch.int32, device=q.device)
         layout.derived["decode counters"] = counters
-    partial = torch.empty(
-        (singles.num_chunks, spec.num_heads, splits, spec.head_dim if splits > 1 else 0), device=q.device
-    )
-    peaks, sums = torch.empty((2, singles.num_chunks, spec.num_heads, splits), device=q.device)
+    num_queries, several = singles.num_chunks * singles.width, singles.width > 1
+    partial = torch.empty((num_queries, spec.num_heads, splits, spec.head_dim if splits > 1 else 0), device=q.device)
+    peaks, sums = torch.empty((2, num_queries, spec.num_heads, splits), device=q.device)
     norms, angles = placing or Placing(None, None)
     _decode[(singles.num_chunks, spec.num_kv_heads, splits)](
         q,
@@ -332,6 +329,7 @@ def attend_singles(
         layout.block_tables,
         layout.query_starts,
         layout.context_lengths,
+        layout.positions,
         layout.query_starts if singles.members is None else singles.members,
         q if sinks is None else sinks,
         out,
@@ -341,9 +339,10 @@ def attend_singles(
         counters,
         spec.scale * LOG2_E,
         layout.block_tables.stride(0),
+        singles.width,
         **shape(cache, spec, sinks),
         GROUP=group,
-        ROWS=max(triton.next_power_of_2(group), 16),
+        ROWS=max(triton.next_power_of_2(group * singles.width), 16),
         HALF=0 if angles is None else angles.cosine.shape[-1],
         TILE=cut.tile,
         SPLITS=splits,
@@ -354,7 +353,15 @@ def attend_singles(
         TURNS=angles is not None,
         BYTES=kind,
         NATIVE=q.is_cuda,
+        SEVERAL=several,
         **chained(),
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
+    if several and splits > 1:
+        sunk = q if sinks is None else sinks
+        _join_heads[(num_queries, spec.num_heads)](
+            out, partial, peaks, sums, sunk, HEADS=spec.num_heads, DIM=spec.head_dim,
+            PAD=triton.next_power_of_2(spec.head_dim), SPLITS=splits, SINKS=sinks is not None, LOG2_E=LOG2_E,
+            **chained(), num_warps=2,
+        )  # fmt: skip

@@ -1,6 +1,7 @@
 """Forward passes on a GPU: recorded where that is faster, piece by piece elsewhere. Nothing here waits for the GPU."""
 
 from collections import deque
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from penstock.errors import EngineError
 from penstock.ops.op import IS_PLAIN
 from penstock.runtime.cuda.graphs import Computed, DecodeGraphs, SampleGraphs, padded_size
 from penstock.runtime.cuda.mixed_graphs import MixedGraphs
+from penstock.runtime.cuda.rows import DeviceRows
+from penstock.runtime.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe
 from penstock.runtime.eager.forward import Drawn, EagerForward, Forwarded
 from penstock.runtime.eager.sampler import NOTHING, DrawPlan, find_logprobs
 
@@ -54,31 +57,58 @@ class Replayed:
         raise EngineError("a replayed step keeps no hidden states")
 
 
+class RecordedSteps(NamedTuple):
+    """By what they compute."""
+
+    decodes: DecodeGraphs
+    checks: VerifyGraphs
+    mixed: MixedGraphs
+
+
 class GraphForward:
     def __init__(
-        self, eager: EagerForward, decodes: DecodeGraphs, mixed: MixedGraphs, samples: SampleGraphs, idle_row: int
+        self, eager: EagerForward, rows: DeviceRows, recorded: RecordedSteps, samples: SampleGraphs, idle_row: int
     ) -> None:
         self._eager = eager
-        self._decodes = decodes
-        self._mixed = mixed
+        self._rows = rows
+        self._decodes, self._checks, self._mixed = recorded
         self._samples = samples
         self._idle_row = idle_row
         self._places = Pinned(3, padded_size(idle_row))
+        self._checked_places = Pinned(4, MAX_TOKENS)
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
-        if not (IS_PLAIN.get() or keeps_states or any(chunk.num_drafts for chunk in chunks)):
+        has_drafts = any(chunk.num_drafts for chunk in chunks)
+        if not (IS_PLAIN.get() or keeps_states):
             if all(chunk.length == 1 and not chunk.token_ids for chunk in chunks):
                 return self._decode(chunks, plan)
-            numbers = iter(range(len(plan.rows)))
-            order = [next(numbers) if chunk.samples else None for chunk in chunks]
-            masks = [-1 if number is None else plan.masks[number] for number in order]
-            computed = self._mixed.replay(chunks, masks)
+            shape = self._checks.shape_of(chunks) if has_drafts else None
+            if shape is not None:
+                return self._verify(chunks, plan, shape)
+        if has_drafts:
+            self._rows.write_drafts(chunks)
+        if not (IS_PLAIN.get() or keeps_states or (has_drafts and plan.needs != NOTHING)):
+            computed, order = self._replay_mixed(chunks, plan)
             if computed is not None:
                 return Replayed(computed, order, self._samples)
         return self._eager(chunks, plan, keeps_states=keeps_states)
 
     def score(self, states: Tensor) -> Tensor:
         return self._eager.score(states)
+
+    def _replay_mixed(self, chunks: list[Chunk], plan: DrawPlan) -> tuple[Computed | None, list[int | None]]:
+        """Those with drafts as chunks of a token each, one behind another."""
+        apart = [part for chunk in chunks for part in (_apart(chunk) if chunk.num_drafts else (chunk,))]
+        numbers = iter(range(len(plan.rows)))
+        order = [next(numbers) if chunk.samples else None for chunk in apart]
+        masks = [-1 if number is None else plan.masks[number] for number in order]
+        return self._mixed.replay(apart, masks), order
+
+    def _verify(self, chunks: list[Chunk], plan: DrawPlan, shape: tuple[int, int]) -> Replayed:
+        described, order = describe(chunks, plan.masks, shape, self._idle_row)
+        places = self._checked_places.next()[:, : len(described[0])]
+        places.copy_(torch.tensor(described))
+        return Replayed(self._checks.replay(places, shape[1]), order, self._samples)
 
     def _decode(self, chunks: list[Chunk], plan: DrawPlan) -> Replayed:
         """Longest first: programs with much to read begin before those with little, and none is left over at the end."""
@@ -89,3 +119,7 @@ class GraphForward:
         places[1] = torch.tensor([chunks[index].start for index in order] + [0] * padding)
         places[2] = torch.tensor([plan.masks[index] for index in order] + [-1] * padding)
         return Replayed(self._decodes.replay(places), list(order), self._samples)
+
+
+def _apart(chunk: Chunk) -> list[Chunk]:
+    return [chunk._replace(start=chunk.start + place, length=1) for place in range(chunk.length)]

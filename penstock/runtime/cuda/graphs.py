@@ -14,7 +14,7 @@ from penstock.garbage import collection_paused
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations, Step
 from penstock.ops.layout import BatchLayout
-from penstock.ops.rows import Decodes, gather_decodes
+from penstock.ops.rows import Decodes, gather_decodes, keep_drawn
 from penstock.ops.sampling.sample import Draws, Needs
 from penstock.runtime.cuda.rows import DeviceRows
 from penstock.runtime.eager.sampler import NOTHING, Sampler
@@ -80,8 +80,11 @@ class Computed(NamedTuple):
 
     scores: Tensor
     places: Tensor
-    """[3, rows of scores]: rows, positions, masks."""
+    """[3 or more, rows of scores]: rows, positions, masks."""
     drawn: Tensor
+    checked: Tensor | None = None
+    """The tokens at those positions where some are drafts. Plain draws stand in the rows by now: who draws otherwise puts these
+    back first, since what was said before is asked for."""
 
 
 class DecodeGraphs:
@@ -154,12 +157,17 @@ class SampleGraphs:
         key = computed.scores.data_ptr(), len(computed.scores), needs
         recorded = self._recordings.get(key)
         if recorded is None:
-            scores, draws = computed.scores, Draws(*computed.places)
-            recorded = self._parts.recorder.record(lambda: sampler.draw(scores, draws, needs), len(scores))
+            recorded = self._parts.recorder.record(lambda: self._draw(computed, needs), len(computed.scores))
             self._recordings[key] = recorded
         graph, drawn = recorded
         graph.replay()
         return drawn
+
+    def _draw(self, computed: Computed, needs: Needs) -> Tensor:
+        draws = Draws(*computed.places[:3])
+        if computed.checked is not None:
+            keep_drawn(self._parts.rows.tokens, draws.rows, draws.positions - 1, computed.checked)
+        return self._parts.sampler.draw(computed.scores, draws, needs)
 
 
 def padded_size(num_rows: int) -> int:

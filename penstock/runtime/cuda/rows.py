@@ -34,5 +34,18 @@ class DeviceRows(Rows):
             tables = torch.from_numpy(self.tables(np.array(grown)))
             self.device_tables[self._upload(grown)] = tables.to(self._device, non_blocking=True)
 
+    def _write(self, chunks: Sequence[Chunk]) -> None:
+        """Drafts go to the device with what else a step that checks them reads, or by `write_drafts`."""
+        super()._write([chunk for chunk in chunks if not is_check(chunk)])
+
+    def write_drafts(self, chunks: Sequence[Chunk]) -> None:
+        """For steps that find every token in its row."""
+        super()._write([chunk for chunk in chunks if is_check(chunk)])
+
     def _upload(self, values: Sequence[object]) -> Tensor:
         return torch.tensor(values).to(self._device, non_blocking=True)
+
+
+def is_check(chunk: Chunk) -> bool:
+    """A token that the row holds, and drafts after it."""
+    return chunk.num_drafts > 0 and chunk.num_drafts == len(chunk.token_ids) == chunk.length - 1

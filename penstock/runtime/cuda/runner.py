@@ -14,10 +14,11 @@ from penstock.core.batch import Batch
 from penstock.layers.decoder import Decoder
 from penstock.layers.step import Rotations
 from penstock.ops.op import plainly
-from penstock.runtime.cuda.forward import GraphForward, Pinned
+from penstock.runtime.cuda.forward import GraphForward, Pinned, RecordedSteps
 from penstock.runtime.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder, SampleGraphs, padded_size
 from penstock.runtime.cuda.mixed_graphs import MixedGraphs, padded_chunks
 from penstock.runtime.cuda.rows import DeviceRows
+from penstock.runtime.cuda.verify_graphs import VerifyGraphs
 from penstock.runtime.cuda.warm_up import KernelWarmUp
 from penstock.runtime.eager.forward import EagerForward
 from penstock.runtime.eager.runner import EagerTicket, StepRunner, TokenMasks
@@ -72,12 +73,12 @@ class CudaRunner(StepRunner):
         rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
         sampler = Sampler(rows.tokens, rows.sampling)
         parts = GraphParts(model, cache, rotations, rows, sampler, max_sequences, GraphRecorder())
-        decodes, mixed = DecodeGraphs(parts), MixedGraphs(parts, max_sequences)
+        recorded = RecordedSteps(DecodeGraphs(parts), VerifyGraphs(parts), MixedGraphs(parts, max_sequences))
         eager = EagerForward(model, rows, cache, rotations, sampler)
-        forward = GraphForward(eager, decodes, mixed, SampleGraphs(parts), max_sequences)
+        forward = GraphForward(eager, rows, recorded, SampleGraphs(parts), max_sequences)
         sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
         super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
-        self._warm_up = KernelWarmUp(model, decodes, mixed, max_sequences)
+        self._warm_up = KernelWarmUp(model, recorded, max_sequences)
 
     def warm_up(self) -> None:
         """Begin to compile kernels now, for steps that come later."""

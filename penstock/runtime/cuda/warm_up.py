@@ -14,8 +14,9 @@ from torch import nn
 from penstock.core.batch import Batch
 from penstock.layers.decoder import Decoder
 from penstock.ops.sampling.sample import Needs
-from penstock.runtime.cuda.graphs import SIZES, DecodeGraphs, padded_size
-from penstock.runtime.cuda.mixed_graphs import LEAST_CHUNKS, MixedGraphs, padded_chunks
+from penstock.runtime.cuda.forward import RecordedSteps
+from penstock.runtime.cuda.graphs import SIZES, padded_size
+from penstock.runtime.cuda.mixed_graphs import LEAST_CHUNKS, padded_chunks
 
 if TYPE_CHECKING:
     from penstock.ops.triton.host.compile_ahead import Compilers
@@ -28,6 +29,8 @@ MAX_PLAIN_STEPS = 256
 """Enough of them to compile anything: after that something is wrong, and steps wait too."""
 SPECIAL = (Needs(filters=True, by_count=True, by_mass=True), Needs(adjusts=True))
 """Draws that need more than a temperature; the likeliest first."""
+CHECKS = ((1, 1), (1, 5), (1, 3), (1, 9), (8, 3), (8, 5), (32, 3), (32, 5))
+"""Sequences and positions each of steps that check drafts."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -38,10 +41,9 @@ class KernelWarmUp:
     Unless it is begun earlier it begins when the first token is there: nobody waits for it before that.
     """
 
-    def __init__(self, model: Decoder, decodes: DecodeGraphs, mixed: MixedGraphs, max_sequences: int) -> None:
+    def __init__(self, model: Decoder, recorded: RecordedSteps, max_sequences: int) -> None:
         self._model = excerpt(model)
-        self._decodes = decodes
-        self._mixed = mixed
+        self._recorded = recorded
         self._max_sequences = max_sequences
         self._is_due = find_spec("triton") is not None
         self._num_plain = 0
@@ -72,13 +74,17 @@ class KernelWarmUp:
             sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
             most_chunks = padded_chunks(self._max_sequences)
             chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
-            self._others = self._compile(sizes, chunk_sizes, SPECIAL)
+            self._others = self._compile(sizes, chunk_sizes, SPECIAL, CHECKS)
         self._urgent = None
         return True
 
     @torch.inference_mode()
     def _compile(
-        self, decode_sizes: Iterable[int], mixed_sizes: Iterable[int], special: Iterable[Needs] = ()
+        self,
+        decode_sizes: Iterable[int],
+        mixed_sizes: Iterable[int],
+        special: Iterable[Needs] = (),
+        checks: Iterable[tuple[int, int]] = (),
     ) -> "Compilers | None":
         from penstock.ops.triton.host.compile_ahead import Compilers, prepare
         from penstock.ops.triton.host.launch import asking
@@ -86,11 +92,13 @@ class KernelWarmUp:
         prepare().result()
         with asking() as variants:
             for num_chunks in mixed_sizes:
-                self._mixed.warm_up(self._model, num_chunks)
+                self._recorded.mixed.warm_up(self._model, num_chunks)
             for size in decode_sizes:
-                self._decodes.warm_up(self._model, size)
+                self._recorded.decodes.warm_up(self._model, size)
             for needs in special:
-                self._decodes.warm_up(self._model, SIZES[0], needs)
+                self._recorded.decodes.warm_up(self._model, SIZES[0], needs)
+            for size, width in checks:
+                self._recorded.checks.warm_up(self._model, size, width)
         return Compilers(variants) if variants else None
 
 

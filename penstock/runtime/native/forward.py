@@ -69,6 +69,7 @@ class NativeForward:
         self._rows = rows
         self._cache = cache
         self._sampler = sampler
+        self._known = rows.tokens.numpy()
         num_rows = len(rows.num_blocks)
         self._columns = np.zeros(4 * num_rows, dtype=np.int64)
         """Rows, starts, lengths and whether a token is drawn, of one chunk after another."""
@@ -93,16 +94,15 @@ class NativeForward:
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
-        draws = plan.is_pure_argmax and not has_drafts
         rows, starts, lengths, _, _, samples, *_ = zip(*chunks)
         self._step.num_blocks = None
-        self._step.draws = draws
+        self._step.draws = plan.is_pure_argmax and not has_drafts
         self._tell((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
-        if draws:
+        if self._step.draws:
             return LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
         *begins, num_tokens = accumulate(lengths, initial=0)
-        made = AllowedStates if plan.is_masked_argmax else States
+        made = AllowedStates if plan.is_masked_argmax or plan.is_pure_argmax else States
         return made(self._states[:num_tokens], chunks, begins, self, self._sampler)
 
     def choose(self, states: Tensor, masks: Tensor) -> Tensor:
@@ -129,6 +129,28 @@ class NativeForward:
         self._numbers.pack_into(self._told, len(starts) * NUMBER_BYTES, *starts)
         self._run(starts)
         return self._numbers.unpack_from(self._found)
+
+    def verify(self, rows: tuple[int, ...], starts: tuple[int, ...], widths: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """A step in which rows go on by a token each and the drafts after it, which they hold.
+
+        Of the likeliest tokens those that stand, row by row: drafts for as long as they were drawn, and one more."""
+        num_tokens = sum(widths)
+        self._tell((rows, starts, widths, widths), num_tokens)
+        self._step.num_blocks = self._num_blocks_at
+        self._step.draws = False
+        self._run(starts)
+        drawn = self._decoder.likeliest(self._states[:num_tokens]).tolist()
+        known = self._known
+        kept, first = [], 0
+        for row, start, width in zip(rows, starts, widths):
+            last = first
+            while last < first + width - 1 and drawn[last] == known[row, start + 1 + last - first]:
+                last += 1
+            if drawn[last] != NOT_DRAWN:
+                known[row, start + 1 + last - first] = drawn[last]
+            kept.append(tuple(drawn[first : last + 1]))
+            first += width
+        return kept
 
     def _make_states(self, count: int) -> None:
         """Place for so many tokens' hidden states; torch is asked where it lies here and not in every step."""

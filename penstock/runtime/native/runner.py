@@ -1,5 +1,5 @@
-"""A runner for native decoders, with a short way for the step that a serving engine mostly takes: every sequence goes on by one
-token, the likeliest.
+"""A runner for native decoders, with a short way for the steps that a serving engine mostly takes: every sequence goes on by
+the likeliest token, or by as many as its drafts come true.
 
 Python runs there with caches that the weights have just swept empty, so what counts is how little of it there is. Other steps
 go the way of every runner.
@@ -48,7 +48,7 @@ class NativeRunner(StepRunner):
         if step > self._last_step:
             self._last_step = step
             if chunks and not copies and masks is None:
-                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, *_ = zip(*chunks)
+                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, _ = zip(*chunks)
                 members = (rows, lengths, token_ids, samples, arrivals)
                 if members == self._members or self._gather(members):
                     if any(new_blocks):
@@ -56,7 +56,14 @@ class NativeRunner(StepRunner):
                     tokens = self._native.decode(starts)
                     if self.states is not None:
                         self.states.put_decodes(rows, starts, self._native.hidden)
-                    return _output(tokens)
+                    return _output(tuple(zip(tokens)))
+                if self._are_checks(members, num_drafts):
+                    self._members = None
+                    self._grow(batch)
+                    kept = self._native.verify(rows, starts, lengths)
+                    if self.states is not None:
+                        self.states.put(chunks, self._native.hidden[: sum(lengths)])
+                    return _output(tuple(kept))
         self._members = None
         return super().launch(batch, masks)
 
@@ -70,15 +77,25 @@ class NativeRunner(StepRunner):
         self._members = members
         return True
 
+    def _are_checks(self, members: Members, num_drafts: tuple[int, ...]) -> bool:
+        """All of them go on by a token and drafts after it, the likeliest each, and the model has such tokens."""
+        rows, lengths, token_ids, samples, arrivals = members
+        is_short = all(samples) and not any(arrivals) and all(length == 1 + n for length, n in zip(lengths, num_drafts))
+        if not is_short or tuple(map(len, token_ids)) != num_drafts or not self._rows.are_pure_argmax(rows):
+            return False
+        return all(min(ids) >= 0 and max(ids) < self._vocab_size for ids in token_ids if ids)
+
     def _grow(self, batch: Batch) -> None:
-        growing = [chunk for chunk in batch.chunks if chunk.new_blocks]
+        """Take in blocks and drafts."""
+        growing = [chunk for chunk in batch.chunks if chunk.new_blocks or chunk.token_ids]
         self._rows.place(batch.step, growing)
         self._rows.grow(batch.step, growing)
 
 
-def _output(tokens: tuple[int, ...]) -> StepOutput:
-    output = make(StepOutput, (tuple(zip(tokens)), (), (), (), ()))
-    if NOT_DRAWN in tokens:
-        failures = ((index, NOT_FINITE) for index, token in enumerate(tokens) if token == NOT_DRAWN)
-        return output._replace(failures=tuple(failures))
-    return output
+def _output(tokens: tuple[tuple[int, ...], ...]) -> StepOutput:
+    """Of each chunk the tokens that stand: what was not drawn is the last of them."""
+    failures = tuple([(index, NOT_FINITE) for index, kept in enumerate(tokens) if kept[-1] == NOT_DRAWN])
+    if failures:
+        failed = {index for index, _ in failures}
+        tokens = tuple([() if index in failed else kept for index, kept in enumerate(tokens)])
+    return make(StepOutput, (tokens, (), (), (), failures))

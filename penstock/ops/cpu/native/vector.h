@@ -135,6 +135,12 @@ PENSTOCK_INLINE void store_bf16(uint16_t* to, Floats v) {
   std::memcpy(to, &halves, sizeof halves);
 }
 
+// The same, as floats again.
+PENSTOCK_INLINE Floats as_bf16(Floats v) {
+  const Ints bits = (Ints)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & (int32_t)0xffff0000;
+  return select(v == v, (Floats)rounded, v);
+}
+
 // bf16 is the upper half of a float; round to nearest even.
 PENSTOCK_INLINE uint16_t to_bf16(float value) {
   uint32_t bits;
