@@ -15,8 +15,17 @@ from penstock.ops.layout import AnyCache, BatchLayout, LayerCache
 from penstock.ops.rope import Angles
 from penstock.ops.triton.host.chain import await_others, chained
 from penstock.ops.triton.host.launch import entry
-from penstock.ops.triton.own import attend_own, turned
-from penstock.ops.triton.paged import LOG2_E, capped, halves, kind_of_bytes, scales_of, shape, slots_of
+from penstock.ops.triton.paged import (
+    LOG2_E,
+    attend_own,
+    capped,
+    halves,
+    kind_of_bytes,
+    scales_of,
+    shape,
+    slots_of,
+    turned,
+)
 
 PROGRAMS = 264
 """Programs that keep the whole chip busy: two on each multiprocessor."""
