@@ -24,7 +24,7 @@ class EventQueue:
         heappush(self._events, (at_s, self.num_events, action))
 
     def run_before(self, at_s: float) -> None:
-        """All events before a time, which it is then: what comes from outside at that time comes first."""
+        """Run all events before a time, which is then the present: what comes from outside at that time comes first."""
         events = self._events
         while events and events[0][0] < at_s:
             self.now, _, action = heappop(events)
@@ -32,7 +32,7 @@ class EventQueue:
         self.now = max(self.now, at_s)
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no event is left."""
         events = self._events
         while events:
             self.now, _, action = heappop(events)

@@ -1,6 +1,6 @@
-"""Conversations in virtual time: a next question comes when the answer before it has been read and thought about.
+"""Conversations in virtual time: a next question arrives after the answer before it and the user's think time.
 
-Stands before the timelines, where answers are seen to end. It knows neither replicas nor schedulers.
+Receives deltas before the timelines do. It knows neither replicas nor schedulers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ FIRST_ID = 10**12
 
 
 class Conversations:
-    """A ledger: `ask` is given each later turn at its time. One that is refused or fails is the last of its conversation."""
+    """A ledger that calls `ask` with each later turn at its time. A turn that is refused or fails ends its conversation."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ MAX_STRETCH = 64
 """Steps computed at once: an arrival wastes those after it."""
 _MIN_ENDS = 4096
 _MANY_BLOCKS = 32
-"""For every sequence that may run: with fewer, no block is taken before its time."""
+"""Blocks for every sequence that may run; with fewer, no block is reserved early."""
 _DRAWN = tuple((TOKEN,) * count for count in range(1024))
 
 
@@ -46,7 +46,8 @@ class FastForward(NamedTuple):
 
 
 class FastForwardReplica(Replica):
-    """As `Replica` at depth 1 without drafts, faster. `settles` says that service is counted while sequences fast-forward."""
+    """Same results as `Replica` at depth 1 without drafts, faster. `settles`: service is counted while sequences
+    fast-forward."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class FastForwardReplica(Replica):
         self._summing = cost if isinstance(cost, Summing) and cost.is_summing else None
         limits = scheduler.limits
         self._abounds = limits.num_blocks >= _MANY_BLOCKS * limits.max_sequences
-        """Blocks taken up to an answer's length before their time are hardly ever missed."""
+        """Blocks reserved early up to an answer's length are hardly ever missed."""
         self._runs: dict[int, FastForward] = {}
         """By row."""
         self._due: list[FastForward] = []
@@ -78,7 +79,7 @@ class FastForwardReplica(Replica):
         """Positions that the next step of all that fast-forward reads, their new ones included."""
         self._orders: dict[int, int] = {}
         self._finals: dict[int, int] = {}
-        """Of the sequence in each row, the length at which it ends; 0 where its tokens must be told singly."""
+        """Of the sequence in each row, the length at which it ends; 0 where its tokens must be reported one by one."""
         self._num_entered = 0
         self._num_unused = 0
         """Positions reserved by runs and not reached yet."""
@@ -94,7 +95,7 @@ class FastForwardReplica(Replica):
         """Step after which the first of the past ends came."""
 
     def _look(self, now: float) -> None:
-        """An idle loop runs; steps under way end with the one that is being computed."""
+        """An idle loop starts; steps in flight end with the one being computed."""
         ends = self._ends
         if not ends:
             self._events.post(now, self._wake)
@@ -127,7 +128,7 @@ class FastForwardReplica(Replica):
         self._note(now)
 
     def _launch(self, batch: Batch, now: float) -> None:
-        """Let those that generate fast-forward; the others compute a part of their prompts in the next step."""
+        """Let decoding sequences fast-forward; the others compute a part of their prompts in the next step."""
         self._num_fresh = 0
         for part in self.scheduler.flights.split(batch):
             (chunk,) = part.chunks
@@ -157,7 +158,7 @@ class FastForwardReplica(Replica):
         self.num_cached_tokens += min(chunk.start, arrival.prompt_length)
 
     def _compute(self, now: float) -> None:
-        """As many steps as pass before a run is due or, with prompts, one."""
+        """As many steps as pass before a run is due; with prompts, one."""
         num_steps = 1
         self._num_step_tokens = len(self._runs) + self._num_prompt_tokens
         if not self._prompts:
@@ -185,7 +186,7 @@ class FastForwardReplica(Replica):
         return summing.sums_s(len(self._runs), self._num_positions, num_steps)
 
     def _complete(self, now: float) -> None:
-        """Steps have ended; or an event came that was posted before they were cut."""
+        """Steps have ended, or an event fired that was posted before they were cut."""
         ends = self._ends
         if not ends or ends[-1] != now:
             return
@@ -237,7 +238,7 @@ class FastForwardReplica(Replica):
         limits = scheduler.limits
         num_available = scheduler.pool.num_available
         if num_available < len(runs) + len(prompts):
-            # Somebody may have to leave: the scheduler must see how far everyone is.
+            # A sequence may have to be preempted: the scheduler must see how far each one is.
             runs = sorted(self._runs.values(), key=_by_order)
             far = near = 0
         else:
@@ -272,8 +273,8 @@ class FastForwardReplica(Replica):
         return num_steps // self.scheduler.limits.block_size
 
     def _steps_alone(self, row: int, start: int, far: int, near: int) -> int:
-        """Steps that a sequence at this position goes on after its next: to its end while blocks abound, else to the end of a
-        block, so that it takes none before its time. None where the scheduler must see every step."""
+        """Steps that a sequence at this position continues after its next: to its end while blocks abound, else to the end
+        of a block, so that it reserves none early. None where the scheduler must see every step."""
         num_left = self._finals[row] - start - 1
         if not near or num_left <= 1:
             return 0

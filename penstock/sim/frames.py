@@ -15,7 +15,7 @@ Row = tuple[float, ...]
 
 
 class Frames(SimulationTracer):
-    """Told what a tracer is told."""
+    """Called as a tracer is."""
 
     def __init__(self, on_progress: Callable[[float], None] | None = None) -> None:
         super().__init__(max_events=0)
@@ -76,7 +76,7 @@ def _by_number(name: str) -> tuple[str, int]:
 
 
 def _merged(rows: list[Row]) -> list[Row]:
-    """Neighbouring steps put together until there are few enough: from the first's start to the last's end."""
+    """Merge neighbouring steps until there are few enough: from the first's start to the last's end."""
     size = -(-len(rows) // MAX_ROWS)
     if size <= 1:
         return rows

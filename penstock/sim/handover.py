@@ -1,7 +1,7 @@
-"""Prompts on some replicas, answers on others: what lies between the two kinds.
+"""Disaggregation: prefill on some replicas, decode on others, and the transfer between them.
 
-A prefill replica serves a request of one token. Its keys and values then travel over the replica's own link, one prompt after
-the other, and a decode replica goes on with them: its scheduler finds the prompt's full blocks cached and computes the rest.
+A prefill replica serves a request of one token. Its KV then travels over the replica's own link, one prompt after the
+other, and a decode replica continues: its scheduler finds the prompt's full blocks cached and computes the rest.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Disaggregation:
 
 
 class Arrived:
-    """Stands before the timelines for decode replicas: a prompt that came over the link was not cached, it was computed."""
+    """Before the timelines of decode replicas: a prompt that came over the link was not cached, it was computed."""
 
     def __init__(self, timelines: Ledger, is_moved: Callable[[int], bool]) -> None:
         self.gaps = timelines.gaps
@@ -61,7 +61,7 @@ class Arrived:
 
 
 class Handover:
-    """Stands before the timelines for one prefill replica: a first token is not the end, but the start of a transfer."""
+    """Before the timelines of one prefill replica: a first token is not the end but the start of a transfer."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How busy a replica was over time: exact averages, what the waiting waited for, and a curve of bounded length."""
+"""How busy a replica was over time: exact averages, why requests waited, and a curve of bounded length."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ MAX_SAMPLES = 512
 
 
 class HistorySample(NamedTuple):
-    """The state that a step left behind."""
+    """The state after a step."""
 
     time_s: float
     num_running: int
@@ -19,18 +19,18 @@ class HistorySample(NamedTuple):
 
 
 class History:
-    """Samples no closer than a spacing that doubles whenever there are too many; averages weigh every moment alike."""
+    """Samples no closer than a spacing that doubles whenever there are too many; averages weigh every moment equally."""
 
     def __init__(self, limits: Limits | None = None, *, joins: bool = True) -> None:
         self.samples: list[HistorySample] = []
         self.max_waiting = 0
         self.max_kv_usage_fraction = 0.0
         self.waiting_for_rows_s = 0.0
-        """Somebody waited while as many sequences ran as may."""
+        """Requests waited while the most sequences ran."""
         self.waiting_for_blocks_s = 0.0
-        """Somebody waited while rows were free and the step had budget left."""
+        """Requests waited while rows were free and the step had budget left."""
         self.waiting_for_turn_s = 0.0
-        """Somebody waited for a step's budget, or for a batch to end."""
+        """Requests waited for a step's budget, or for a batch to end."""
         self._limits = limits
         self._joins = joins
         self._is_step_full = False
@@ -43,7 +43,7 @@ class History:
     def add(
         self, load: SchedulerLoad, now: float, kv_usage_fraction: float | None = None, *, is_step_full: bool = False
     ) -> None:
-        """From now on it is so; `is_step_full` says that the step under way has spent its budget."""
+        """The state from now on; `is_step_full` says that the step in flight has spent its budget."""
         usage = load.kv_usage_fraction if kv_usage_fraction is None else kv_usage_fraction
         last = self._last
         elapsed = now - last.time_s

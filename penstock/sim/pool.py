@@ -1,4 +1,5 @@
-"""Equal replicas behind a policy: who gets a request, who waits for a replica to start, how many there are."""
+"""Equal replicas behind a policy: which gets a request, which requests wait for a replica to start, how many replicas there
+are."""
 
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +23,7 @@ class Member:
     ordered_s: float
     stopped_s: float | None = None
     is_started: bool = True
-    """It has come up; whether it takes requests it says itself."""
+    """It has started; whether it takes requests it says itself."""
 
     def seconds(self, end_s: float) -> float:
         return (end_s if self.stopped_s is None else self.stopped_s) - self.ordered_s
@@ -42,12 +43,12 @@ class Pool:
         refuse: Callable[[Request, float], None],
         prepare: Callable[[Replica, Request], Request] | None = None,
     ) -> None:
-        """`prepare` says what a chosen replica is handed in a request's place."""
+        """`prepare` gives the request that a chosen replica serves in place of the original."""
         self.members: list[Member] = []
         self.num_starts = 0
         self.num_stops = 0
         self.has_more: Callable[[], bool] = lambda: True
-        """Whether somebody may still come."""
+        """More requests may arrive."""
         self._kind = kind
         self._make = make
         self._policy = policy
@@ -56,7 +57,7 @@ class Pool:
         self._refuse = refuse
         self._prepare = prepare
         self._queue: deque[tuple[Request, bool]] = deque()
-        """Those who wait for a replica to start."""
+        """Requests that wait for a replica to start."""
         self._num_calls = 0
         self._live: list[Replica] = []
         self._scaling = scaling
@@ -73,7 +74,7 @@ class Pool:
         return sum(replica.num_pending for replica in self._live) + len(self._queue)
 
     def submit(self, request: Request, now: float, *, is_moved: bool = False) -> None:
-        """Hand a request to a replica; `is_moved` says that its keys and values come with it."""
+        """Hand a request to a replica; `is_moved` says that its KV comes with it."""
         live = self._live
         if not any(replica.is_ready for replica in live):
             self._queue.append((request, is_moved))
@@ -126,7 +127,7 @@ class Pool:
                 self.submit(request, now, is_moved=is_moved)
 
     def _review(self, now: float) -> None:
-        """Look whether there are too few replicas or too many."""
+        """Check whether there are too few replicas or too many."""
         scaling = self._scaling
         if scaling is None:
             return

@@ -1,6 +1,7 @@
-"""A run as a queue: what was offered, what the fleet could carry, how many were inside, and whether it came to rest.
+"""A run as a queue: the offered rate, the fleet's capacity, how many requests were inside, and whether the queue was
+stable.
 
-rho = offered rate / capacity, and capacity is the rate at which the very same replicas end requests when some always wait. A
+rho = offered rate / capacity, and capacity is the rate at which the same replicas end requests when some always wait. A
 device that computes all the time may be at a quarter of it: a step with one sequence takes nearly as long as one with many.
 """
 
@@ -16,7 +17,7 @@ from penstock.sim.simulation import Fleet, Result, simulate
 from penstock.workload.workload import Workload
 
 MOST_PROBED = 2048
-"""Requests of which a capacity is found."""
+"""Requests by which a capacity is measured."""
 GROWTH = 1.25
 LEAST_GROWTH = 4.0
 """A queue grows if in the last quarter of arrivals it is so many times, and so many requests, longer than in the one before.
@@ -40,10 +41,10 @@ class Stability:
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
     offered_per_s: float | None
-    """Requests a second that came; None where all came at once."""
+    """Requests per second that arrived; None where all came at once."""
     capacity_per_s: float | None
     rho: float | None
-    """None where it says nothing: all at once, or too few requests to tell a capacity from."""
+    """None where it says nothing: all at once, or too few requests to measure a capacity."""
     inside: float
     """Requests inside on average (L), counted."""
     time_s: float
@@ -84,7 +85,7 @@ def capacity_per_s(fleet: Fleet, workload: Workload) -> float | None:
     alone = replace(
         fleet,
         config=replace(fleet.config, scheduler=scheduler),
-        cost=copy(fleet.cost),  # what it counts of its steps is told of the run that was asked for, not of this one
+        cost=copy(fleet.cost),  # step counts reported must be those of the run that was asked for, not of this one
         num_replicas=fleet.num_replicas if num_prefill else 1,
         scaling=None,
         max_pending=None,

@@ -1,8 +1,8 @@
 """One engine in virtual time: the engine's own scheduler, with a cost model in place of a device.
 
-It follows the engine's loop: take in what was handed over, schedule, launch, and wait for the oldest step. Where the engine
-would wait for the device it posts an event; there the other half runs, `commit` with as many tokens as were drawn. This one
-does so step by step; `fast_forward.FastForwardReplica` gives the same results with less work.
+It follows the engine's loop: read the inbox, schedule, launch, and wait for the oldest step. Where the engine would wait
+for the device it posts an event; there the other half runs, `commit` with as many tokens as were drawn. This one does so
+step by step; `fast_forward.FastForwardReplica` gives the same results with less work.
 """
 
 from collections import deque
@@ -24,11 +24,11 @@ from penstock.sim.speculation import Speculation
 from penstock.sim.tracing import SimulationTracer
 
 TOKEN = 0
-"""What a simulated model says, always."""
+"""The token a simulated model always draws."""
 
 
 class Ledger(Protocol):
-    """Who is told what became of requests: `metrics.timeline.Timelines`, or one that stands before it."""
+    """Receives what happens to requests: `metrics.timeline.Timelines`, or one in front of it."""
 
     gaps: Histogram
 
@@ -48,8 +48,8 @@ class StepInFlight(NamedTuple):
 
 
 class Replica:
-    """`depth` is the engine's: steps launched before the oldest is awaited. `joins` says that batches take in newcomers,
-    `seed` when the machine has its bad moments."""
+    """`depth` is the engine's: steps launched before the oldest is awaited. `joins` says that batches admit newcomers;
+    `seed` draws when the machine has slow moments."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Replica:
         self.busy_s = 0.0
         self.is_ready = True
         self.num_lost_transfers = 0
-        """Prompts whose keys and values came and found no room."""
+        """Prompts whose KV arrived and found no room."""
         self.cost = cost
         self._time_varying = (
             cost if isinstance(cost, TimeVaryingCost) and (cost.cooling is not None or cost.slowdowns) else None
@@ -103,7 +103,7 @@ class Replica:
         self._num_step_tokens = 0
         """Of the step launched last."""
         self._alarm_s: float | None = None
-        """When the loop will look again though nothing happens."""
+        """When the loop wakes although nothing happens."""
 
     @property
     def num_pending(self) -> int:
@@ -113,7 +113,7 @@ class Replica:
 
     @property
     def view(self) -> ReplicaView:
-        """What a router sees of it; made anew only after something happened."""
+        """What a router sees of it; made again only after something happened."""
         if self.last_view is None:
             load = self.scheduler.load
             waiting = load.num_waiting_tokens + sum([len(request.prompt) for request in self._inbox])
@@ -124,19 +124,19 @@ class Replica:
         return self.last_view
 
     def set_ready(self, is_ready: bool) -> None:
-        """Whether it takes requests: it has started and is not being drained."""
+        """It takes requests: it has started and is not being drained."""
         self.is_ready = is_ready
         self.last_view = None
 
     def receive(self, request: Request, now: float) -> None:
-        """Hand over a request. A loop that waits for a step takes it in afterwards."""
+        """Hand over a request. A loop that waits for a step reads it afterwards."""
         self.num_requests += 1
         self.last_view = None
         self._inbox.append(request)
         self._look(now)
 
     def take_over(self, request: Request, now: float) -> None:
-        """Hand over a request whose prompt was computed elsewhere and whose keys and values have come."""
+        """Hand over a request whose prompt was computed elsewhere and whose KV has arrived."""
         has_blocks = len(request.prompt) >= self.scheduler.limits.block_size
         if not self.scheduler.adopt(request) and has_blocks:
             self.num_lost_transfers += 1
@@ -148,12 +148,12 @@ class Replica:
             self._events.post(now, self._wake)
 
     def _wake(self, now: float) -> None:
-        """After all that happens at this moment: requests that come together are taken in together."""
+        """After all events of this moment: requests that arrive together are admitted together."""
         if not self._flights:
             self._loop(now)
 
     def _loop(self, now: float) -> None:
-        """Up to where the engine waits."""
+        """Run up to where the engine waits."""
         self.last_view = None
         self._take_in(now)
         scheduler = self.scheduler
@@ -223,7 +223,7 @@ class Replica:
         self._loop(now)
 
     def _note(self, now: float) -> None:
-        """Write down how busy it is, and wake for a deadline that will pass, or a batch that will open."""
+        """Record how busy it is, and set an alarm for the next deadline, or for a batch that will open."""
         scheduler = self.scheduler
         load = scheduler.load
         is_step_full = self._num_step_tokens >= scheduler.limits.max_batch_tokens

@@ -1,4 +1,5 @@
-"""How many replicas there should be: a rule that looks now and then, starts more, and stops some after a while of less work."""
+"""How many replicas there should be: a rule that checks periodically, starts more, and stops some after a period of less
+load."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +19,7 @@ class Scaling:
     down_delay_s: float = 300.0
     """How long less must suffice before a replica is stopped"""
     interval_s: float = 5.0
-    """Between two looks"""
+    """Between two checks"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas <= 10_000 or not self.max_replicas:
@@ -35,14 +36,14 @@ class Scaling:
 
 
 class Scaler:
-    """Remembers since when less would have done."""
+    """Remembers since when fewer replicas would have sufficed."""
 
     def __init__(self, scaling: Scaling) -> None:
         self._scaling = scaling
         self._less_since: float | None = None
 
     def wanted(self, num_now: int, num_pending: int, busy_fraction: float, now: float) -> int:
-        """Replicas there should be, given those ordered, their pending requests and how busy they were since the last look."""
+        """Replicas there should be, given those ordered, their pending requests and how busy they were since the last check."""
         scaling = self._scaling
         if scaling.by == "pending":
             needed = -int(-num_pending // scaling.target)

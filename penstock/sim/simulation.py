@@ -47,7 +47,7 @@ class ReplicaReport:
     mean_kv_usage_fraction: float
     max_kv_usage_fraction: float
     waiting_for_rows_fraction: float
-    """Share of its time in which somebody waited because as many sequences ran as may."""
+    """Share of its time in which requests waited because the most sequences ran."""
     waiting_for_blocks_fraction: float
     """Likewise for want of KV blocks."""
     waiting_for_turn_fraction: float
@@ -65,7 +65,7 @@ class Result:
     timelines: tuple[Timeline, ...]
     """In order of ending."""
     num_refused: int = 0
-    """Requests that the router refused: every replica had its fill. They are among the refused."""
+    """Requests that the router refused because every replica was full. They are among the refused."""
     num_starts: int = 0
     num_stops: int = 0
     num_transfers: int = 0
@@ -101,17 +101,17 @@ class Fleet:
     depth: int = 1
     """Steps launched before the oldest is awaited, as in the engine."""
     predicts: bool = True
-    """Skip over steps that only repeat; the result is the same without, later."""
+    """Skip steps that only repeat; the result is the same without, and takes longer."""
     guessing: Guessing | None = None
-    """Drafts that every replica verifies; then every step is taken singly."""
+    """Drafts that every replica verifies; then steps are simulated one by one."""
     scaling: Scaling | None = None
-    """How the number of replicas follows the load; then `num_replicas` says nothing."""
+    """How the number of replicas follows the load; then `num_replicas` is ignored."""
     split: Disaggregation | None = None
     """Further replicas that compute prompts for the others."""
     max_pending: int | None = None
     """Requests a replica may have before the router sends it no more; with all full, it refuses."""
     seed: int = 0
-    """By which it is drawn when a machine has its slow moments, if its cost knows of any."""
+    """Seed that draws when a machine has its slow moments, if its cost has any."""
 
     def __post_init__(self) -> None:
         if self.scaling is not None and self.split is not None:
@@ -123,7 +123,7 @@ class Fleet:
 
     @property
     def moments(self) -> tuple["Fleet", ...]:
-        """The same fleet, asked at so many moments as it takes to see some good and some bad ones; once if all are alike."""
+        """The same fleet at several start moments, so that some are good and some bad; once if all moments are alike."""
         is_time_varying = isinstance(self.cost, TimeVaryingCost) and self.cost.slowdowns
         return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_time_varying else (self,)
 
@@ -225,7 +225,7 @@ class Course:
         )
 
     def arrive(self, request: Request) -> None:
-        """A request comes, after everything that happens before it."""
+        """A request arrives, after everything that happens before it."""
         self._events.run_before(request.arrival_s)
         self._take(request, request.arrival_s)
 
@@ -240,7 +240,7 @@ class Course:
             self._pool.submit(request, now)
 
     def finish(self, slo: Slo | None) -> Result:
-        """No more come: serve those who are here, and count."""
+        """No more requests arrive: serve those present, and count."""
         conversations = self._conversations
         self._pool.has_more = (lambda: False) if conversations is None else conversations.has_more
         self._events.run()
@@ -270,7 +270,7 @@ class Course:
         return self._handovers[name]
 
     def _go_on(self, request: Request, now: float) -> None:
-        """A prompt's keys and values have come."""
+        """A prompt's KV has arrived."""
         self._moved.add(request.request_id)
         self._pool.submit(request, now, is_moved=True)
 
@@ -280,7 +280,7 @@ class Course:
 
 
 def group_of(request: Request) -> str:
-    """Whom a request is counted with: its tenant, and its priority where it has one."""
+    """The groups a request is counted in: its tenant, and its priority where it has one."""
     urgency = f"priority {request.priority}" if request.priority else ""
     return ", ".join(filter(None, (request.tenant, urgency)))
 

@@ -1,4 +1,5 @@
-"""Speculative decoding in virtual time: the engine's own rule decides, drafts go through the scheduler, chance makes them true.
+"""Speculative decoding in virtual time: the engine's own rule decides, drafts go through the scheduler, chance accepts
+them.
 
 With acceptance a and g drafts a round gives (1 - a^(g+1)) / (1 - a) tokens on average: 3.69 at a = 0.8, g = 5.
 """
@@ -18,7 +19,7 @@ from penstock.errors import ConfigError
 
 MOST_DRAFTS = 64
 _TOKEN = 0
-"""What a simulated model says, always."""
+"""The token a simulated model always draws."""
 _WRONG = 1
 
 
@@ -33,7 +34,7 @@ class Guessing:
     draft_cost: float = 0.05
     """Time of making one draft for every sequence, as a share of the model's own step for them."""
     max_sequences: int | None = None
-    """Above this many sequences in a step nobody drafts: a full batch has no idle compute to verify with."""
+    """Above this many sequences in a step there are no drafts: a full batch has no idle compute to verify with."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class Guessing:
 
 
 class ChanceDrafter:
-    """Knows what the model says, and tells it wrong with the chance of a draft that is not accepted."""
+    """Knows what the model draws, and guesses wrong with the chance of a rejection."""
 
     name = "chance"
 
@@ -76,7 +77,7 @@ class ChanceDrafter:
 
 
 class Speculation:
-    """One replica's drafts. The same seed and the same batches give the same luck."""
+    """One replica's drafts. The same seed and the same batches give the same acceptances."""
 
     def __init__(self, guessing: Guessing, name: str, scheduler: Scheduler) -> None:
         self._guessing = guessing
@@ -94,7 +95,7 @@ class Speculation:
 
     @property
     def waits(self) -> bool:
-        """The next step is planned after those under way are over."""
+        """The next step is planned after those in flight are over."""
         return self._proposals.waits
 
     def propose(self) -> None:
@@ -107,7 +108,7 @@ class Speculation:
         return StepOutput(tuple([(_TOKEN,) * _num_drawn(chunk) for chunk in batch.chunks]))
 
     def take(self, batch: Batch, seconds: float, deltas: tuple[Delta, ...]) -> None:
-        """A step took so long, and gave that."""
+        """A step took this long, with this result."""
         self._proposals.take(batch, seconds)
         self._proposals.observe(deltas)
 
