@@ -1,4 +1,4 @@
-"""The highest rate that a server carries within its targets, by doubling and bisection. How to try a rate is not its part.
+"""The highest rate that a server carries within its targets, by doubling and bisection. The caller knows how to try a rate.
 
 It ends by itself: after so many trials at the most, and it never goes below a rate at which requests hardly meet each other.
 """
@@ -15,12 +15,12 @@ MOST_TRIALS = 12
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of one rate."""
+    """The result of one rate."""
 
     rate: float
     is_met: bool
     fault: str = ""
-    """Why it says nothing of this rate: `client-bound`, or what became of the server."""
+    """Why it says nothing of this rate: `client-bound`, or why the server is gone."""
     is_alone: bool = False
     """Requests came one at a time, each after the answer before it: `rate` is what came of that, and bounds nothing."""
 

@@ -32,7 +32,7 @@ Watch = Callable[["LoadProgress"], None]
 
 @dataclass(slots=True)
 class LoadProgress:
-    """How far a run has come, for whoever watches."""
+    """Progress of a run, for a display."""
 
     elapsed_s: float = 0.0
     num_total: int = 0
@@ -92,7 +92,7 @@ class MeasuredLoad:
     is_hopeless: bool = False
     """Stopped at its limit."""
     is_interrupted: bool = False
-    """Stopped by whoever asked for it."""
+    """Stopped by the user."""
     silence: Silence | None = None
 
     @property
@@ -118,7 +118,7 @@ class _Run:
     num_lost: int = 0
     """In a row, up to the last that ended."""
     is_deaf: bool = False
-    """Silent, the server left plain questions unanswered, too: it is gone."""
+    """The silent server left plain questions unanswered too: it is gone."""
     is_saturated: bool = False
     is_hopeless: bool = False
 
@@ -235,7 +235,7 @@ async def run_plan(
 
 
 async def _supervise(run: _Run, sender: "asyncio.Task[None]", backlog: Backlog, watch: Watch | None) -> None:
-    """Look on until all is answered, or until going on is of no use."""
+    """Watch until all is answered, or until continuing is useless."""
     shape = run.shape
     while not (sender.done() and not run.tasks):
         await asyncio.wait(run.tasks if sender.done() else {sender}, timeout=SAMPLE_S)

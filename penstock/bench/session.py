@@ -27,7 +27,7 @@ LEAST_SHARE = 0.25
 """Of the rate that comes of one request at a time: at less, requests hardly meet each other."""
 TRIAL_GRACE_S = 10.0
 INTERRUPTED_S = 2.0
-"""For the server's counters, once somebody wants an end."""
+"""For reading the server's counters after an interrupt."""
 
 
 class PlanMaker(Protocol):
@@ -50,7 +50,7 @@ class BenchRun:
 
     @property
     def is_in_vain(self) -> bool:
-        """The server was gone at its end: another run would find nobody."""
+        """The server was gone at its end: another run would find no server."""
         return self.fault == "server-gone"
 
     @property

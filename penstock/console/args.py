@@ -17,7 +17,7 @@ FINAL_FLAGS = ("--help", "--print-config")
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a command line says, before files and defaults have their say."""
+    """What a command line says, before files and defaults are applied."""
 
     values: Mapping[str, Any]
     files: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ AMBIGUOUS_NUMBER = re.compile(r"[\d.]+\s*[kmgt]i?b?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One leaf field of a config: how it is named, what it takes, what it is when nobody says.
+    """One leaf field of a config: how it is named, what it takes, its default.
 
     `is_many` collects values into a tuple; `is_optional` allows None, which then is the default.
     """
@@ -95,7 +95,7 @@ class Flag:
         return tuple(self._checked(item, label) for item in data)
 
     def _checked(self, data: Any, label: str) -> Any:
-        """`data` as one value of this flag's kind, or an error that tells what is taken instead."""
+        """`data` as one value of this flag's kind, or an error that names what is accepted."""
         if self.choices:
             if any(type(data) is type(choice) and data == choice for choice in self.choices):
                 return data

@@ -1,4 +1,4 @@
-"""A progress bar for whatever takes long enough to wonder. On a terminal's standard error only, and drawn by rich,
+"""A progress bar for long operations. On a terminal's standard error only, and drawn by rich,
 imported when there is something to draw.
 """
 

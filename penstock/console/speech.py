@@ -17,7 +17,7 @@ def write_text(text: str, stream: TextIO | None = None) -> None:
 
 
 def dimmed(text: str, stream: TextIO) -> str:
-    """What is said aside, in grey where there are colours."""
+    """A remark beside the answer, in grey where there are colours."""
     if not stream.isatty():
         return text
     return shown(text) if os.environ.get("NO_COLOR") else f"{DIM}{shown(text)}{PLAIN}"

@@ -1,4 +1,4 @@
-"""What every model of a step's duration answers. It knows no clock: it says how long, never when."""
+"""What every model of a step's duration provides. It knows no clock: it says how long, never when."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable

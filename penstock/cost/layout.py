@@ -1,4 +1,4 @@
-"""How a model lies over several devices, and what they spend talking to each other.
+"""How a model lies over several devices, and what their communication costs.
 
     tensor    every matrix is cut over this many devices; two sums a layer put the parts together
     pipeline  layers are cut into this many stages; a token's vector passes from stage to stage
@@ -152,7 +152,7 @@ def send_s(size_bytes: float, link: Link) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the devices of a layout tell each other in a step."""
+    """What the devices of a layout send each other in a step."""
 
     layout: Layout
     num_layers: int

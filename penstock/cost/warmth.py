@@ -36,7 +36,7 @@ class Warmth:
     """Of one device, from step to step: how long each takes, given what the caches have lost and the moment it falls into."""
 
     def __init__(self, cooling: Cooling | None, slowdown_trace: SlowdownTrace | None = None) -> None:
-        """Without a cooling nothing is ever lost; without weather all moments are alike."""
+        """Without a cooling nothing is ever lost; without a slowdown trace all moments are alike."""
         self._cooling = cooling or Cooling(math.inf, 0.0)
         self._slowdown_trace = slowdown_trace
         self._lost = 1.0 if cooling else 0.0

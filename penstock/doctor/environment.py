@@ -21,7 +21,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """None and empty where the system does not tell."""
+    """None and empty where the system does not report it."""
 
     python: tuple[int, int, int]
     torch_version: str

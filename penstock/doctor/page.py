@@ -1,6 +1,6 @@
 """The change between two pages of metrics.
 
-What a page does not tell is NaN: every comparison with it is false, so a rule that lacks a figure stays silent.
+What a page does not have is NaN: every comparison with it is false, so a rule that lacks a figure stays silent.
 """
 
 import math
@@ -49,7 +49,7 @@ class Change:
         return math.nan if name is None else max(sample.value for sample in self._after[name])
 
     def label(self, name: str, label: str) -> float:
-        """A number that a page tells in a label."""
+        """A number that a page has in a label."""
         found = next((one.labels[label] for one in self._after.get(name, ()) if label in one.labels), None)
         if found is None:
             self.absent.add(f"{name}{{{label}}}")

@@ -14,7 +14,7 @@ class Rule:
     layer: ServiceLayer
     verdict: Verdict
     weight: int
-    """Heavier findings are told first: they are likelier the cause of the others."""
+    """Heavier findings are reported first: they are likelier the cause of the others."""
     symptom: str
     reads: tuple[str, ...]
     """The signs that condition and evidence look at; where one of them is NaN the rule is silent."""

@@ -25,7 +25,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """NaN where the server does not tell, or where nothing happened that could be measured."""
+    """NaN where the server does not report it, or where nothing happened that could be measured."""
 
     window_s: float
     metrics_status: float = math.nan
@@ -89,7 +89,7 @@ class Signs:
 
     @property
     def is_idle(self) -> bool:
-        """It tells that it computed nothing, so that there was nothing to judge."""
+        """It computed nothing, so there was nothing to judge."""
         return self.num_running == 0.0 == self.prompt_tokens_per_s == self.output_tokens_per_s
 
 

@@ -76,7 +76,7 @@ class CalibrationSample(NamedTuple):
 
 
 class StepRecorder:
-    """Hears an engine's steps. On two processors of which others take one a step takes twice as long: that is no cost.
+    """Records an engine's steps. On two processors of which others take one a step takes twice as long: that is no cost.
 
     What slows a step down and is no other's doing is: threads of ours that share a processor after a rest, say.
     """
@@ -115,7 +115,7 @@ class StepRecorder:
 
 @dataclass
 class Calibration:
-    """Drives one engine whose steps the recorder hears."""
+    """Drives one engine whose steps the recorder records."""
 
     engine: Engine
     recorder: StepRecorder
@@ -131,7 +131,7 @@ class Calibration:
     """Prompts that fill a batch's contexts."""
 
     def run(self, seconds: float) -> list[StepTime]:
-        """Measure for about so long, one round at least; returns the steps that nobody disturbed."""
+        """Measure for about so long, one round at least; returns the undisturbed steps."""
         begin_s = time.monotonic()
         self.warm_up()
         disturbance = Disturbance()

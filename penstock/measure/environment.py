@@ -1,6 +1,6 @@
-"""The machine we run on, looked at: processors, limits of containers, memory, drivers, folders, ports.
+"""The machine we run on, inspected: processors, limits of containers, memory, drivers, folders, ports.
 
-Only gathers; `doctor.checks` judges. Whatever the system does not tell stays empty, and no look changes anything.
+Only gathers; `doctor.checks` judges. What the system does not report is left empty; inspection changes nothing.
 """
 
 import ctypes

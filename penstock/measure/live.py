@@ -75,7 +75,7 @@ def _sleep(engine: Engine, arrival_s: float | None) -> None:
 
 
 class Disturbance:
-    """How much of the machine others used since this was made. Nothing is told where the system does not tell."""
+    """How much of the machine others used since this was made. Nothing is reported where the system has no such account."""
 
     def __init__(self) -> None:
         self._begin = _ticks()

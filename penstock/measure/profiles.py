@@ -45,7 +45,7 @@ class Measuring(NamedTuple):
 
 
 def step_writer(path: Path | None, measuring: Measuring) -> Callable[[StepTime], None] | None:
-    """What an engine tells its steps to; None if nobody asked."""
+    """Where an engine's steps are written; None if not asked for."""
     return None if path is None else StepFile(path, measuring.facts()).write
 
 

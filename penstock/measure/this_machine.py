@@ -30,7 +30,7 @@ def cache_folder() -> Path:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What decides how fast this machine is, as far as the system tells."""
+    """What decides how fast this machine is, as far as the system reports it."""
     return {
         "processor": _processor(),
         "num_processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

@@ -33,5 +33,5 @@ def parse_page(text: str) -> Page:
 
 
 def sum_of(page: Page, name: str) -> float | None:
-    """Over all labels; None if the page does not tell."""
+    """Over all labels; None if the page does not have it."""
     return sum(sample.value for sample in page[name]) if name in page else None

@@ -1,6 +1,6 @@
-"""Spans on their way to a collector that speaks OpenTelemetry's protocol over HTTP. What they say is their makers' business.
+"""Spans on their way to a collector that speaks OpenTelemetry's protocol over HTTP. Their content is the caller's.
 
-Spans leave on a thread of their own, and are lost if they cannot: nobody waits for a collector.
+Spans leave on a thread of their own, and are lost if they cannot: no request waits for a collector.
 """
 
 import threading

@@ -4,7 +4,7 @@
        |----- TTFT ------|--- gap ---|--- gap ---| ... ------|
        |------------------------ E2E ------------------------|
 
-TPOT = (E2E - TTFT) / (tokens - 1). A request of several choices counts tokens a choice. It is told the time, never asks.
+TPOT = (E2E - TTFT) / (tokens - 1). A request of several choices counts tokens a choice. Times are given; no clock is read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -62,7 +62,7 @@ class Timeline:
         self.outcome: Outcome | None = None
         self.token_times: list[float] | None = [] if keep_times else None
         self.group = ""
-        """Whom it is counted with: a tenant, a priority."""
+        """The groups it is counted in: a tenant, a priority."""
 
     def observe(self, delta: Delta, now: float) -> float | None:
         """Take in a delta; returns the gap since the tokens before it, if there were any."""

@@ -32,7 +32,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Shares of a run's moments, warm-up apart, in which somebody waited for a block, or for one of the rows."""
+    """Shares of a run's moments, warm-up apart, in which requests waited for a block, or for a row."""
 
     blocks: float
     rows: float

@@ -1,6 +1,6 @@
 """From a model and a demand to a plan: explore, prune by the bound, simulate the few that are left, rank, ask what if.
 
-It is told nothing of clocks, commands or files; what can be launched today, it is told by a function.
+It knows no clock, command or file; a function says what can be launched today.
 """
 
 import math
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search is told besides model and demand, of which it sees one. Prices are dollars an hour, by device."""
+    """The inputs of a search besides model and demand. Prices are dollars an hour, by device."""
 
     target: SloTarget
     search_space: SearchSpace
@@ -153,7 +153,7 @@ class Search:
         )
 
     def _detail(self, plan: Plan, option: Option) -> Plan:
-        """All that is told of the chosen option alone."""
+        """What is reported of the chosen option alone."""
         demand = plan.demand
         if option.capacity.at is not None:
             option = self.evaluate(option.candidate, option.steady, demand, finely=True)

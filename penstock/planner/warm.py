@@ -1,4 +1,4 @@
-"""A run that starts in the middle: those who would be inside already are put there first.
+"""A run that starts in the middle: requests that would already be running are put there first.
 
 Answers of a thousand tokens take most of a minute, so an engine that starts empty takes minutes of arrivals to fill, and is
 faster than it should be until then. A request met at a random moment has a long answer more often than a short one, and has

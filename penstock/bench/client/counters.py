@@ -1,4 +1,4 @@
-"""The server's own counters, read before and after a run: what its prefix cache gave, and whether it had other guests."""
+"""The server's own counters, read before and after a run: what its prefix cache gave, and whether other clients used it."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ METRICS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals since the server started, or what they grew by. None: it does not tell."""
+    """Totals since the server started, or what they grew by. None: it does not report it."""
 
     cache_hits: float | None = None
     """Prompt tokens found in the prefix cache."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from penstock.bench.client.answer import Answer
 
 LEAST_S = 5.0
-"""Shorter ones are told by the gaps between pieces."""
+"""Shorter ones are visible as gaps between pieces."""
 LEAST_LOST = 3
 """Requests that came to nothing, one after another, before a server is called gone."""
 GONE_S = 20.0

@@ -35,7 +35,7 @@ class Backlog:
 
     @property
     def is_growing(self) -> bool:
-        """Looks at the later half of the samples, so that a server that has warmed up is forgiven its start."""
+        """Looks at the later half of the samples, so that a slow start does not count."""
         if len(self.samples) < LEAST_SAMPLES or self.num_arrivals < LEAST_ARRIVALS or self.early_s is None:
             return False
         end_s = self.samples[-1][0]

@@ -36,7 +36,7 @@ class LengthFigures:
     """Tokens asked for beside tokens got, of successes."""
 
     num_checked: int
-    """Answers whose usage was told."""
+    """Answers whose usage was reported."""
     prompt_asked: float
     prompt_mean: float
     prompt_error_max: int
@@ -50,7 +50,7 @@ class LengthFigures:
 @dataclass(frozen=True, slots=True)
 class Cache:
     hit_fraction: float | None
-    """Of prompt tokens; None where the server does not tell."""
+    """Of prompt tokens; None where the server does not report it."""
     repeated_fraction: float
     """Of prompt tokens: what the workload itself repeats, and what the server adds to every prompt."""
     source: str
@@ -80,7 +80,7 @@ class Figures:
     is_hopeless: bool
     """Ended once its targets were out of reach."""
     is_interrupted: bool
-    """Ended by whoever asked for it."""
+    """Ended by the user."""
     silence: Silence | None
     """A long time in which nothing came from the server."""
     has_usage: bool

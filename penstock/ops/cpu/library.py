@@ -125,7 +125,7 @@ class Allowed(Structure):
 
 
 STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)
-"""In the order in which the library tells of them."""
+"""In the order in which the library lists them."""
 
 
 class Library:

@@ -1,6 +1,6 @@
 """How much work a chat template may do for one conversation.
 
-Owns the counting of steps and characters. Whoever does work on behalf of a template asks here first, so a template that
+Owns the counting of steps and characters. Code that does work on behalf of a template asks here first, so a template that
 would not end is refused after a known amount of work, in any thread, without a clock.
 """
 

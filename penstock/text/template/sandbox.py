@@ -45,7 +45,7 @@ class TemplateRefusal(Exception):
 
 
 class Clock:
-    """`strftime_now` of one rendering: the time it was told, never the time it is."""
+    """`strftime_now` of one rendering: the time that was given, never the clock's."""
 
     def __init__(self, now: datetime) -> None:
         self._now = now

@@ -22,12 +22,12 @@ from penstock.ops.triton.host.launch import Variant, decode_variant
 
 MAX_PROCESSES = 16
 IDLE_S = 300.0
-"""Without a request it ends; whoever has one then begins another."""
+"""Without a request it ends; the next request starts another."""
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are nobody's to wait for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the workers
     import_module("penstock.ops.triton")
     triton_key()
     while select.select([sys.stdin], [], [], IDLE_S)[0]:
@@ -59,7 +59,7 @@ def _work(variants: list[Variant], target: GPUTarget, turns: int, request: str) 
             is_new = True
             with suppress(Exception):
                 is_new = compile_variant(variants[turn[0]], target)
-            os.write(1, f"{request} {turn[0]} {int(is_new)}\n".encode())  # fails once nobody listens
+            os.write(1, f"{request} {turn[0]} {int(is_new)}\n".encode())  # fails once the reader is gone
     finally:
         os._exit(0)
 
