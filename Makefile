@@ -47,7 +47,7 @@ test-slow: .venv/.installed-dev  ## the larger campaigns
 docs: .venv/.installed-dev  ## the documentation as a site, in site/
 	$(PIP) -e '.[docs]'
 	$(BIN)/python -m tools.reference
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 mutants: .venv/.installed-dev  ## do the tests notice broken code in the heart?
 	$(BIN)/python tests/mutation.py
