@@ -14,7 +14,8 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
-    from penstock.train.record import AnswerRecorder, Transcript
+    from penstock.train.examples import Example
+    from penstock.train.record import Transcript
 
 LEAST_PROMPTS = 10
 ASKED = 400
@@ -48,6 +49,8 @@ class Config:
     """Of the answers; 0 takes the likeliest tokens"""
     draft_vocabulary: int = 4096
     """Tokens that heads choose among: those the answers are mostly made of"""
+    examples: Path | None = None
+    """File to keep the answers in, or that an earlier run kept them in: then nothing is answered anew"""
     json: bool = False
     """Print JSON for machines"""
     scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_sequences=32))
@@ -63,24 +66,21 @@ def run(config: Config) -> int:
         raise ConfigError("--out names no folder; say where the drafter is to be written")
     prompts = read_prompts(config.text)
     num_asked = (0 if config.text else ASKED) if config.asked is None else config.asked
-    if len(prompts) + num_asked < LEAST_PROMPTS:
+    is_kept = config.examples is not None and config.examples.exists()
+    if len(prompts) + num_asked < LEAST_PROMPTS and not is_kept:
         raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or --asked {ASKED}")
     from penstock.train.folder import make_folder
 
     make_folder(config.out)
     cache = CacheConfig(prefix_caching=False)
     with open_llm(EngineConfig(model=config.model, cache=cache, scheduler=config.scheduler)) as llm:
-        from penstock.assembly.speculation.training import listen
-
         start_s = time.monotonic()
-        prompts += ask(llm, num_asked) if num_asked else []
-        recorder = listen(llm)
-        transcripts = answer(llm, prompts, config)
+        examples = _examples(llm, prompts, num_asked, config)
         answered_s = time.monotonic() - start_s
-        report = _train(llm, transcripts, recorder, config, config.out)
+        report = _train(llm, examples, config, config.out)
     report |= {
-        "answers": len(transcripts),
-        "answer_tokens": sum(len(tokens) for _, tokens in transcripts),
+        "answers": len(examples),
+        "answer_tokens": sum(len(example.tokens) - example.num_prompt for example in examples),
         "answering_s": round(answered_s, 1),
     }
     if config.json:
@@ -141,15 +141,27 @@ def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcri
     return [(prompt, said) for prompt, said in found if len(said) > DEPTH]
 
 
-def _train(
-    llm: "LLM", transcripts: "Sequence[Transcript]", recorder: "AnswerRecorder", config: Config, out: Path
-) -> dict[str, Any]:
+def _examples(llm: "LLM", prompts: list[str], num_asked: int, config: Config) -> "list[Example]":
+    """Answers with the states they were given in: from the file of an earlier run, or new ones, kept there if one is named."""
+    from penstock.assembly.speculation.training import listen
+    from penstock.train.examples import read_examples, write_examples
+
+    if config.examples is not None and config.examples.exists():
+        return read_examples(config.examples, llm.files.fingerprint, llm.spec.hidden_size)
+    prompts = prompts + (ask(llm, num_asked) if num_asked else [])
+    recorder = listen(llm)
+    examples = recorder.examples(answer(llm, prompts, config))
+    if config.examples is not None and examples:
+        write_examples(config.examples, examples, llm.files.fingerprint)
+    return examples
+
+
+def _train(llm: "LLM", examples: "Sequence[Example]", config: Config, out: Path) -> dict[str, Any]:
     from penstock.assembly.speculation.training import choose_layers, train_heads
 
-    with ProgressBar("steps") as progress:
+    with ProgressBar("seconds") as progress:
         if config.kind == "self":
-            return choose_layers(llm, transcripts, out, progress)
-        examples = recorder.examples(transcripts)
+            return choose_layers(llm, examples, out, progress)
         return train_heads(llm, examples, out, config.kind, config.minutes * 60, config.draft_vocabulary, progress)
 
 

@@ -12,9 +12,19 @@ NAMES = {"float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
 ALIGNMENT = 8
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
+def safetensors_metadata(path: Path) -> dict[str, str]:
+    """What a file that was opened before says of itself."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    found = header.get("__metadata__", {})
+    return found if isinstance(found, dict) else {}
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, npt.NDArray[np.generic]], about: Mapping[str, str] | None = None
+) -> None:
     """The file is whole or not there."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(about or {})}}
     place = 0
     for name, values in tensors.items():
         end = place + values.nbytes

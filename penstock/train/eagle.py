@@ -44,22 +44,22 @@ class EagleModule(nn.Module):
         with torch.no_grad():
             self.fc.weight[:, size:] = torch.eye(size)  # at first the state before is foretold
         parts = EagleParts(self.fc, self.qkv, self.out, self.gate_up, self.down, self.mlp_norm, self.attention_norm)
-        self._layer = EagleLayer(shape, parts)
+        self.layer = EagleLayer(shape, parts)
 
     def foretell(self, texts: Padded, depth: int) -> list[Tensor]:
         """By guess, states foretold [texts, n - 1, hidden]: entry i, of pair i + 1, foretells the state of position i + 1."""
         embeddings = self._target.embed(texts.tokens[:, 1:].flatten()).view(
             len(texts.tokens), -1, self.shape.hidden_size
         )
-        states, angles = texts.states[:, :-1], self._layer.angles(texts.tokens.shape[1], texts.states.device)
+        states, angles = texts.states[:, :-1], self.layer.angles(texts.tokens.shape[1], texts.states.device)
         angles = angles[0][1:], angles[1][1:]
         kept: list[KeysValues] = []
         foretold: list[Tensor] = []
         for _ in range(depth):
-            stream, qkv = self._layer.enter(embeddings, states)
-            queries, keys, values = self._layer.split(qkv, angles)
+            stream, qkv = self.layer.enter(embeddings, states)
+            queries, keys, values = self.layer.split(qkv, angles)
             kept.append((self._spread(keys), self._spread(values)))
-            foretold.append(self._layer.leave(stream, attend(queries.transpose(1, 2), kept)))
+            foretold.append(self.layer.leave(stream, attend(queries.transpose(1, 2), kept)))
             states = functional.pad(foretold[-1][:, :-1], (0, 0, 1, 0))
         return foretold
 

@@ -4,9 +4,15 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.formats.checkpoint import RawTensor
+from penstock.formats.safetensors import open_safetensors
+from penstock.formats.safetensors_out import safetensors_metadata, write_safetensors
 
 HELD_OUT_EVERY = 10
 """One text in so many is not learned from: what is measured on them was never seen."""
@@ -29,6 +35,41 @@ class Padded:
     tokens: Tensor
     states: Tensor
     is_answer: Tensor
+
+
+def write_examples(path: Path, examples: Sequence[Example], fingerprint: str) -> None:
+    """One file: all tokens, all states, and where each text begins and its prompt ends."""
+    lengths = torch.tensor([(len(example.tokens), example.num_prompt) for example in examples])
+    tensors = {
+        "tokens": torch.cat([example.tokens for example in examples]),
+        "states": torch.cat([example.states for example in examples]),
+        "lengths": lengths,
+    }
+    write_safetensors(path, {name: each.numpy() for name, each in tensors.items()}, {"target_fingerprint": fingerprint})
+
+
+def read_examples(path: Path, fingerprint: str, hidden_size: int) -> list[Example]:
+    """ConfigError unless they are of this model."""
+    file = open_safetensors(path)
+    if (
+        not {"tokens", "states", "lengths"} <= set(file.names)
+        or safetensors_metadata(path).get("target_fingerprint") != fingerprint
+    ):
+        raise ConfigError(
+            f"{path} does not hold answers of this model; name a file that does not exist to write them to"
+        )
+    tokens, lengths = (_integers(file.tensor(name)) for name in ("tokens", "lengths"))
+    raw = file.tensor("states")
+    states = torch.frombuffer(bytearray(raw.data.tobytes()), dtype=torch.float16).view(-1, hidden_size)
+    ends = [0, *lengths.view(-1, 2)[:, 0].cumsum(0).tolist()]
+    return [
+        Example(tokens[begin:end], states[begin:end], int(num_prompt))
+        for begin, end, num_prompt in zip(ends, ends[1:], lengths.view(-1, 2)[:, 1].tolist())
+    ]
+
+
+def _integers(raw: RawTensor) -> Tensor:
+    return torch.frombuffer(bytearray(raw.data.tobytes()), dtype=torch.int64)
 
 
 def split(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:

@@ -9,8 +9,8 @@ from penstock.train.examples import Padded
 class MedusaModule(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
-        self._linears = [nn.Linear(hidden_size, hidden_size) for _ in range(num_heads)]
-        self.blocks = nn.ModuleList(self._linears)
+        self.linears = [nn.Linear(hidden_size, hidden_size) for _ in range(num_heads)]
+        self.blocks = nn.ModuleList(self.linears)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)  # at first each head foretells the state it reads
 
@@ -19,13 +19,12 @@ class MedusaModule(nn.Module):
         of an entry are of one place, as with a head that goes step by step."""
         states = texts.states[:, :-1]
         return [
-            _later(states + functional.silu(block(states)), number)
-            for number, block in enumerate(self._linears[:depth])
+            _later(states + functional.silu(block(states)), number) for number, block in enumerate(self.linears[:depth])
         ]
 
     def named_tensors(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
-        for number, block in enumerate(self._linears):
+        for number, block in enumerate(self.linears):
             named |= {f"{number}.0.linear.weight": block.weight, f"{number}.0.linear.bias": block.bias}
         return named
 

@@ -91,15 +91,15 @@ def train_heads(
     }
 
 
-def choose_layers(llm: "LLM", transcripts: Sequence[Transcript], out: Path, progress: "Progress") -> dict[str, Any]:
+def choose_layers(llm: "LLM", examples: Sequence[Example], out: Path, progress: "Progress") -> dict[str, Any]:
     """Which layers the model drafts with best, written to a folder."""
     model = _network(llm)
-    some = transcripts[:JUDGED_TEXTS]
+    some = [_transcript(example) for example in examples[:JUDGED_TEXTS]]
 
     def agree(layers: Sequence[int]) -> float:
         thinned = with_layers(model, layers)
-        examples = examples_of(thinned, some, lambda stage, done, total: None)
-        return agreement(examples, head_target(thinned).chooser(None))
+        read = examples_of(thinned, some, lambda stage, done, total: None)
+        return agreement(read, head_target(thinned).chooser(None))
 
     chosen = choose(model.spec, agree, lambda done, total: progress("leaving layers out", done, total))
     config = {
@@ -117,6 +117,11 @@ def choose_layers(llm: "LLM", transcripts: Sequence[Transcript], out: Path, prog
         "agreement": round(chosen.agreement, 4),
         "gain_by_weights_read": round(chosen.gain, 3),
     }
+
+
+def _transcript(example: Example) -> Transcript:
+    tokens = example.tokens.tolist()
+    return tokens[: example.num_prompt], tokens[example.num_prompt :]
 
 
 def trial_drafter(llm: "LLM", name: str, token_ids: Sequence[int]) -> Drafter:

@@ -1,0 +1,90 @@
+"""Whoever guesses, and however badly, every answer is the one it would be alone: with preemption, forks, cached prefixes,
+penalties, seeds. Draws are a function of seed and position, so equal tokens are equal distributions."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+import torch
+
+from penstock.core.limits import Limits
+from penstock.core.scheduler import Scheduler
+from penstock.draft.drafter import Drafter
+from penstock.draft.heads import HeadDrafter
+from penstock.draft.model import ModelDrafter
+from penstock.draft.speculator import Speculator
+from penstock.engine.engine import Engine
+from penstock.layers.decoder import Decoder
+from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.heads.eagle import EagleHeads, EagleShape
+from penstock.runtime.heads.fewer_layers import with_layers
+from penstock.runtime.heads.medusa import MedusaHeads
+from penstock.runtime.heads.states import StateStore
+from penstock.runtime.heads.target import FloatTarget
+from penstock.train.eagle import EagleModule
+from penstock.train.medusa import MedusaModule
+from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model
+from tests.runtime.test_engine import requests, serve
+
+NUM_BLOCKS, CONTEXT, ROWS = 24, 160, 10
+
+
+def clock() -> Callable[[], float]:
+    ticks = count()
+    return lambda: float(next(ticks))
+
+
+def eagle(model: Decoder, store: StateStore) -> Drafter:
+    torch.manual_seed(1)
+    target = FloatTarget(model)
+    module = EagleModule(EagleShape(32, 4, 2, 48), target)
+    return HeadDrafter(EagleHeads(module.layer, target, target.chooser(None), None, store), clock())
+
+
+def medusa(model: Decoder, store: StateStore) -> Drafter:
+    torch.manual_seed(2)
+    target = FloatTarget(model)
+    module = MedusaModule(32, 3)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    blocks = [[target.hold(linear.weight, linear.bias)] for linear in module.linears]
+    return HeadDrafter(MedusaHeads(blocks, [target.chooser(None)], None, store), clock())
+
+
+def thinned(model: Decoder, layers: tuple[int, ...]) -> Drafter:
+    blocks_per_row = CONTEXT // BLOCK_SIZE
+    runner = ModelRunner(with_layers(model, layers), 4 * blocks_per_row, BLOCK_SIZE, 4, CONTEXT)
+    return ModelDrafter(
+        runner, num_rows=4, max_context=CONTEXT, block_size=BLOCK_SIZE, vocab_size=96, clock=clock()
+    )  # fmt: skip
+
+
+DRAFTERS: dict[str, Callable[[Decoder, StateStore], Drafter]] = {
+    "eagle": eagle,
+    "medusa": medusa,
+    "one layer": lambda model, store: thinned(model, (1,)),
+    "all layers": lambda model, store: thinned(model, (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_answer_is_the_one_it_would_be_alone(name: str) -> None:
+    model = tiny_model()
+    store = StateStore(32, torch.device("cpu"))
+    speculator = Speculator([DRAFTERS[name](model, store)], length=3)
+    scheduler = Scheduler(Limits(NUM_BLOCKS, BLOCK_SIZE, CONTEXT, 24, ROWS, 100, 10_000, True))
+    runner = ModelRunner(model, NUM_BLOCKS, BLOCK_SIZE, ROWS, CONTEXT)
+    runner.states = store
+    engine = Engine(scheduler, runner, lambda: 0.0, speculator=speculator)
+    asked = requests(9, seed=4)
+    answers = serve(engine, asked)
+    scheduler.check()
+    assert scheduler.num_preemptions > 0
+    assert engine.proposals is not None
+    assert engine.proposals.num_checked > 0
+    if name == "all layers":
+        assert engine.proposals.num_accepted > 0
+    for request in asked:
+        for choice in range(request.params.n):
+            tokens = [token for delta in answers[request.request_id, choice] for token in delta.token_ids]
+            assert tokens == alone(model, Text(request.prompt, request.params, choice), len(tokens))
