@@ -1,12 +1,21 @@
 """Speculation on the real default model, by its native steps: the same tokens in fewer steps."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
 from penstock import LLM, SamplingParams
+from penstock.assembly.speculation.training import head_config, head_shape, trial_drafter
 from penstock.config import configure
+from penstock.draft.step_cost import StepCost
+from penstock.draft.trial import try_drafts
 from penstock.errors import ConfigError
+from penstock.runtime.heads.target import head_target
+from penstock.train.eagle import EagleModule
+from penstock.train.folder import write_heads
+from penstock.train.medusa import MedusaModule
 from tests.real import DEFAULT, RANDOM_LLAMA, model_path
 
 PASSAGE = (
@@ -66,3 +75,43 @@ def test_a_draft_model_of_another_vocabulary_is_refused(llm: LLM) -> None:
     config = configure(llm.config, speculate="model", draft_model=str(model_path(RANDOM_LLAMA)))
     with pytest.raises(ConfigError, match="another vocabulary"):
         LLM.over(llm.loaded, config)
+
+
+def untrained(llm: LLM, kind: str, folder: Path, fingerprint: str | None = None) -> str:
+    """A folder of heads as training begins with them, and the name that serves it."""
+    shape = head_shape(llm.spec.hidden_size, 9, 3)
+    target = head_target(llm.loaded.network)  # type: ignore[arg-type]
+    module = EagleModule(shape, target) if kind == "eagle" else MedusaModule(llm.spec.hidden_size, 3)
+    folder.mkdir()
+    config = head_config(llm, kind, shape) | ({"target_fingerprint": fingerprint} if fingerprint else {})
+    write_heads(folder, module.named_tensors(), torch.arange(0, 8192, 2), config)
+    return f"{kind}:{folder}"
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "self"])
+def test_heads_and_fewer_layers_change_no_token(llm: LLM, kind: str, tmp_path: Path) -> None:
+    """However bad the guesses are; one of the prompts is drawn with a seed."""
+    name = kind if kind == "self" else untrained(llm, kind, tmp_path / kind)
+    params = [PARAMS["greedy"], SamplingParams(temperature=0.8, seed=3, max_tokens=10)]
+    guessing = LLM.over(llm.loaded, configure(llm.config, speculate=name, draft_tokens=2))
+    found, plain = guessing.generate(PROMPTS, params), llm.generate(PROMPTS, params)
+    assert [each.choices[0].token_ids for each in found] == [each.choices[0].token_ids for each in plain]
+    assert guessing.engine.proposals is not None
+    assert guessing.engine.proposals.num_checked > 10
+
+
+def test_heads_of_another_target_are_refused(llm: LLM, tmp_path: Path) -> None:
+    name = untrained(llm, "eagle", tmp_path / "eagle", fingerprint="of another model")
+    with pytest.raises(ConfigError, match="were trained for"):
+        LLM.over(llm.loaded, configure(llm.config, speculate=name))
+    with pytest.raises(ConfigError, match="names no folder"):
+        LLM.over(llm.loaded, configure(llm.config, speculate=f"medusa:{tmp_path / 'absent'}"))
+
+
+def test_heads_are_tried_on_a_text(llm: LLM, tmp_path: Path) -> None:
+    token_ids = llm.files.tokenizer.encode(PASSAGE + PASSAGE, special=False)
+    name = untrained(llm, "medusa", tmp_path / "medusa")
+    drafter = trial_drafter(llm, name, token_ids)
+    found = try_drafts([drafter], token_ids, len(token_ids) // 2, StepCost(), length=2)
+    assert found.num_checked > 0
+    assert 0.0 <= found.acceptance <= 1.0

@@ -2,9 +2,9 @@
 
     python -m benchmarks.cpu.lookahead [--model default] [--tokens 48] [--windows 2 4 8] [--prompts 4] [--out record.json]
 
-Each step checks a window of guesses; what the model says at each place of the window is the next window's guess. Guesses that the
-window does not tell come from the pool of pairs and triples that earlier windows held, as lookahead decoding has it, else the last
-token is guessed again. `gain` is tokens a step over the cost of a step of that width; no time is counted for the pool.
+Each step checks a window of guesses; what the model says at each place of the window is the next window's guess. Guesses that
+the window does not tell come from the pool of pairs and triples that earlier windows held, as lookahead decoding has it, else
+the last token is guessed again. `gain` is tokens a step over the cost of a step of that width; no time is counted for the pool.
 """
 
 import argparse

@@ -66,7 +66,7 @@ def train_heads(
     token_ids = draft_vocabulary(learned, vocabulary, spec.vocab_size).to(target.device)
     output = target.output_rows(token_ids)
     attention = spec.layers[0].grouped
-    shape = _shape(spec.hidden_size, attention.num_heads, attention.num_kv_heads)
+    shape = head_shape(spec.hidden_size, attention.num_heads, attention.num_kv_heads)
     module = EagleModule(shape, target) if kind == "eagle" else MedusaModule(spec.hidden_size, DEPTH)
     module.to(target.device)
     schedule = Schedule(DEPTH, seconds, RATES[kind], STATES_WEIGHTS[kind])
@@ -76,7 +76,7 @@ def train_heads(
             lambda share, loss: progress(f"training, loss {loss:.2f}", int(share * seconds), int(seconds)),
         )  # fmt: skip
         rates = acceptance(module, held_out, output, token_ids, DEPTH)
-    config = _config(llm, kind, shape)
+    config = head_config(llm, kind, shape)
     folders.write_heads(out, module.named_tensors(), token_ids, config | {"acceptance": [round(r, 4) for r in rates]})
     return {
         "model": llm.files.name,
@@ -156,7 +156,7 @@ def _network(llm: "LLM") -> NativeDecoder | Decoder:
     return network
 
 
-def _shape(hidden_size: int, num_heads: int, num_kv_heads: int) -> EagleShape:
+def head_shape(hidden_size: int, num_heads: int, num_kv_heads: int) -> EagleShape:
     """Heads as the target has them where they divide its hidden size evenly."""
     if hidden_size % (2 * num_heads):
         num_heads = num_kv_heads = max(hidden_size // 64, 1)
@@ -164,7 +164,7 @@ def _shape(hidden_size: int, num_heads: int, num_kv_heads: int) -> EagleShape:
     return EagleShape(hidden_size, num_heads, num_kv_heads, width)
 
 
-def _config(llm: "LLM", kind: str, shape: EagleShape) -> dict[str, Any]:
+def head_config(llm: "LLM", kind: str, shape: EagleShape) -> dict[str, Any]:
     config: dict[str, Any] = {
         "draft_kind": kind,
         "target_name": llm.files.name,
