@@ -1,10 +1,11 @@
 """What a router costs: requests a second, added latency, CPU and memory, beside LiteLLM's proxy and sglang-router in one run.
 
-    python benchmarks/router/overhead.py --seconds 5 --concurrency 32 [--others]
+    python benchmarks/router/overhead.py --seconds 5 --concurrency 32 [--others] [--memory 100000] [--json FILE]
 
 Behind every router stand the same two servers of canned answers (this file again, as `--stub PORT`), so only routers differ.
 Contenders take turns, `--rounds` times; medians are printed. `--others` needs `pip install 'litellm[proxy]' sglang-router` in
-the environment of `--other-python`; a contender that cannot be started is named with its reason and left out.
+the environment of `--other-python`; a contender that cannot be started is named with its reason and left out. `--memory N`: how
+much memory ours takes after its first requests and after N more.
 """
 
 import argparse
@@ -222,11 +223,29 @@ async def turns(options: argparse.Namespace, ports: list[int], running: dict) ->
                 }
             row["MiB"] = rss_mib(process.pid) if process else 0.0
             rows[name].append(row)
+    if options.memory:
+        await grow(options, *running["penstock"])
     names = list(rows)
+    found = {
+        name: {key: statistics.median(row[key] for row in rows[name]) for key in rows["direct"][0]} for name in names
+    }
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{'':28}" + "".join(f"{name:>16}" for name in names))
     for key in rows["direct"][0]:
-        values = [statistics.median(row[key] for row in rows[name]) for name in names]
-        print(f"{key:28}" + "".join(f"{value:16,.2f}" for value in values))
+        print(f"{key:28}" + "".join(f"{found[name][key]:16,.2f}" for name in names))
+
+
+async def grow(options: argparse.Namespace, process: "subprocess.Popen[bytes]", port: int) -> None:
+    """Memory after many requests more, half of them streams; every prompt is another."""
+    before, num_done, start = rss_mib(process.pid), 0, time.perf_counter()
+    while num_done < options.memory:
+        for body in (BODY, STREAM_BODY):
+            fresh = body.replace(b"hello", b"%07d" % num_done, 1)
+            num_done += len(await load(port, fresh, 1.0, options.concurrency))
+    after = rss_mib(process.pid)
+    seconds = time.perf_counter() - start
+    print(f"memory: {before:.1f} MiB, after {num_done:,} requests more in {seconds:.0f} s {after:.1f} MiB")
 
 
 if __name__ == "__main__":
@@ -236,6 +255,8 @@ if __name__ == "__main__":
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--others", action="store_true")
+    parser.add_argument("--memory", type=int, default=0)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--other-python", default=sys.executable)
     given = parser.parse_args()
     import uvloop

@@ -126,11 +126,27 @@ class ScriptedReplica:
             writer.close()
 
 
+class WatchedConnection(InboundConnection):
+    """Says how much of what was sent it has read, and when it has nothing more to do."""
+
+    num_received = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.num_received += len(data)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_answering and not self._waiting
+
+
 @dataclass
 class Routed:
     app: RouterApp
     port: int
     replicas: list[ScriptedReplica]
+    connections: list[WatchedConnection] = field(default_factory=list)
+    """In the order in which they came."""
 
     async def post(self, body: dict, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, dict, bytes]:
         return await ask(self.port, json.dumps(body).encode(), path, **headers)
@@ -138,7 +154,7 @@ class Routed:
     async def until(self, is_true: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not is_true():
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.002)
 
 
 async def ask(
@@ -207,9 +223,15 @@ async def _opened(
     app = RouterApp(listen or ListenConfig(), RouterConfig(**settings), gateway=gateway)
     for name, url in urls.items():
         app.add_replica(name, url)
-    server = await asyncio.get_running_loop().create_server(lambda: InboundConnection(app), "127.0.0.1", 0)
+    connections: list[WatchedConnection] = []
+
+    def accepted() -> WatchedConnection:
+        connections.append(WatchedConnection(app))
+        return connections[-1]
+
+    server = await asyncio.get_running_loop().create_server(accepted, "127.0.0.1", 0)
     app.start()
-    made = Routed(app, server.sockets[0].getsockname()[1], [])
+    made = Routed(app, server.sockets[0].getsockname()[1], [], connections)
     try:
         await made.until(lambda: all(app.fleet.get(name).state is ReplicaState.READY for name in awaited))
         yield made

@@ -176,7 +176,13 @@ class InboundConnection(asyncio.Protocol):
             raise Refusal(431, "the request's headers are too long; send fewer", code="headers_too_large")
 
     def on_headers_complete(self) -> None:
-        headers = self._headers
+        headers, version = self._headers, self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Refusal(400, "no other protocol than HTTP/1.1 is spoken here", code="invalid_http")
+        if version == "1.0" and b"transfer-encoding" in headers:
+            raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length", code="invalid_http")
+        if version == "1.1" and b"host" not in headers:
+            raise Refusal(400, "a request has one Host header; send one", code="invalid_http")
         if b"transfer-encoding" in headers and (
             b"content-length" in headers or headers[b"transfer-encoding"].lower().strip() != b"chunked"
         ):
