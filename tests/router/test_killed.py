@@ -58,7 +58,7 @@ def test_replicas_that_are_killed_all_the_time_lose_nothing(tmp_path, capsys):
         "-m",
         "penstock",
         "serve",
-        MODEL,
+        DEFAULT,
         "--replicas",
         "2",
         "--port",
