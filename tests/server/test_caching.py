@@ -69,6 +69,13 @@ def test_why_nothing_was_found_is_told_to_those_who_ask(small: Server) -> None:
     told = small.post("/v1/messages", body | {"diagnostics": {}}).json()
     assert told["diagnostics"]["cache_miss_reason"] == "nothing cached begins alike"
     assert "diagnostics" not in small.post("/v1/messages", body).json()
+    body = {"messages": user("of another kind altogether, long enough for a block"), "max_tokens": 1}
+    plain, asked = (
+        small.post("/v1/chat/completions", body | fields).json()["usage"]["prompt_tokens_details"]
+        for fields in ({"cache_salt": "a"}, {"cache_salt": "b", "return_timings": True})
+    )
+    assert "cache_miss_reason" not in plain
+    assert asked["cache_miss_reason"] == "nothing cached begins alike"
 
 
 def test_five_breakpoints_are_too_many(small: Server) -> None:

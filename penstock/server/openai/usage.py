@@ -7,7 +7,7 @@ from penstock.server.usage import usage_of
 
 
 def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
-    """With the times of the call if they were asked for."""
+    """With the times of the call, and why its prompt was not found in the cache, if they were asked for."""
     usage = usage_of(call)
     value: dict[str, Any] = {
         "prompt_tokens": usage.num_prompt,
@@ -28,4 +28,6 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
     if timings is None:
         return value
     drafts = {"draft_tokens": usage.num_draft, "accepted_draft_tokens": usage.num_accepted_draft}
+    if (miss := call.writers[0].cache_miss) != "":
+        value["prompt_tokens_details"]["cache_miss_reason"] = miss
     return value | {"timings": timings | (drafts if usage.num_draft else {})}
