@@ -91,4 +91,5 @@ def stand_back() -> None:
     """This thread computes when nobody else wants to: engine and event loop come first. Only Linux has niceness by thread."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACK)
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + BACK)
