@@ -64,7 +64,7 @@ class BodiesInFlight:
             if not self._num_bytes[tenant]:
                 del self._num_bytes[tenant]
             if account.num_bytes >= TRIM_BYTES:
-                trim_memory()
+                asyncio.get_running_loop().run_in_executor(None, trim_memory)  # which may take a while
 
     def add(self, tenant: str, num_bytes: int) -> None:
         if self.num_bytes + num_bytes > self._max_bytes or self._num_bytes[tenant] + num_bytes > self._share:
