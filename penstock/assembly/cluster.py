@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.assembly.routing import bound
-from penstock.assembly.serving import BACKLOG, package_version
+from penstock.assembly.serving import BACKLOG, bind, package_version
 from penstock.cluster.controller import Controller, ReplicaPhase
 from penstock.cluster.place import RayCluster
 from penstock.config import ClusterConfig, ListenConfig, RouterConfig
@@ -92,7 +91,7 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    listener = bound(cluster.listen.host, cluster.listen.port)
+    listener = bind(cluster.listen.host, cluster.listen.port)
     server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
     app.start()
     url = f"http://{cluster.listen.host}:{listener.getsockname()[1]}"

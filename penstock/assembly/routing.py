@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -13,9 +12,9 @@ from pathlib import Path
 
 from penstock.assembly.gateway import add_outside, open_gateway
 from penstock.assembly.replicas import LocalReplicas
-from penstock.assembly.serving import BACKLOG, SEND_BYTES, package_version
+from penstock.assembly.serving import BACKLOG, bind, package_version
 from penstock.config import ListenConfig, RouterConfig
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from penstock.gateway.audit import AuditEntry, write_audit
 from penstock.gateway.gateway import Gateway
 from penstock.router.admin import AdminApi, Audit
@@ -73,13 +72,13 @@ async def _run(routing: Routing) -> int:
     stopping, hurrying = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (hurrying if stopping.is_set() else stopping).set())
-    listener = bound(routing.listen.host, routing.listen.port)
+    listener = bind(routing.listen.host, routing.listen.port)
     server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
     admin, admin_server = None, None
     if routing.listen.admin_port is not None:
         admin = AdminApi(app, routing.admin_key, audit_of(gateway))
         own = admin
-        admin_listener = bound("127.0.0.1", routing.listen.admin_port)
+        admin_listener = bind("127.0.0.1", routing.listen.admin_port)
         admin_server = await loop.create_server(lambda: InboundConnection(own), sock=admin_listener)
         print(f"penstock admin on http://127.0.0.1:{admin_listener.getsockname()[1]}", flush=True)
     app.start()
@@ -172,19 +171,6 @@ def follow(app: RouterApp, text: str, by_url: dict[str, str]) -> None:
                 by_url[url] = name
             except PenstockError as error:
                 print(f"penstock: {error}", file=sys.stderr)
-
-
-def bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-    try:
-        listener.bind((host.strip("[]"), port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    return listener
 
 
 def _say(replica: LiveReplica) -> None:

@@ -169,7 +169,7 @@ class Serving:
                 model.meters.recorder = recorder
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
-        listener = _bind(self._config.host, self._config.port)
+        listener = bind(self._config.host, self._config.port)
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA))
         service = make_responses(self._front, storage.database)
         runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
@@ -279,7 +279,8 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A socket to listen on, of a server or a router; ConfigError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
