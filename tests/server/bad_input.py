@@ -25,6 +25,7 @@ GOOD_BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
     "/app/v1/lint": {"settings": {}},
+    "/app/v1/streams": {"bodies": [{"messages": user("x"), "max_tokens": 1}]},
     "/app/v1/calculators/{name}": {"inputs": {}},
     "/v1/messages": {"model": "default", "messages": user("x"), "max_tokens": 1},
     "/v1/messages/count_tokens": {"model": "default", "messages": user("x")},

@@ -195,3 +195,22 @@ def test_capacity_is_what_full_steps_would_carry() -> None:
     tight = capacity_per_s(times, mix, max_sequences=16, num_kv_tokens=600)
     assert tight == pytest.approx(1 / (50 * (0.010 + 0.004) / 4 + 100 * 0.0005))
     assert step_times(steps[:3]) is None
+
+
+def test_several_chats_travel_over_one_connection(server: Server) -> None:
+    body = {"messages": user("x"), "max_tokens": 6, "temperature": 0, "stream_options": {"include_usage": True}}
+    alone = server.post("/v1/chat/completions", body | {"stream_options": None}).json()["choices"][0]["message"]
+    bodies = [body] * 12 + [body | {"max_tokens": -1}]
+    assert server.post("/app/v1/streams", {"bodies": bodies}).status_code == 400
+    found = events(server, {"bodies": [*bodies[:12], body | {"model": "no such model"}]}, "/app/v1/streams")
+    texts = dict.fromkeys(range(13), "")
+    for name, news in found:
+        if name == "chunk":
+            for line in news["data"].split("\n\n"):
+                chunk = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {"choices": []}
+                texts[news["index"]] += "".join(one["delta"].get("content") or "" for one in chunk["choices"])
+    assert [texts[index] for index in range(12)] == [alone["content"]] * 12
+    ends = {news["index"]: news.get("error") for name, news in found if name == "end"}
+    assert len(ends) == 13
+    assert ends[12]["code"] == "model_not_found"
+    assert not any(ends[index] for index in range(12))

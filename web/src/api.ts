@@ -90,6 +90,34 @@ export async function* events(path: string, body?: unknown, signal?: AbortSignal
   }
 }
 
+export interface StreamNews {
+  index: number;
+  /** Which request it is, by its x-request-id. */
+  id?: string;
+  event?: StreamEvent;
+  /** It is over. */
+  end?: { message: string; code: string | null } | "done";
+}
+
+/** Several chats at once over one connection: a browser opens six to a host, and sends the rest one after another. */
+export async function* chats(bodies: unknown[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
+  const rests = bodies.map(() => "");
+  for await (const { event, data } of events("/app/v1/streams", { bodies }, signal)) {
+    const news = JSON.parse(data) as { index: number; request_id?: string; data?: string; error?: { message: string; code: string | null } };
+    const { index } = news;
+    if (event === "begin") yield { index, id: news.request_id ?? "" };
+    else if (event === "end") yield { index, end: news.error ?? "done" };
+    else {
+      const frames = (rests[index]! + (news.data ?? "")).split("\n\n");
+      rests[index] = frames.pop() ?? "";
+      for (const frame of frames) {
+        const parsed = parseFrame(frame);
+        if (parsed) yield { index, event: parsed };
+      }
+    }
+  }
+}
+
 function parseFrame(frame: string): StreamEvent | null {
   let event = "message";
   const data: string[] = [];

@@ -3,6 +3,7 @@
 from penstock.server.ui import files, handlers, learning
 from penstock.server.ui.handlers import BenchBody, BlocksBody, EmptyBody, MachineBody, ToolBody
 from penstock.server.ui.learning import CalculateBody, LintBody
+from penstock.server.ui.streams import StreamsBody, stream_chats
 
 ROWS = (
     ("GET", "/", files.index, "The web app"),
@@ -13,6 +14,7 @@ ROWS = (
     ("GET", "/app/v1/requests", handlers.list_requests, "Requests in progress and lately ended"),
     ("GET", "/app/v1/requests/{name}", handlers.show_request, "Where the time of one request went"),
     ("POST", "/app/v1/requests/{name}/cancel", handlers.cancel_request, "End a request", EmptyBody),
+    ("POST", "/app/v1/streams", stream_chats, "Several chats at once, as one stream of events", StreamsBody),
     ("POST", "/app/v1/simulate", handlers.simulate, "Run the simulator, as a stream of events", ToolBody),
     ("POST", "/app/v1/plan", handlers.plan, "Run the planner", ToolBody),
     ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server, as a stream of events", BenchBody),

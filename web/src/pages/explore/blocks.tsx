@@ -1,7 +1,7 @@
 /** 10: contiguous reservations against pages, and the engine's own map. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { events, post, told } from "../../api";
+import { chats, post, told } from "../../api";
 import { card } from "../../data/cards";
 import { count, percent } from "../../format";
 import { live, useStream } from "../../live";
@@ -84,13 +84,14 @@ function LivePool({ sequences, share }: { sequences: number; share: boolean }): 
     setFault("");
     const salt = `explore ${Math.random()}`;
     const beginning = "The water runs from the dam through the penstock to the turbine. ".repeat(20);
-    const one = async (index: number) => {
-      const prompt = share ? `${beginning} ${index} and` : `${index} ${beginning} and`;
-      const body = { prompt, max_tokens: 400, ignore_eos: true, stream: true, cache_salt: salt };
-      for await (const event of events("/v1/completions", body, controller.signal)) if (event.data === "[DONE]") return;
-    };
+    const bodies = Array.from({ length: sequences }, (_, index) => ({
+      messages: [{ role: "user", content: share ? `${beginning} ${index} and` : `${index} ${beginning} and` }],
+      max_tokens: 400,
+      ignore_eos: true,
+      cache_salt: salt,
+    }));
     try {
-      await Promise.all(Array.from({ length: sequences }, (_, index) => one(index)));
+      for await (const news of chats(bodies, controller.signal)) if (news.end && news.end !== "done") setFault(news.end.message);
     } catch (problem) {
       if (!controller.signal.aborted) setFault(told(problem));
     }

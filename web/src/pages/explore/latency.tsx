@@ -6,7 +6,7 @@ import { ms, significant } from "../../format";
 import { useKept } from "../../ui/hooks";
 import { Badge, Button, Card, Note, Slider, Stat, Stats } from "../../ui/kit";
 import { DEFAULTS as SETTINGS, streamed } from "../playground/settings";
-import { answer } from "../playground/stream";
+import { answers } from "../playground/stream";
 import { Tree, type Turn } from "../playground/tree";
 import { Frame } from "./frame";
 
@@ -37,12 +37,15 @@ export function Latency(): JSX.Element {
       cancelAnimationFrame(frame);
       frame = requestAnimationFrame(() => setCount((value) => value + 1));
     };
-    await Promise.all(
-      made.map((turn, index) => {
+    await answers(
+      made,
+      made.map((_, index) => {
         const words = Array.from({ length: Math.max(Math.round(state.prompt / 1.3), 1) }, (_, place) => ["river", "dam", "valve", "pipe", "gate"][(place * 7 + index * 3) % 5]);
         const body = streamed({ ...SETTINGS, logprobs: false, max_tokens: state.answer }, [{ role: "user", content: `Write about ${index} ${words.join(" ")}` }]);
-        return answer(turn, { ...body, ignore_eos: true }, signal, touched);
+        return { ...body, ignore_eos: true };
       }),
+      signal,
+      touched,
     );
     setBusy(false);
   };

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { about } from "../../about";
-import { get, headers, told } from "../../api";
+import { get, told } from "../../api";
 import { card } from "../../data/cards";
 import { bytes, count, ms } from "../../format";
 import { useStream } from "../../live";
@@ -10,6 +10,8 @@ import { box, Canvas, type Pen, words } from "../../ui/draw";
 import { useFrames, useKept } from "../../ui/hooks";
 import { Button, Card, Note, Slider, Stat, Stats, TextField } from "../../ui/kit";
 import { type Fall, FallView } from "../dashboard/waterfall";
+import { answers } from "../playground/stream";
+import { Tree } from "../playground/tree";
 import { Frame } from "./frame";
 
 const STATIONS = ["receive", "tokenize", "queue", "embed", "layers", "logits", "sample", "send"];
@@ -29,18 +31,14 @@ export function Lifecycle(): JSX.Element {
     setBusy(true);
     setFault("");
     abort.current = new AbortController();
-    const body = JSON.stringify({ messages: [{ role: "user", content: state.prompt }], max_tokens: state.tokens, temperature: 0.7 });
+    const body = { messages: [{ role: "user", content: state.prompt }], max_tokens: state.tokens, temperature: 0.7 };
     try {
-      const answers = await Promise.all(
-        Array.from({ length: state.copies }, async () => {
-          const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body, signal: abort.current!.signal });
-          const id = response.headers.get("x-request-id") ?? "";
-          if (!response.ok) throw new Error(((await response.json()) as { error: { message: string } }).error.message);
-          await response.text();
-          return id;
-        }),
-      );
-      setFalls(await Promise.all(answers.map((id) => get<Fall>(`/app/v1/requests/${encodeURIComponent(id)}`))));
+      const tree = new Tree();
+      const turns = Array.from({ length: state.copies }, () => tree.add("assistant", "", 0));
+      const ids = await answers(turns, turns.map(() => body), abort.current.signal, () => undefined);
+      const failed = turns.find((turn) => turn.state === "failed");
+      if (failed) throw new Error(failed.note);
+      setFalls(await Promise.all(ids.map((id) => get<Fall>(`/app/v1/requests/${encodeURIComponent(id)}`))));
       setTime(0);
     } catch (problem) {
       setFault(told(problem));

@@ -5,7 +5,7 @@ import { ms, significant } from "../../format";
 import { box, Canvas, type Pen, words } from "../../ui/draw";
 import { Button, Card, Legend, Note, Slider, SourceBadge, Stat, Stats, TextField } from "../../ui/kit";
 import { type Settings, streamed } from "./settings";
-import { answer } from "./stream";
+import { answers } from "./stream";
 import { Tree, type Turn } from "./tree";
 
 const ROW = 22;
@@ -30,7 +30,7 @@ export function Copies({ settings }: { settings: Settings }): JSX.Element {
     setBusy(true);
     abort.current = new AbortController();
     const body = streamed({ ...settings, logprobs: false }, [{ role: "user", content: prompt }]);
-    await Promise.all(made.map((turn) => answer(turn, body, abort.current!.signal, draw)));
+    await answers(made, made.map(() => body), abort.current.signal, draw);
     setBusy(false);
   };
   const ended = turns.filter((turn) => turn.ticks.length > 1);

@@ -1,5 +1,5 @@
 /** One answer from the server, written into a turn as it comes. */
-import { ApiFault, events, told } from "../../api";
+import { ApiFault, chats, events, told } from "../../api";
 import type { Token, Turn, Usage } from "./tree";
 
 interface Entry {
@@ -47,6 +47,33 @@ export async function answer(turn: Turn, body: Record<string, unknown>, signal: 
   }
   turn.total_ms = performance.now() - start;
   changed();
+}
+
+/** Several answers that begin in the same moment, each written into its turn. */
+export async function answers(turns: Turn[], bodies: Record<string, unknown>[], signal: AbortSignal, changed: () => void): Promise<string[]> {
+  const start = performance.now();
+  const ids = turns.map(() => "");
+  try {
+    for await (const news of chats(bodies, signal)) {
+      const turn = turns[news.index]!;
+      turn.total_ms = performance.now() - start;
+      if (news.id) ids[news.index] = news.id;
+      if (news.event && news.event.data !== "[DONE]") take(turn, JSON.parse(news.event.data) as Chunk, turn.total_ms);
+      if (news.end && news.end !== "done") {
+        turn.state = "failed";
+        turn.note = news.end.message;
+      } else if (news.end && turn.state !== "failed") turn.state = "done";
+      changed();
+    }
+  } catch (fault) {
+    for (const turn of turns.filter((one) => one.state === "waiting" || one.state === "streaming")) {
+      turn.state = signal.aborted ? "stopped" : "failed";
+      turn.note = signal.aborted ? "stopped" : told(fault);
+      turn.total_ms = performance.now() - start;
+    }
+  }
+  changed();
+  return ids;
 }
 
 interface Progress {
