@@ -30,11 +30,14 @@ def chat(page: Page) -> None:
 def send(page: Page, number: int, tokens: int) -> None:
     """Some requests at once, one of them refused; nobody waits for them."""
     page.evaluate(
-        """([number, tokens]) => { for (let i = 0; i <= number; i++) void fetch("/v1/chat/completions", {method: "POST",
-        headers: {"content-type": "application/json"}, body: JSON.stringify({max_tokens: i < number ? tokens : -1,
-        ignore_eos: true, messages: [
-        {role: "system", content: "You answer at length, with care and in whole sentences. ".repeat(4)},
-        {role: "user", content: "Tell me about river number " + i}]})}) }""",
+        """([number, tokens]) => {
+        const ask = (path, body) => void fetch(path, {method: "POST", headers: {"content-type": "application/json"},
+          body: JSON.stringify(body)});
+        const body = (i) => ({max_tokens: tokens, ignore_eos: true, messages: [
+          {role: "system", content: "You answer at length, with care and in whole sentences. ".repeat(4)},
+          {role: "user", content: "Tell me about river number " + i}]});
+        ask("/app/v1/streams", {bodies: Array.from({length: number}, (_, i) => body(i))});
+        ask("/v1/chat/completions", {...body(0), max_tokens: -1}) }""",
         [number, tokens],
     )
 
@@ -45,7 +48,7 @@ def load(page: Page) -> None:
     send(page, 4, 40)
     page.get_by_role("button", name="Ended (4)").wait_for()
     send(page, 8, 300)
-    page.get_by_role("region", name="Requests in progress").locator("tbody tr").nth(7).wait_for()
+    page.get_by_role("region", name="Requests in progress").locator("tbody tr").nth(6).wait_for()
     page.wait_for_timeout(3000)
 
 
