@@ -70,10 +70,15 @@ class Acceptance:
 
     def learn(self, key: Key, guess: Guess, num_before: int, drawn: Sequence[int]) -> int:
         """Compare what was drawn with a guess, of which `num_before` tokens had come true; returns how many more did."""
-        levels = self._levels.setdefault(guess.source, [Rate(MEMORY) for _ in LEVELS])
-        first = _first_chances(guess.source)
-        chances = self._chances.setdefault(guess.source, list(first))
-        own = self._own.setdefault(key, Rate(OWN_MEMORY))
+        source = guess.source
+        first = _first_chances(source)
+        if source not in self._levels:
+            self._levels[source] = [Rate(MEMORY) for _ in LEVELS]
+            self._chances[source] = list(first)
+        levels, chances = self._levels[source], self._chances[source]
+        own = self._own.get(key)
+        if own is None:
+            own = self._own[key] = Rate(OWN_MEMORY)
         num_right = 0
         for expected, token in zip(guess.tokens[num_before:], drawn):
             level = _LEVEL_OF[min(guess.match + num_before + num_right, len(_LEVEL_OF) - 1)]
