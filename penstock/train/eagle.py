@@ -15,6 +15,8 @@ from penstock.runtime.heads.target import HeadTarget
 from penstock.train.examples import Padded
 
 KeysValues = tuple[Tensor, Tensor]
+SAMPLED_TOKENS = 16
+"""Whose embeddings tell how large they are."""
 
 
 class Weight(nn.Module):
@@ -30,11 +32,14 @@ class Weight(nn.Module):
 
 class EagleModule(nn.Module):
     def __init__(self, shape: EagleShape, target: HeadTarget) -> None:
+        """Tokens have as much to say at first as states, however small embeddings are."""
         super().__init__()
         size = shape.hidden_size
         self.shape = shape
         self._target = target
-        self.fc = Weight(size, 2 * size)
+        embeddings = target.embed(torch.arange(SAMPLED_TOKENS, device=target.device))
+        self.fc_token = Weight(size, size, 1.0 / float(embeddings.square().mean().sqrt()))
+        self.fc_state = Weight(size, size)
         self.qkv = Weight(shape.qkv_size, size)
         self.out = Weight(size, size, 0.1)
         self.gate_up = Weight(2 * shape.intermediate_size, size)
@@ -42,8 +47,9 @@ class EagleModule(nn.Module):
         self.mlp_norm = nn.Parameter(torch.ones(size))
         self.attention_norm = nn.Parameter(torch.ones(size))
         with torch.no_grad():
-            self.fc.weight[:, size:] = torch.eye(size)  # at first the state before is foretold
-        parts = EagleParts(self.fc, self.qkv, self.out, self.gate_up, self.down, self.mlp_norm, self.attention_norm)
+            self.fc_state.weight.copy_(torch.eye(size))  # at first the state before is foretold
+        projections = self.fc_token, self.fc_state, self.qkv, self.out, self.gate_up, self.down
+        parts = EagleParts(*projections, self.mlp_norm, self.attention_norm)
         self.layer = EagleLayer(shape, parts)
 
     def foretell(self, texts: Padded, depth: int) -> list[Tensor]:
@@ -51,12 +57,13 @@ class EagleModule(nn.Module):
         embeddings = self._target.embed(texts.tokens[:, 1:].flatten()).view(
             len(texts.tokens), -1, self.shape.hidden_size
         )
+        tokens_read = self.layer.read_tokens(embeddings)
         states, angles = texts.states[:, :-1], self.layer.angles(texts.tokens.shape[1], texts.states.device)
         angles = angles[0][1:], angles[1][1:]
         kept: list[KeysValues] = []
         foretold: list[Tensor] = []
         for _ in range(depth):
-            stream, qkv = self.layer.enter(embeddings, states)
+            stream, qkv = self.layer.enter(tokens_read, states)
             queries, keys, values = self.layer.split(qkv, angles)
             kept.append((self._spread(keys), self._spread(values)))
             foretold.append(self.layer.leave(stream, attend(queries.transpose(1, 2), kept)))
@@ -70,7 +77,7 @@ class EagleModule(nn.Module):
         q, k, v = torch.split(self.qkv.weight, [shape.hidden_size, kv_size, kv_size])
         gate, up = self.gate_up.weight.chunk(2)
         return {
-            "fc.weight": self.fc.weight,
+            "fc.weight": torch.cat((self.fc_token.weight, self.fc_state.weight), 1),
             **{f"layers.0.self_attn.{name}_proj.weight": each for name, each in zip("qkv", (q, k, v))},
             "layers.0.self_attn.o_proj.weight": self.out.weight,
             "layers.0.mlp.gate_proj.weight": gate,

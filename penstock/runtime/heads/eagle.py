@@ -21,6 +21,10 @@ MAX_KEPT = 2048
 """Pairs of a generation that are attended to; of more the older half is forgotten."""
 
 
+MAX_READ_AHEAD = 1 << 23
+"""Numbers kept of what tokens add to the stream, 32 MiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class EagleShape:
     """What config.json says of the layer, in its words."""
@@ -43,7 +47,9 @@ class EagleShape:
 
 @dataclass(frozen=True, slots=True)
 class EagleParts:
-    fc: Projection
+    fc_token: Projection
+    """The half of `fc` that reads embeddings; the other half, with its bias, reads states."""
+    fc_state: Projection
     qkv: Projection
     out: Projection
     gate_up: Projection
@@ -60,9 +66,13 @@ class EagleLayer:
         self.shape = shape
         self._parts = parts
 
-    def enter(self, embeddings: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def read_tokens(self, embeddings: Tensor) -> Tensor:
+        """What a token adds to the stream, whatever the state before it."""
+        return self._parts.fc_token(embeddings)
+
+    def enter(self, tokens_read: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """The stream, and queries, keys and values [..., qkv_size] not yet rotated."""
-        stream = self._parts.fc(torch.cat((embeddings, states), -1))
+        stream = tokens_read + self._parts.fc_state(states)
         norm = self._parts.attention_norm
         return stream, self._parts.qkv(stream if norm is None else self._norm(stream, norm))
 
@@ -141,6 +151,8 @@ class EagleHeads:
         self._store = store
         self._caches: dict[tuple[int, int], PairCache] = {}
         self._angles = layer.angles(FIRST_ROOM, target.device)
+        self._read = self._read_ahead()
+        """What each token of the draft vocabulary adds to the stream; None where that would take much memory."""
 
     def forget(self, key: tuple[int, int]) -> None:
         self._caches.pop(key, None)
@@ -158,7 +170,7 @@ class EagleHeads:
         states = self._store.at(row, cache.end - 1, num_tokens - 1)
         if states is None or not len(states):
             return []
-        state = self._compute(cache, tokens[cache.end :], states)
+        state = self._compute(cache, self._read_tokens(tokens[cache.end :]), states)
         cache.end = num_tokens
         guesses: list[int] = []
         while True:
@@ -168,16 +180,28 @@ class EagleHeads:
             guesses.append(place if self._token_ids is None else self._token_ids[place])
             if len(guesses) == most:
                 break
-            state = self._compute(cache, guesses[-1:], state, len(guesses) - 1)
+            read = self._read_tokens(guesses[-1:]) if self._read is None else self._read[place : place + 1]
+            state = self._compute(cache, read, state, len(guesses) - 1)
         if cache.end - cache.begin > MAX_KEPT:
             cache.forget_half()
         return guesses
 
-    def _compute(self, cache: PairCache, tokens: Sequence[int], states: Tensor, ahead: int = 0) -> Tensor:
+    def _read_tokens(self, tokens: Sequence[int]) -> Tensor:
+        return self._layer.read_tokens(self._target.embed(torch.tensor(tokens, device=self._target.device)))
+
+    @torch.inference_mode()
+    def _read_ahead(self) -> Tensor | None:
+        size = self._layer.shape.hidden_size
+        if self._token_ids is None or len(self._token_ids) * size > MAX_READ_AHEAD:
+            return None
+        runs = [self._token_ids[first : first + FIRST_ROOM] for first in range(0, len(self._token_ids), FIRST_ROOM)]
+        return torch.cat([self._read_tokens(run) for run in runs])
+
+    def _compute(self, cache: PairCache, tokens_read: Tensor, states: Tensor, ahead: int = 0) -> Tensor:
         """Pairs from the cache's end, or so many behind it, on; the state foretold by the last, [1, hidden]."""
         position = cache.end + ahead
-        stream, qkv = self._layer.enter(self._target.embed(torch.tensor(tokens, device=states.device)), states)
-        queries, keys, values = self._layer.split(qkv, self._angles_at(position, len(tokens)))
+        stream, qkv = self._layer.enter(tokens_read, states)
+        queries, keys, values = self._layer.split(qkv, self._angles_at(position, len(states)))
         keys, values = cache.put(position, keys, values)
         return self._layer.leave(stream[-1:], self._attend(queries[-1:], keys, values))
 

@@ -192,7 +192,8 @@ def _eagle(files: HeadFiles, spec: ModelSpec, target: HeadTarget, store: StateSo
         at(f"{ATTENTION}{part}_proj.weight", rows, size) for part, rows in (("q", size), ("k", kv_size), ("v", kv_size))
     ]
     parts = EagleParts(
-        fc=target.hold(at("fc.weight", size, 2 * size), files.optional("fc.bias", size)),
+        fc_token=target.hold(at("fc.weight", size, 2 * size)[:, :size].contiguous()),
+        fc_state=target.hold(at("fc.weight", size, 2 * size)[:, size:].contiguous(), files.optional("fc.bias", size)),
         qkv=target.hold(
             torch.cat(qkv), None if None in biases else torch.cat([bias for bias in biases if bias is not None])
         ),

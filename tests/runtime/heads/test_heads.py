@@ -8,7 +8,7 @@ import torch
 from penstock.core.batch import Arrival, Batch, Chunk
 from penstock.core.request import SamplingParams
 from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.heads.eagle import EagleHeads, EagleLayer, EagleParts, EagleShape
+from penstock.runtime.heads.eagle import EagleHeads, EagleShape
 from penstock.runtime.heads.medusa import MedusaHeads
 from penstock.runtime.heads.states import StateStore
 from penstock.runtime.heads.target import FloatTarget
@@ -54,11 +54,7 @@ class Fed:
 
 
 def served_eagle(module: EagleModule, fed: Fed) -> EagleHeads:
-    parts = EagleParts(
-        module.fc, module.qkv, module.out, module.gate_up, module.down, module.mlp_norm, module.attention_norm
-    )
-    layer = EagleLayer(module.shape, parts)
-    return EagleHeads(layer, fed.target, fed.target.chooser(CHOSEN), CHOSEN.tolist(), fed.store)
+    return EagleHeads(module.layer, fed.target, fed.target.chooser(CHOSEN), CHOSEN.tolist(), fed.store)
 
 
 def likeliest(states: torch.Tensor, fed: Fed) -> int:
