@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.amounts import counted
 from penstock.assembly.gateway import add_outside, open_gateway
 from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, bind, package_version
@@ -90,7 +91,7 @@ async def _run(routing: Routing) -> int:
     port = listener.getsockname()[1]
     count = len(app.fleet) + len(routing.commands)
     where = f"http://{routing.listen.host}:{port}"
-    print(f"penstock routes on {where}, {count} replicas, {routing.config.policy}", flush=True)
+    print(f"penstock routes on {where}, {counted(count, 'replica')}, {routing.config.policy}", flush=True)
     try:
         await stopping.wait()
         server.close()

@@ -90,7 +90,7 @@ def _load(found: Environment) -> Judgement:
 
 
 def _memory(found: Environment) -> Judgement:
-    evidence = f"{format_bytes(found.available_bytes)} can be had"
+    evidence = f"{format_bytes(found.available_bytes)} available"
     if found.available_bytes < LEAST_BYTES:
         return _fault(evidence, "free memory or raise the container's limit: even the default model takes 1 GiB")
     if found.available_bytes < ENOUGH_BYTES:
@@ -106,9 +106,13 @@ def _swap(found: Environment) -> Judgement:
 
 
 def _clock(found: Environment) -> Judgement:
-    evidence = f"{1e9 * found.clock_read_s:,.0f} ns a look, wall clock moved by {1e3 * found.clock_drift_s:,.1f} ms"
+    evidence = (
+        f"{1e9 * found.clock_read_s:,.0f} ns a clock reading, wall clock moved by {1e3 * found.clock_drift_s:,.1f} ms"
+    )
     if found.clock_read_s > 2e-6:
-        return _warning(evidence, "let the kernel use the processor's counter (clocksource tsc): each step looks often")
+        return _warning(
+            evidence, "let the kernel use the processor's counter (clocksource tsc): each step reads it often"
+        )
     if found.clock_drift_s > 0.1:
         return _warning(evidence, "see to the time service: the wall clock is being set; latencies are not affected")
     return _ok(evidence)

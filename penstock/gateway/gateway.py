@@ -180,7 +180,7 @@ class Gateway:
         try:
             ticket.reservation = await asyncio.wrap_future(self.database.write(work))
         except budgets.NoRoom as fault:
-            self._deny(ticket, "budget", f"the budget of {fault.scope} is used up; ask whoever set it for more")
+            self._deny(ticket, "budget", f"the budget of {fault.scope} is used up; ask the operator for more")
         except StoreError as error:
             self._deny(ticket, "store", f"the budget cannot be checked now: {error}")
 

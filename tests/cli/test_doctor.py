@@ -223,7 +223,7 @@ def test_a_server_that_takes_connections_and_says_nothing_is_told_apart_and_soon
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert main(["doctor", f"http://127.0.0.1:{listener.getsockname()[1]}", "--window-s", "3600"]) == 1
     printed = capsys.readouterr().out
-    assert "takes connections and says nothing" in printed
+    assert "accepts connections but does not answer" in printed
     assert "penstock serve" not in printed
     assert " ms" not in printed, "a time of our own is no latency of the server's"
 

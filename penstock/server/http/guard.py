@@ -149,7 +149,7 @@ class Guard:
         if self._checks_host and headers.num_hosts and _host_name(headers.get(b"host")) not in self._hosts:
             raise ApiError(
                 ErrorKind.PERMISSION,
-                "this host name is not one we go by; allow it with --allowed-host",
+                "this host name is not allowed; allow it with --allowed-host",
                 code="host_not_allowed",
             )
         if scope["method"] not in ("GET", "HEAD", "OPTIONS") and not self._is_known_origin(headers):

@@ -76,14 +76,10 @@ class Meters:
         self.prompt_sizes = Buckets("vllm:request_prompt_tokens", "Prompt tokens a request", COUNT_BUCKETS)
         self.output_sizes = Buckets("vllm:request_generation_tokens", "Generated tokens a request", COUNT_BUCKETS)
         self.steps = Counter("penstock_engine_steps", "Steps of the engine")
-        self.draft_rounds = Counter("vllm:spec_decode_num_drafts", "Times that drafts of a sequence were checked")
-        self.draft_tokens = Counter("vllm:spec_decode_num_draft_tokens", "Drafts checked, by who guessed them")
-        self.accepted_tokens = Counter(
-            "vllm:spec_decode_num_accepted_tokens", "Drafts that came true, by who guessed them"
-        )
-        self.accepted_at = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that came true, by their place in the guess"
-        )
+        self.draft_rounds = Counter("vllm:spec_decode_num_drafts", "Verifications of drafts of a sequence")
+        self.draft_tokens = Counter("vllm:spec_decode_num_draft_tokens", "Drafts verified, by drafter")
+        self.accepted_tokens = Counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted, by drafter")
+        self.accepted_at = Counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted, by position")
 
     # Calls come and go
 
