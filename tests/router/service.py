@@ -11,8 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,12 +85,18 @@ class Service:
         return float(found.group(1)) if found else 0.0
 
 
+def started_together(stack: ExitStack, contexts: Sequence[AbstractContextManager[Server]]) -> list[Server]:
+    """Servers that start side by side, and end with the stack."""
+    with ThreadPoolExecutor(len(contexts)) as threads:
+        return list(threads.map(stack.enter_context, contexts))
+
+
 @contextmanager
 def service(
     *flags: str, num_replicas: int = 2, model: str = "oracle:step_ms=5", **environment: str
 ) -> Iterator[Service]:
     with ExitStack() as stack:
-        servers = [stack.enter_context(serving(model=model)) for _ in range(num_replicas)]
+        servers = started_together(stack, [serving(model=model) for _ in range(num_replicas)])
         wires = [Wire(int(server.url.rpartition(":")[2])) for server in servers]
         for wire in wires:
             stack.callback(wire.close)

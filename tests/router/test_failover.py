@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -96,9 +97,24 @@ def test_an_unseeded_answer_goes_on_too(pair):
 
 
 def test_a_server_killed_whole_loses_nothing_either():
-    with service("--policy", "round-robin", "--slow-start-s", "0") as pair, pair.http() as http:
+    """Neither a stream nor the many whole answers under way, more than there are retries in the budget."""
+    with (
+        service("--policy", "round-robin", "--slow-start-s", "0") as pair,
+        pair.http() as http,
+        ThreadPoolExecutor(32) as threads,
+    ):
         found = []
         body = {"messages": user("hello"), "max_tokens": 100, "temperature": 0, "stream": True}
+
+        def whole(number: int) -> tuple[int, str]:
+            asked = body | {"messages": user(f"hello {number}"), "stream": False, "max_tokens": 60}
+            with pair.http() as own:
+                answer = own.post("/v1/chat/completions", json=asked)
+            return number, answer.json()["choices"][0]["message"]["content"]
+
+        asking = [threads.submit(whole, number) for number in range(32)]
+        while pair.metric("penstock_router_open") < 32 and not any(one.done() for one in asking):
+            time.sleep(0.01)
         with http.stream("POST", "/v1/chat/completions", json=body) as answer:
             number = int(answer.headers["x-penstock-route"][1])
             for line in answer.iter_lines():
@@ -109,6 +125,8 @@ def test_a_server_killed_whole_loses_nothing_either():
                         os.kill(pair.servers[number].process.pid, signal.SIGKILL)
                         os.kill(engine, signal.SIGKILL)
         assert texts(found) == [chat_text("hello", 100)]
+        for number, text in (one.result() for one in asking):
+            assert text == chat_text(f"hello {number}", 60)
         for _ in range(4):
             answer = http.post("/v1/chat/completions", json=body | {"stream": False})
             assert answer.json()["choices"][0]["message"]["content"] == chat_text("hello", 100)
