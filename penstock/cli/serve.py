@@ -92,6 +92,7 @@ def run_pool(config: Config) -> int:
     from penstock.assembly.serving import serve_engines
     from penstock.log import set_up
     from penstock.measure.environment import ProcessorGroup, read_meminfo
+    from penstock.measure.this_machine import machine_facts
 
     if config.step_log is not None:
         raise ConfigError("--step-log is written by one engine; leave it out where there are several models")
@@ -100,9 +101,13 @@ def run_pool(config: Config) -> int:
     entries = entries_of(config.pool, None if config.model.model == default else config.model.model)
     fetch_all(entries)
     server = with_key_of_environment(config.server)
-    free_bytes = None
-    if config.model.device != "cuda" and "MemAvailable" in (memory := read_meminfo()):
-        free_bytes = min(memory["MemAvailable"], ProcessorGroup().free_bytes)
+    is_gpu = config.model.device == "cuda" or (config.model.device == "auto" and bool(machine_facts()["gpus"]))
+    if is_gpu and config.pool.models_memory is None:
+        raise ConfigError(
+            "several models share the GPU's memory; say with --models-memory how much of it they may take"
+        )
+    memory = read_meminfo().get("MemAvailable")
+    free_bytes = None if memory is None else min(memory, ProcessorGroup().free_bytes)
     make = partial(
         PooledEngines,
         entries,

@@ -445,6 +445,15 @@ def test_names_given_twice_and_directories_without_models_are_refused(tmp_path: 
         entry_of("=x")
 
 
+def test_a_config_file_names_models_as_flags_do(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('[pool]\nmodels = ["a=oracle:,pin", "b=oracle:"]\nmodels-memory = "300MiB"\nkeep-alive = "10m"\n')
+    with pool("--config", str(file)) as server:
+        assert list(states(server)) == ["a", "b"]
+        assert server.get("/app/v1/models").json()["budget_bytes"] == 300 * MIB
+        assert ask(server, "b") == chat_text("hello", 8)
+
+
 def test_errors_keep_their_status_where_the_model_has_to_be_loaded_first() -> None:
     with (
         pool("--model", "a=oracle:load_ms=700") as server,
