@@ -30,12 +30,10 @@ MAX_NAMES = 1 << 15
 MAX_FIELDS = 1024
 """Names that a body may have itself."""
 LARGE_BYTES = 64 << 10
-"""Bodies of this size are taken apart one at a time."""
+"""Bodies of this size are taken apart one at a time; what memory they took goes back to the system."""
 LEAST_RUN_BYTES = 1 << 20
 MAX_BYTES_PER_CHARACTER = 12
 """As JSON writes it: a pair of escapes."""
-TRIM_BYTES = 1 << 20
-"""After a body of this size the memory it took goes back to the system."""
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _KEY = re.compile(r"length <= (\d+) - at `key` in `\$\.?([^`]*)`$")
 _FIRST_NAME = re.compile(r"\w+")
@@ -63,7 +61,7 @@ class BodiesInFlight:
             self._num_bytes[tenant] -= account.num_bytes
             if not self._num_bytes[tenant]:
                 del self._num_bytes[tenant]
-            if account.num_bytes >= TRIM_BYTES:
+            if account.num_bytes >= LARGE_BYTES:
                 asyncio.get_running_loop().run_in_executor(None, trim_memory)  # which may take a while
 
     def add(self, tenant: str, num_bytes: int) -> None:

@@ -10,6 +10,7 @@ from penstock import marks
 from penstock.server.dialect import Dialect, Progress
 from penstock.server.http.admission import Admission
 from penstock.server.http.call import Call
+from penstock.server.http.large import owes_memory, trim_memory
 
 LOGGER = logging.getLogger(__name__)
 PING_S = 10.0
@@ -47,6 +48,8 @@ class Calls:
         """Runs for ever."""
         while True:
             await asyncio.sleep(SWEEP_S)
+            if owes_memory():
+                asyncio.get_running_loop().run_in_executor(None, trim_memory)
             for opened in tuple(self._open.values()):
                 try:
                     self._look_after(opened, time.monotonic())

@@ -23,6 +23,7 @@ PAUSE_S = 1.0
 BACK = 10
 """How much nicer than everybody else work on long texts is."""
 _last_s = [-PAUSE_S]
+_is_owed = [False]
 
 
 async def breathe() -> None:
@@ -80,11 +81,17 @@ def _library() -> Any:
 
 
 def trim_memory() -> None:
-    """Give back what is free, if that has not been done a moment ago."""
+    """Give back what is free; if that has been done a moment ago, it is owed."""
     trim, now = _library(), time.monotonic()
-    if trim is not None and now - _last_s[0] >= PAUSE_S:
+    _is_owed[0] = now - _last_s[0] < PAUSE_S
+    if trim is not None and not _is_owed[0]:
         _last_s[0] = now
         trim(0)
+
+
+def owes_memory() -> bool:
+    """Whoever looks now and then has it given back."""
+    return _is_owed[0]
 
 
 def stand_back() -> None:
