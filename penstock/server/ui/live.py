@@ -58,6 +58,8 @@ class LiveView:
         self._doctor_s = 0.0
         self._producer: asyncio.Task[None] | None = None
         self._left_s = 0.0
+        self._since_s = 0.0
+        """Requests have been written down since then."""
         client.on_view = self._see
 
     # Readers
@@ -65,6 +67,8 @@ class LiveView:
     def watch(self) -> None:
         """Somebody reads: begin to produce."""
         self.num_readers += 1
+        if not self.is_listening:
+            self._since_s = time.monotonic()
         self.is_listening = True
         if self._producer is None or self._producer.done():
             self._producer = asyncio.create_task(self._produce())
@@ -182,7 +186,7 @@ class LiveView:
         """Utilisation and Little's law, of everybody's requests: how many came, how long they stayed, how many were inside."""
         ended = [one for one in self.ledger.ended if now - (one.end_s or now) < WINDOW_S and one.last_s is not None]
         arrivals = [one for one in (*ended, *self.ledger.open.values()) if now - one.arrival_s < WINDOW_S]
-        rate = len(arrivals) / WINDOW_S
+        rate = len(arrivals) / max(min(WINDOW_S, now - self._since_s), 1.0)
         stays = [one.last_s - one.arrival_s for one in ended if one.last_s is not None]
         inside = [counts[-1] for counts in self._counts]
         capacity = self._capacity(ended)
