@@ -29,7 +29,7 @@ bound on names raises it, since a text may hold one a token."""
 MAX_NAMES = 1 << 15
 MAX_FIELDS = 1024
 """Names that a body may have itself."""
-LARGE_BYTES = 64 << 10
+LARGE_BYTES = 16 << 10
 """Bodies of this size are taken apart one at a time; what memory they took goes back to the system."""
 LEAST_RUN_BYTES = 1 << 20
 MAX_BYTES_PER_CHARACTER = 12
