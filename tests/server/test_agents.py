@@ -137,6 +137,7 @@ for mode in ("TOOLS", "TOOLS_STRICT", "PARALLEL_TOOLS", "FUNCTIONS", "JSON", "JS
         wanted = Iterable[Person]
     extra = {"response_format": {"type": "json_object", "schema": Person.model_json_schema()}} if mode == "JSON" else {}
     extra = {"structured_outputs": {"json": Person.model_json_schema()}} if mode == "MD_JSON" else extra
+    extra = {"tool_choice": "required", "parallel_tool_calls": False} if mode == "PARALLEL_TOOLS" else extra
     said = client.chat.completions.create(
         model="default", messages=[{"role": "user", "content": "x"}], response_model=wanted, max_retries=0,
         max_tokens=900, seed=5, extra_body=extra)
