@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import openai
 import pytest
 
+from penstock.server.anthropic.protocol import MessagesBody
+from penstock.server.anthropic.request import generation_of
 from tests.server.serving import Server, serving, user
 from tests.server.test_tools import PARAMETERS, TOOLS, valid_calls
 from tests.server.thinking import MODEL, thinking_text, thinking_tokenizer
@@ -81,6 +84,14 @@ def test_a_budget_ends_reasoning_whatever_the_model_wants(client: openai.OpenAI)
     for seed in range(4):
         answer = ask(client, seed)
         assert answer.usage.completion_tokens_details.reasoning_tokens <= BUDGET + MARKED
+
+
+def test_anthropic_s_budget_is_one_too_and_advice_where_nothing_reasons(server: Server) -> None:
+    body = {"model": "default", "messages": user("x"), "max_tokens": 2000}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    asked = generation_of(msgspec.convert(body, MessagesBody))
+    assert (asked.max_reasoning_tokens, asked.is_budget_advice) == (1024, True)
+    assert server.post("/v1/messages", body | {"stop_sequences": ["a"]}).status_code == 200
 
 
 def prompt_tokens(thinking: Server, messages: list[Any], **options: Any) -> int:
