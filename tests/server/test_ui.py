@@ -97,7 +97,9 @@ def test_a_key_sees_its_own_requests_only(locked: Server) -> None:
         assert httpx.get(f"{locked.url}/app/v1/requests/{name}", headers=other).status_code == 404
         seen = httpx.get(f"{locked.url}/app/v1/requests", headers=other).json()["requests"]
         assert name not in {one["call_id"] for one in seen}
-        assert len(locked.get("/app/v1/requests").json()["requests"]) == 1
+        own = locked.get("/app/v1/requests").json()["requests"]
+        assert name in {one["call_id"] for one in own}
+        assert len({one["tenant"] for one in own}) == 1
     assert httpx.get(f"{locked.url}/app/v1/about").status_code == 401
     assert KEY not in locked.get("/app/v1/requests").text
 
