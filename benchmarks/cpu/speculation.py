@@ -5,7 +5,9 @@
 
 Decoding alone is timed: from the first token of the last sequence to its last. Each turn is another tenant's, so that nothing
 is known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is plain steps
-over speculated ones, which a busy machine cannot change.
+over speculated ones, which a busy machine cannot change. `--cpu-time` counts the seconds that the process
+had a processor instead of those on the clock: for a machine that others use, on one core (`taskset -c 0`), where no thread
+spins for another.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +74,9 @@ def prompts(llm: LLM, case: str, count: int) -> list[tuple[int, ...]]:
 class Side:
     """An engine, and how fast it decodes."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
         self.llm = llm
+        self.clock = clock
         self.rates: list[float] = []
         self.num_steps = 0
         self.tokens: dict[int, list[int]] = {}
@@ -101,8 +105,8 @@ class Side:
                 if delta.token_ids and place not in started:
                     started.add(place)
                     if len(started) == len(asked):
-                        begin_s, begun, steps = time.perf_counter(), self.count, engine.num_steps
-        self.rates.append((self.count - begun) / (time.perf_counter() - begin_s))
+                        begin_s, begun, steps = self.clock(), self.count, engine.num_steps
+        self.rates.append((self.count - begun) / (self.clock() - begin_s))
         self.num_steps = engine.num_steps - steps
 
     @property
@@ -114,7 +118,9 @@ def measure(llm: LLM, case: str, batch: int, options: argparse.Namespace) -> dic
     settings: dict[str, Any] = {"speculate": options.speculate, "draft_tokens": options.draft_tokens}
     if options.draft_model:
         settings["draft_model"] = options.draft_model
-    sides = [Side(LLM.over(llm.loaded, llm.config)), Side(LLM.over(llm.loaded, configure(llm.config, **settings)))]
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    configs = llm.config, configure(llm.config, **settings)
+    sides = [Side(LLM.over(llm.loaded, config), clock) for config in configs]
     asked = prompts(llm, case, batch)
     for turn in range(options.turns + 1):
         for side in sides if turn % 2 else reversed(sides):
@@ -146,6 +152,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     records = []

@@ -4,7 +4,8 @@
         [--turns 40] [--out record.json]
 
 The runner alone: sequences of `--context` random tokens take the same position again and again, with drafts that never come
-true, so that steps differ in their width and nothing else. `ratio` is the median over that of width 1.
+true, so that steps differ in their width and nothing else. `ratio` is the median over that of width 1. `--cpu-time` counts
+as in `speculation.py`.
 """
 
 import argparse
@@ -29,6 +30,7 @@ class Rows:
         self.vocab_size = llm.spec.vocab_size
         self.count, self.context = count, context
         self.num_steps = 1 << 20
+        self.clock = time.perf_counter
         self.random = random.Random(5)
         size = llm.engine.scheduler.limits.block_size
         most = -(-(context + 32) // size)
@@ -51,9 +53,9 @@ class Rows:
 
     def step_s(self, width: int) -> float:
         chunks = self.chunks(width)
-        begin_s = time.perf_counter()
+        begin_s = self.clock()
         self.launch(chunks)
-        return time.perf_counter() - begin_s
+        return self.clock() - begin_s
 
     def queued_s(self, width: int, count: int) -> float:
         """A step's share of several that are launched before the first of them is over."""
@@ -69,6 +71,7 @@ class Rows:
 
 def measure(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     rows = Rows(llm, batch, options.context)
+    rows.clock = time.process_time if options.cpu_time else time.perf_counter
     times: dict[int, list[float]] = {width: [] for width in options.widths}
     for turn in range(options.turns + 2):
         for width in options.widths:
@@ -91,6 +94,7 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=int, default=list(range(1, 9)))
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     records = []
