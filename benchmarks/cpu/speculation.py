@@ -77,6 +77,7 @@ class Side:
     def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
         self.llm = llm
         self.clock = clock
+        llm.engine._clock = clock  # what drafts cost is judged by the same time
         self.rates: list[float] = []
         self.num_steps = 0
         self.tokens: dict[int, list[int]] = {}

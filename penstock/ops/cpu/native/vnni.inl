@@ -32,10 +32,41 @@ PENSTOCK_INLINE void unpack_lines(const uint8_t* block, __m512i lines[8]) {
   }
 }
 
+constexpr int kRowsAbreast = 4;  // whose sums take turns: one alone would wait for each of its steps
+
+// Adds to the sums of some rows, from `lane` on, what a block of weights gives.
+template <int kBits, bool kHasMinimum, int kRows>
+PENSTOCK_INLINE void add_block(const Rows& x, size_t at, const __m512i lines[8], __m512 scale, __m512 least, __m512* sums) {
+  const int8_t* q = (const int8_t*)x.values + at * 2 * kGroup;
+  __m512i high[kRows], low[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    high[r] = _mm512_setzero_si512();
+    low[r] = kBits == 8 ? _mm512_set1_epi32(x.totals[at + r] * -128) : _mm512_setzero_si512();
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      int32_t highs, lows;
+      std::memcpy(&highs, q + r * 2 * kGroup + i * 4, 4);
+      std::memcpy(&lows, q + r * 2 * kGroup + kGroup + i * 4, 4);
+      high[r] = _mm512_dpbusd_epi32(high[r], lines[i], _mm512_set1_epi32(highs));
+      low[r] = _mm512_dpbusd_epi32(low[r], lines[i], _mm512_set1_epi32(lows));
+    }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const __m512 dots = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[r], kLowBits), low[r]));
+    sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(dots, _mm512_set1_ps(x.scales[at + r])), scale, sums[r]);
+    if (kHasMinimum) sums[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(x.sums[at + r]), sums[r]);
+  }
+}
+
 template <int kBits, bool kHasMinimum, int kRows>
 PENSTOCK_INLINE void multiply_rows(const Rows& x, const uint8_t* block, int row_tile, int lane, float* out) {
   constexpr int kBytes = kBlockBytes<kBits, kHasMinimum>;
   constexpr int kAhead = kBytes * (kBits == 4 ? 8 : 5);
+  constexpr int kFirst = kRows > kRowsAbreast ? (kRows + 1) / 2 : kRows;
   __m512 sums[kRows];
   for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
   size_t at = (size_t)row_tile * x.num_groups * kTile + lane;
@@ -46,42 +77,30 @@ PENSTOCK_INLINE void multiply_rows(const Rows& x, const uint8_t* block, int row_
     const uint16_t* scales = (const uint16_t*)(block + (kBits == 4 ? 256 : 512));
     const __m512 scale = load_halves(scales);
     const __m512 least = kHasMinimum ? load_halves(scales + kTile) : scale;
-    const int8_t* q = (const int8_t*)x.values + at * 2 * kGroup;
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      __m512i high = _mm512_setzero_si512(), low = high;
-      if (kBits == 8) low = _mm512_set1_epi32(x.totals[at + r] * -128);
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) {
-        int32_t highs, lows;
-        std::memcpy(&highs, q + r * 2 * kGroup + i * 4, 4);
-        std::memcpy(&lows, q + r * 2 * kGroup + kGroup + i * 4, 4);
-        high = _mm512_dpbusd_epi32(high, lines[i], _mm512_set1_epi32(highs));
-        low = _mm512_dpbusd_epi32(low, lines[i], _mm512_set1_epi32(lows));
-      }
-      const __m512 dots = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, kLowBits), low));
-      sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(dots, _mm512_set1_ps(x.scales[at + r])), scale, sums[r]);
-      if (kHasMinimum) sums[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(x.sums[at + r]), sums[r]);
-    }
+    add_block<kBits, kHasMinimum, kFirst>(x, at, lines, scale, least, sums);
+    if constexpr (kRows > kFirst)
+      add_block<kBits, kHasMinimum, kRows - kFirst>(x, at + kFirst, lines, scale, least, sums + kFirst);
   }
   for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(out + r * kBlockStride, sums[r]);
+}
+
+constexpr int kMostRowsAbreast = 2 * kRowsAbreast;
+
+template <int kBits, bool kHasMinimum, int kRows = kMostRowsAbreast - 1>
+PENSTOCK_INLINE void multiply_last(const Rows& x, const uint8_t* block, int row_tile, int lane, int left, float* out) {
+  if constexpr (kRows > 0) {
+    if (left == kRows) multiply_rows<kBits, kHasMinimum, kRows>(x, block, row_tile, lane, out);
+    else multiply_last<kBits, kHasMinimum, kRows - 1>(x, block, row_tile, lane, left, out);
+  }
 }
 
 // Up to 16 rows of one output tile.
 template <int kBits, bool kHasMinimum>
 void multiply_tile(const Rows& x, const uint8_t* block, int row_tile, int num_rows, float* out) {
   int lane = 0;
-  for (; lane + 8 <= num_rows; lane += 8)
-    multiply_rows<kBits, kHasMinimum, 8>(x, block, row_tile, lane, out + lane * kBlockStride);
-  if (num_rows - lane >= 4) {
-    multiply_rows<kBits, kHasMinimum, 4>(x, block, row_tile, lane, out + lane * kBlockStride);
-    lane += 4;
-  }
-  if (num_rows - lane >= 2) {
-    multiply_rows<kBits, kHasMinimum, 2>(x, block, row_tile, lane, out + lane * kBlockStride);
-    lane += 2;
-  }
-  if (num_rows > lane) multiply_rows<kBits, kHasMinimum, 1>(x, block, row_tile, lane, out + lane * kBlockStride);
+  for (; lane + kMostRowsAbreast <= num_rows; lane += kMostRowsAbreast)
+    multiply_rows<kBits, kHasMinimum, kMostRowsAbreast>(x, block, row_tile, lane, out + lane * kBlockStride);
+  multiply_last<kBits, kHasMinimum>(x, block, row_tile, lane, num_rows - lane, out + lane * kBlockStride);
 }
 
 void multiply_vnni(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t*, Sink sink) {
