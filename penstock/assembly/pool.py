@@ -20,7 +20,8 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.files import dummy_spec, no_words, open_files
 from penstock.server.front import Front
 from penstock.server.pool.config import PoolConfig, keep_alive_of
-from penstock.server.pool.pool import WORD_BYTES, CheckedFiles, ModelPool, PooledModel
+from penstock.server.pool.memory import WORD_BYTES
+from penstock.server.pool.pool import CheckedFiles, ModelPool, PooledModel
 from penstock.server.pool.resident import Resident
 from penstock.server.served import ServedModel, ServedModels
 from penstock.server.text import NO_CARD

@@ -274,6 +274,23 @@ def test_what_cannot_fit_is_refused_at_once() -> None:
         assert states(server) == {"a": "ready", "b": "cold"}
 
 
+def test_pinned_models_that_do_not_fit_together_keep_nobody_else_out() -> None:
+    flags = (
+        "--model",
+        "a=oracle:,pin",
+        "--model",
+        "b=oracle:,pin",
+        "--model",
+        "c=oracle:",
+        "--models-memory",
+        "130MiB",
+    )
+    with pool(*flags) as server:
+        until(lambda: states(server) | {"c": ""} == {"a": "ready", "b": "failed", "c": ""})
+        assert ask(server, "a") == ask(server, "c") == chat_text("hello", 8)
+        assert server.get("/readyz").status_code == 200
+
+
 # How long they stay
 
 

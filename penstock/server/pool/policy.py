@@ -56,7 +56,8 @@ def can_ever_fit(resident: Resident, residents: Sequence[Resident], budget_bytes
     """It fits beside those that never leave."""
     if budget_bytes is None:
         return True
-    pinned = sum(one.num_bytes for one in residents if one.is_pinned and one is not resident)
+    others = [one for one in residents if one is not resident and one.state is not Residency.FAILED]
+    pinned = sum(one.num_bytes for one in others if one.is_pinned)
     return resident.num_bytes + pinned <= budget_bytes
 
 

@@ -19,12 +19,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from penstock.engine.client import EngineClient
 from penstock.errors import CapacityError, EngineError, PenstockError
 from penstock.metrics.exposition import DURATION_BUCKETS, Buckets, Counter, Gauge, Metric
 from penstock.server.dialect import Progress
 from penstock.server.http.faults import NO_RETRY, ApiError, ErrorKind, busy
-from penstock.server.pool.memory import resident_bytes
+from penstock.server.pool.memory import promised_bytes, taken_bytes
 from penstock.server.pool.policy import can_ever_fit, decide
 from penstock.server.pool.resident import Residency, Resident
 from penstock.server.served import ServedModel
@@ -40,8 +39,6 @@ LOAD_S = 600.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Before a load that failed is tried again; doubled each time."""
 MEASURE_S = 1.0
-WORD_BYTES = 1280
-"""What an engine's grammars take for each word of the vocabulary, made when it is ready already."""
 MIB = 2**20
 DEPARTURES = {"idle": "nobody has asked for it", "memory": "another needs its room"}
 NEXT_PHASE = {"load the model": "make room for the cache"}
@@ -244,6 +241,11 @@ class ModelPool:
             return
         self._measure(now)
         decision = decide(self.residents, self.budget_bytes, now)
+        for resident, reason in decision.unload:
+            resident.state = Residency.UNLOADING
+            self.meters[resident.name].unloads.add(1, (("reason", reason),))
+            LOGGER.info("%s is unloaded: %s", resident.name, DEPARTURES[reason])
+            self._start(self._unload(self.models[resident.name]))
         for one in self.residents:
             one.is_yielding = one in decision.yielding
             if one.is_open:
@@ -251,11 +253,6 @@ class ModelPool:
         for one in self.residents:
             if one.wants_check(now):
                 self._start(self.check(self.models[one.name]))
-        for resident, reason in decision.unload:
-            resident.state = Residency.UNLOADING
-            self.meters[resident.name].unloads.add(1, (("reason", reason),))
-            LOGGER.info("%s is unloaded: %s", resident.name, DEPARTURES[reason])
-            self._start(self._unload(self.models[resident.name]))
         for one in decision.load:
             one.state, one.load_start_s, one.phase = Residency.LOADING, now, "start a process"
             self._start(self._load(self.models[one.name]))
@@ -293,6 +290,8 @@ class ModelPool:
             self._called.set()
             if not can_ever_fit(resident, self.residents, self.budget_bytes):
                 self._refuse(resident, lambda: self._too_large(resident))
+                if resident.is_pinned:
+                    raise CapacityError(self._too_large(resident).message)
         except Exception as error:
             self.meters[resident.name].failures.add()
             self._fail(resident, error)
@@ -306,7 +305,8 @@ class ModelPool:
         except Exception as error:
             meters.failures.add()
             await self._take_out(pooled)
-            self._fail(resident, error)
+            if not self._is_stopping:
+                self._fail(resident, error)
             return
         now = time.monotonic()
         resident.state, resident.used_s, resident.num_failures = Residency.READY, now, 0
@@ -373,23 +373,6 @@ class ModelPool:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def taken_bytes(client: EngineClient) -> int:
-    """What an engine takes now: of this machine, or of its device."""
-    facts = client.facts
-    if facts is not None and facts.device != "cpu":
-        return sum(size for _, size in facts.memory)
-    return 0 if client.pid is None else resident_bytes(client.pid)
-
-
-def promised_bytes(client: EngineClient) -> int:
-    """What a fresh engine may come to take: on a CPU its cache takes memory as it is written, and grammars as they are used."""
-    facts = client.facts
-    if facts is None or facts.device != "cpu":
-        return taken_bytes(client)
-    words = facts.vocab_size * WORD_BYTES if facts.can_generate else 0
-    return taken_bytes(client) + dict(facts.memory).get("KV cache", 0) + words
 
 
 def _is_in(resident: Resident, state: Residency) -> float:
