@@ -130,9 +130,7 @@ class Front:
         request.scope["penstock.read_s"] = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
         if self.pool is None:
-            self._enter(
-                request, model, caller.tenant
-            )  # a place is taken once the body is here, not while it trickles in
+            self._enter(request, model, caller.tenant)  # once the body is here, not while it trickles in
             return Begun(body, model, caller, ignored)
         delivery = delivery_of(body)
         if not delivery.is_unload:
@@ -193,8 +191,9 @@ class Front:
     @property
     def body_limits(self) -> BodyLimits:
         max_bytes = self.config.max_body_mib << 20
-        max_context = max((model.facts.max_context for model in self.models.known), default=0)
-        if not max_context:
+        contexts = [model.max_context for model in self.models.known]
+        max_context = max(contexts, default=0)
+        if not max_context or not all(contexts):  # of a model that was never loaded it may not be known
             return BodyLimits(max_bytes)
         return body_limits(max_bytes, max_context * MAX_CHARACTERS_PER_TOKEN, max_context)
 
