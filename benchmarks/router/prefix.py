@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import urlopen
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.core.batch import Batch
@@ -155,6 +156,8 @@ async def ask(port: int, request: Request, begin_s: float) -> tuple[str, int]:
     head, _, body = answer.partition(b"\r\n\r\n")
     route = re.search(rb"x-penstock-route: (\w+)", head)
     value = json.loads(body)
+    if route is None or "usage" not in value:
+        raise RuntimeError(answer[:500])
     return route.group(1).decode(), value["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -173,8 +176,9 @@ def live(requests: list[Request], policy: str, num_blocks: int) -> dict:
         urls = [started(stack, "serve", *engine, *wide) for _ in range(NUM_REPLICAS)]
         flags = [word for url in urls for word in ("--replica", url)]
         url = started(stack, "route", "--port", "0", "--policy", policy, "--slow-start-s", "0", *flags)
-        time.sleep(3)
         port = int(url.rpartition(":")[2])
+        while urlopen(f"{url}/router/replicas").read().count(b'"state":"ready"') < NUM_REPLICAS:
+            time.sleep(0.2)
 
         async def all_of_them() -> list[tuple[str, int]]:
             begin_s = time.monotonic() + 0.2

@@ -133,8 +133,15 @@ def run_replicas(config: Config) -> int:
     fetch(config.model.model)
     outer = with_key_of_environment(config.server)
     inner = replace(outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), allowed_host=(), allowed_origin=())
-    words = arguments_of(replace(config, replicas=1, server=inner))
-    command = (sys.executable, "-m", "penstock", "serve", *words)
+    commands = []
+    for number in range(config.replicas):
+        own = inner
+        if inner.data_dir is not None:  # what a replica keeps is its own
+            folder = inner.data_dir / f"replica-{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            own = replace(inner, data_dir=folder)
+        words = arguments_of(replace(config, replicas=1, server=own))
+        commands.append((sys.executable, "-m", "penstock", "serve", *words))
     listen = ListenConfig(
         outer.host,
         outer.port,
@@ -145,7 +152,8 @@ def run_replicas(config: Config) -> int:
         outer.drain_s,
     )
     key = secrets.token_urlsafe(24)
-    return route(Routing(listen, RouterConfig(), (), replica_key=key, commands=(command,) * config.replicas))
+    router = RouterConfig(otlp_endpoint=outer.otlp_endpoint)
+    return route(Routing(listen, router, (), replica_key=key, commands=tuple(commands)))
 
 
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:

@@ -278,8 +278,6 @@ class RouterApp:
             job.is_kept, job.is_repeatable = True, False
             ids = kept_ids(request.path, arrival.wanted)
             job.holder = self.dispatch.holders.find(ids)
-            if self.fleet.get(job.holder) is None:  # it has left the fleet, and may be back under another name
-                job.holder = ""
             job.is_searched = bool(ids) and not job.holder
         return job
 

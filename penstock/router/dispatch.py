@@ -160,10 +160,21 @@ class Dispatcher:
         for relay, until_s in tuple(self.parked.items()):
             if now >= until_s:
                 self.parked.pop(relay, None)
+                if self._searches_instead(relay):
+                    continue
                 error = unavailable("no replica is ready; try again in a moment", 2, code="no_replica")
                 relay.refuse(error, RelayOutcome.REFUSED)
             else:
                 self._retry_parked(relay)
+
+    def _searches_instead(self, relay: Relay) -> bool:
+        """The replica that kept it has left the fleet for good; it may be back under another name."""
+        job = relay.job
+        if not job.holder or self.fleet.get(job.holder) is not None:
+            return False
+        job.holder, job.is_searched = "", True
+        relay.start()
+        return True
 
     def _retry_parked(self, relay: Relay) -> None:
         if relay.job.holder:
