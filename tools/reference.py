@@ -7,6 +7,7 @@ Nothing is written by hand there, so nothing can be out of date.
 
 import dataclasses
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from penstock.cli.main import COMMANDS
 from penstock.config import EngineConfig, ServerConfig
 from penstock.console.help import command_help
 from penstock.engine.client import EngineClient
+from penstock.router.fleet import LiveFleet
+from penstock.router.meters import RouterMeters
 from penstock.server.app import ROUTES
 from penstock.server.http.admission import Admission
 from penstock.server.http.faults import ErrorKind
@@ -42,11 +45,17 @@ def routes() -> str:
 
 
 def metrics() -> str:
+    """Metrics of a server, then of a router, by what their own pages say of themselves."""
     client = EngineClient([], EngineConfig())
     meters = Meters(client, Admission(client, num_tenants=0))
-    rows = ["# Metrics\n", "Served on `/metrics` for Prometheus.\n", "| name | what |", "|---|---|"]
-    rows += sorted(f"| `{metric.name}` | {metric.help} |" for metric in meters.metrics)
-    return "\n".join(rows) + "\n"
+    served = [(metric.name, metric.help) for metric in meters.metrics]
+    page = RouterMeters(LiveFleet(), lambda: 0, lambda: 0).render([])
+    routed = [(name, help) for name, help in re.findall(r"^# HELP (\S+) (.*)$", page, re.MULTILINE)]
+    parts = ["# Metrics\n", "Served on `/metrics` for Prometheus.\n"]
+    for title, found in (("Server", served), ("Router", routed)):
+        rows = sorted(f"| `{name}` | {help} |" for name, help in found)
+        parts.append("\n".join([f"## {title}\n", "| name | what |", "|---|---|", *rows, ""]))
+    return "\n".join(parts)
 
 
 def errors() -> str:

@@ -14,4 +14,5 @@ def test_every_command_route_and_error_has_its_place(tmp_path) -> None:
     assert all(f"`{route.path}`" in pages["routes"] for route in ROUTES)
     assert all(f"| {kind.value} |" in pages["errors"] for kind in ErrorKind)
     assert "vllm:num_requests_running" in pages["metrics"]
+    assert "penstock_router_requests" in pages["metrics"]
     assert "`max_context`" in pages["settings"]
