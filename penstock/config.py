@@ -287,7 +287,7 @@ class ServerConfig:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All that open anything; without one everybody may come in."""
+        """All that open anything; without one every client is admitted."""
         return (*self.api_key, *self.admin_key)
 
 

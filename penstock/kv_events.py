@@ -1,4 +1,4 @@
-"""What a server tells a router of its prefix cache: hashes of the blocks that can be found there, as they come and go.
+"""What a server reports to a router of its prefix cache: hashes of the blocks that can be found there, as they come and go.
 
 `GET /kv/events` is one frame, with `?follow=1` a stream of them. The first, and any that follows a gap, holds all there is;
 the others what changed since the one before:

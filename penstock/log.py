@@ -1,6 +1,6 @@
 """Logging that cannot hurt: standard `logging`, one handler, plain lines or JSON, and no writer that raises.
 
-A log that cannot be written (full disk, closed pipe) loses lines and counts them; nobody who logs ever hears of it. No text of
+A log that cannot be written (full disk, closed pipe) loses lines and counts them; the caller never notices. No text of
 a prompt or an answer is logged at any level.
 """
 
@@ -19,7 +19,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class SafeHandler(logging.StreamHandler[TextIO]):
-    """Counts what it could not write. A pipe that nobody empties is not waited for: its lines are lost."""
+    """Counts what it could not write. A pipe without a reader is not waited for: its lines are lost."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

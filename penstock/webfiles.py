@@ -1,6 +1,6 @@
 """The built web app as files: read once, compressed once, sent with a policy that lets the page run nothing but them.
 
-Server and router both hand them out. Knows no request: whoever answers asks for a name.
+Server and router both hand them out. Knows no request: server and router ask for a file by name.
 """
 
 import gzip

@@ -22,7 +22,7 @@ DROPPED_STATUS = 1
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """All that a service on a cluster is told."""
+    """All settings of a service on a cluster."""
 
     config: ClusterConfig
     listen: ListenConfig
@@ -63,7 +63,7 @@ class RouterTraffic:
 
 
 def run_cluster(cluster: Cluster) -> int:
-    """Serve until told to stop; returns the exit status: 0 only if nobody was cut off."""
+    """Serve until asked to stop; returns the exit status: 0 only if no answer was cut off."""
     import uvloop
 
     ray_cluster = RayCluster(cluster.config.address, cluster.num_cpus, cluster.num_gpus)

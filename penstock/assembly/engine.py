@@ -202,7 +202,7 @@ def make_engine(
     *,
     warms_up: bool = False,
 ) -> Engine:
-    """An engine over a loaded model, on the monotonic clock; `on_step` is told what each step was and how long it took.
+    """An engine over a loaded model, on the monotonic clock; `on_step` receives what each step was and how long it took.
 
     One that rehearses uses the time until there is something to compute.
     """

@@ -1,8 +1,8 @@
 """Is the model what it was? Checksums of fetched files, and a canary: the first tokens of a fixed prompt, kept between runs.
 
 Files can rot and memory can be bad without anything failing: answers only become other answers. Checksums are compared in the
-background after a start, so that they delay nobody; a canary that changes on the same machine, version and settings means that
-something did. Either takes the server's readiness away and says why.
+background after a start, so that they delay no request; a canary that changes on the same machine, version and settings means
+that something did. Either takes the server's readiness away and says why.
 """
 
 import contextlib

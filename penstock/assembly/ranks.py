@@ -24,7 +24,7 @@ COMMAND = (sys.executable, "-m", "penstock.assembly.rank_worker")
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """What a rank's process is told."""
+    """What a rank's process is started with."""
 
     config: EngineConfig
     rank: int

@@ -30,7 +30,7 @@ DROPPED_STATUS = 1
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """All that a router is told."""
+    """All settings of a router."""
 
     listen: ListenConfig
     config: RouterConfig
@@ -44,7 +44,7 @@ class Routing:
 
 
 def route(routing: Routing) -> int:
-    """Route until told to stop; returns the exit status: 0 only if nobody was cut off."""
+    """Route until asked to stop; returns the exit status: 0 only if no answer was cut off."""
     import uvloop
 
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)

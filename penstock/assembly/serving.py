@@ -75,7 +75,7 @@ def serve(
     damage: Callable[[], list[str]] | None = None,
     canary: Canary | None = None,
 ) -> int:
-    """Serve one model until told to stop; returns the exit status: 0 only if nobody was cut off."""
+    """Serve one model until asked to stop; returns the exit status: 0 only if no answer was cut off."""
 
     def make() -> Engines:
         client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
@@ -232,7 +232,7 @@ class Serving:
             self._hurrying.set()
 
     async def _stop(self) -> int:
-        """Let answers in progress end; a second signal, or the end of our patience, cuts them off."""
+        """Let answers in progress end; a second signal, or --drain-s, cuts them off."""
         front = self._front
         num_open = front.num_open
         if num_open:

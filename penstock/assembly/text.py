@@ -46,7 +46,7 @@ def open_text(model: str) -> Text:
 
 
 def card_of(files: ModelFiles) -> ModelCard:
-    """What a model's files tell of it before its words are read."""
+    """What a model's files say of it before its vocabulary is read."""
     spec, checkpoint = files.spec, files.checkpoint
     source = checkpoint.metadata.get(TEMPLATE_KEY) if isinstance(checkpoint, GgufFile) else None
     template = source if isinstance(source, str) else ""

@@ -114,7 +114,7 @@ class Gateway:
         return self._ring.find(key, unix_s)
 
     def admit(self, key: KeyRecord, ask: Asking, load: FleetLoad, draw: float, now: float) -> Admittance:
-        """Raises Denied. Whoever is let in must be settled."""
+        """Raises Denied. An admitted request must be settled."""
         tenant = self.settings.tenants.get(key.tenant, TenantSettings())
         meter = self._meter(key.tenant, tenant, now)
         try:

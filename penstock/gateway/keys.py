@@ -48,7 +48,7 @@ def create_key(
     models: tuple[str, ...] = (),
     expires_at: float | None = None,
 ) -> tuple[str, KeyRecord]:
-    """The key, which nobody can ever show again, and its record."""
+    """The key, which is never shown again, and its record."""
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown:
         raise ConfigError(f"there is no scope {unknown[0]!r}; choose of {', '.join(SCOPES)}")
@@ -106,7 +106,7 @@ class KeyRing:
         return len(self._by_id)
 
     def find(self, key: bytes, unix_s: float) -> KeyRecord | None:
-        """Whose key it is; None if it is nobody's, or not any more. An unknown id costs as much time as a known one."""
+        """Whose key it is; None if it is unknown, expired or revoked. An unknown id costs as much time as a known one."""
         prefix, _, rest = key.partition(b"_")
         key_id, _, secret = rest.partition(b"_")
         record = self._by_id.get(key_id.decode("latin-1"))

@@ -23,7 +23,7 @@ class FleetLoad(NamedTuple):
     queue: float = 0.0
     """Requests it has, of those it may have."""
     kv: float = 0.0
-    """KV caches in use, where somebody waits for them."""
+    """KV caches in use, where requests wait for them."""
     wait: float = 0.0
     """Predicted wait for a first token, of the longest one wants."""
 

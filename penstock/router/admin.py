@@ -26,7 +26,7 @@ class ReplicaBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AdminApi:
-    """One per admin listener; `audit` is told of every action and what it was about."""
+    """One per admin listener; `audit` receives every action and what it was about."""
 
     max_body_bytes = MAX_BODY_BYTES
 

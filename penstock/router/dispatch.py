@@ -81,7 +81,7 @@ class Dispatcher:
         return replica, self.members.pool(replica)
 
     def _holder(self, job: Job) -> LiveReplica:
-        """Nobody else can answer: until it is back the request waits."""
+        """No other replica can answer: until it is back the request waits."""
         replica = self.fleet.get(job.holder)
         if replica is None or replica.state is not ReplicaState.READY:
             raise CapacityError(f"the replica {job.holder} keeps this and is not ready; try later")

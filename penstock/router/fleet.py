@@ -30,7 +30,7 @@ MAX_REASONS = 1000
 
 class ReplicaState(Enum):
     UNKNOWN = "unknown"
-    """Not heard yet."""
+    """Not probed yet."""
     READY = "ready"
     UNREADY = "not ready"
     """It answers, and says that it takes no requests: loading or shutting down."""
@@ -71,7 +71,7 @@ class LiveReplica:
         self.breaker = Breaker()
         self.is_draining = False
         self.is_outside = False
-        """Somebody else's API: asked only by its own name, never probed."""
+        """An outside API: asked only by its own name, never probed."""
         self.models: tuple[str, ...] | None = None
         """Names it serves; None until it said so, and then it is asked for any."""
         self.num_pending = 0

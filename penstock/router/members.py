@@ -13,7 +13,7 @@ from penstock.router.proxy.endpoint import ConnectionPool, endpoint_of
 
 
 class Members:
-    """`changed` is told of every replica whose state a probe found to be another."""
+    """`changed` receives every replica whose state a probe found changed."""
 
     def __init__(
         self, fleet: LiveFleet, config: RouterConfig, replica_key: str, changed: Callable[[LiveReplica], None]
@@ -45,7 +45,7 @@ class Members:
         return replica
 
     def add_outside(self, name: str, url: str, model: str, key: str) -> None:
-        """Somebody else's API, asked as `outside:NAME` by the gateway's rules alone."""
+        """An outside API, asked as `outside:NAME` by the gateway's rules alone."""
         pool = ConnectionPool(endpoint_of(url), key=key, model=model)
         self._fleet.add_outside(OUTSIDE + name, url, OUTSIDE + name)
         self._pools[OUTSIDE + name] = pool

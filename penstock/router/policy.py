@@ -42,11 +42,11 @@ class RoutedCall(NamedTuple):
     number: int
     """How many came before it."""
     session: str = ""
-    """Who speaks; empty if nobody said."""
+    """Who speaks; empty if unknown."""
     hashes: tuple[bytes, ...] = ()
     """Of the prompt's full blocks, each saying all before it."""
     num_tokens: int = 0
-    """Of the prompt, as far as whoever asks can tell."""
+    """Of the prompt, as far as the caller knows."""
 
 
 class RouteChoice(NamedTuple):
@@ -172,7 +172,7 @@ class ConsistentHash:
 
 
 class SessionAffinity:
-    """A session stays where it is while that replica is ready; whoever has no session goes to the least loaded."""
+    """A session stays where it is while that replica is ready; a request without a session goes to the least loaded."""
 
     reads_hashes: ClassVar[bool] = False
 

@@ -21,7 +21,7 @@ class RouterTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, request: Incoming, request_id: bytes, model: str) -> "RequestTrace":
-        """In the trace of whoever asks, if it says so."""
+        """In the client's trace, if it sends one."""
         from opentelemetry.trace import SpanKind
 
         headers = request.headers
@@ -81,7 +81,7 @@ class AttemptTrace:
 
     @property
     def parent(self) -> bytes:
-        """What the replica is told: its span goes under ours."""
+        """What the replica is sent: its span goes under ours."""
         context = self._span.get_span_context()
         return b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags)
 

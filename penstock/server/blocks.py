@@ -1,6 +1,6 @@
 """The prefix cache as a router may know it: a stream of what can be found there, and the blocks of one prompt.
 
-The engine is followed once somebody listens, and not before. A listener that does not keep up is told all there is again.
+The engine is followed once there is a listener, and not before. A listener that does not keep up is sent everything again.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from penstock.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
 from penstock.engine.client import BlocksChanged, EngineClient
 
 MAX_UNSENT_BYTES = 1 << 20
-"""Of changes for one listener, before it is told all there is instead."""
+"""Of changes for one listener, before it is sent everything instead."""
 FIRST_S = 2.0
 """For an engine to tell what it has, the first time."""
 LOOK_S = 0.5
@@ -22,7 +22,7 @@ LOOK_S = 0.5
 
 
 class BlockIndex:
-    """Hashes of the blocks that one engine can find. Empty until somebody subscribes; lives on one event loop."""
+    """Hashes of the blocks that one engine can find. Empty until there is a subscriber; lives on one event loop."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client

@@ -76,12 +76,12 @@ class AnswerEncoder(Protocol):
         """News, in order."""
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        """After the last news."""
+        """After the last delta."""
 
     def failing(self, error: ApiError) -> bytes:
         """The stream breaks off."""
 
     def keep(self, pieces: Sequence[Piece]) -> None:
-        """Remember news for `whole`."""
+        """Remember deltas for `whole`."""
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]: ...

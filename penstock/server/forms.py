@@ -24,7 +24,7 @@ from penstock.text.tools.parser import ToolParser
 CHECK_S = 5.0
 """Limits on what a grammar may be keep a check far below this; it bounds the wait for a thread."""
 CHECKS = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-"""One at a time: whoever sends many that are hard to check takes no more than that from others."""
+"""One at a time: a client that sends many hard ones takes no more than that from others."""
 GBNF_SIGN = "::="
 """Grammars come in two syntaxes; rules of this one are written with it."""
 

@@ -157,7 +157,7 @@ class Front:
 
     @asynccontextmanager
     async def having(self, model: ServedModel) -> AsyncIterator[None]:
-        """The model is there meanwhile, however long that takes: for work that nobody waits for on a connection."""
+        """The model is there meanwhile, however long that takes: for work without a waiting connection."""
         pool, resident = self.pool, model.resident
         if pool is None or resident is None:
             await model.client.ready.wait()
@@ -255,7 +255,7 @@ class Front:
 
     @property
     def is_alive(self) -> bool:
-        """Every engine has been heard lately."""
+        """Every engine has sent something lately."""
         return all(model.is_alive for model in self.models)
 
     async def is_ready(self) -> bool:

@@ -187,4 +187,4 @@ class Caller:
     deadline_ms: float | None = None
     request_id: str = ""
     is_batch: bool = False
-    """Nobody waits for the answer: it may be made whenever nobody else needs the engine."""
+    """A batch request: it is answered whenever no interactive request needs the engine."""

@@ -24,7 +24,7 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 MAX_CHARACTERS_PER_TOKEN = 32
 """Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
 FRESH_S = 2.0
-"""An engine heard this long ago is alive; a token this old still proves it."""
+"""An engine that sent something this recently is alive; a token this old still proves it."""
 CANARY_S = 2.0
 DEFAULT_NAME = "default"
 LATEST = ":latest"
@@ -44,7 +44,7 @@ class ServedModel:
         self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
         self.fault = ""
-        """Why nobody should be served: the model is not what it was."""
+        """Why no request should be served: the model is not what it was."""
         self._text: Text | None = None
         self._card = NO_CARD
         self._canary_s = -1e9
@@ -127,7 +127,7 @@ class ServedModel:
 
     @property
     def is_alive(self) -> bool:
-        """The engine has been heard lately; one that is not loaded now has nothing to say."""
+        """The engine has sent something lately; one that is not loaded now has nothing to say."""
         if self.resident is not None and self.resident.state is not Residency.READY:
             return True
         return self.client.is_ready and self.client.silence_s < FRESH_S

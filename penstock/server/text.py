@@ -16,7 +16,7 @@ from penstock.text.tools.formats import FALLBACK, ToolFormat, format_of_template
 
 
 class ModelCard(NamedTuple):
-    """What people are told of a model beside its name."""
+    """What is shown of a model beside its name."""
 
     family: str = ""
     """Its architecture."""
@@ -57,7 +57,7 @@ class Text:
 
     @property
     def knows_tools(self) -> bool:
-        """The template tells the model of tools itself."""
+        """The template itself describes tools to the model."""
         return self.template is not None and "tools" in self.template.tool_source
 
     @cached_property

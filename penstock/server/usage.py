@@ -16,7 +16,7 @@ class Usage(NamedTuple):
     """Tokens of the client's prediction that were checked and came true."""
     num_rejected: int
     num_draft: int
-    """Drafts checked, whoever guessed them."""
+    """Drafts verified, of all drafters."""
     num_accepted_draft: int
     num_written: int = 0
     """Prompt tokens that were put into the prefix cache to stay there."""
@@ -55,6 +55,6 @@ def _written(call: Call) -> tuple[tuple[float, int], ...]:
 
 
 def token_count(call: Call) -> TokenCount:
-    """As a router is told."""
+    """As a router receives it."""
     usage = usage_of(call)
     return TokenCount(usage.num_prompt, usage.num_output, usage.num_cached)

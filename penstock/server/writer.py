@@ -1,4 +1,4 @@
-"""One choice being written: the engine's tokens in, what a client is told of them out."""
+"""One choice being written: the engine's tokens in, what a client is sent of them out."""
 
 from typing import NamedTuple
 
@@ -90,7 +90,7 @@ class Writer:
         return self.finish_reason is not None or self.failure is not None
 
     def take(self, delta: Delta) -> Piece | None:
-        """What is new; None if there is nothing to tell yet, or no more."""
+        """What is new; None if there is nothing to send yet, or no more."""
         if self.finish_reason is not None or self.failure is not None:
             return None
         finish = delta.finish

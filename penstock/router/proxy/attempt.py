@@ -9,7 +9,7 @@ from penstock.router.proxy.endpoint import ConnectionPool, Headers, UpstreamConn
 
 
 class AttemptListener(Protocol):
-    """Whoever made the attempt. After `on_failed` and `on_end` nothing more comes from it."""
+    """The caller of the attempt. After `on_failed` and `on_end` nothing more comes from it."""
 
     def on_head(self, attempt: "Attempt", status: int, headers: Headers) -> None: ...
 
@@ -18,7 +18,7 @@ class AttemptListener(Protocol):
     def on_end(self, attempt: "Attempt") -> None: ...
 
     def on_failed(self, attempt: "Attempt", message: str, is_gone: bool) -> None:
-        """No answer, or not all of it; `is_gone`: nobody listens there."""
+        """No answer, or not all of it; `is_gone`: no server listens there."""
 
 
 class AttemptClock(Protocol):

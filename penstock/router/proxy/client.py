@@ -40,7 +40,7 @@ class Incoming(NamedTuple):
 
 
 class Answering(Protocol):
-    """Whoever is answering a request on a connection."""
+    """What answers a request on a connection."""
 
     def on_client_gone(self) -> None: ...
 

@@ -164,7 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.write(data)
 
     def close(self) -> None:
-        """Give up whatever is under way; its exchange is told nothing."""
+        """Give up whatever is under way; its exchange is not notified."""
         self.is_open = False
         self._exchange = None
         if self.transport is not None:

@@ -1,4 +1,4 @@
-"""What a relay asks of whoever made it: the router, as one request sees it."""
+"""What a relay asks of its maker: the router, as one request sees it."""
 
 from typing import Any, Protocol
 

@@ -28,7 +28,7 @@ BROKEN = (500, 502, 504)
 
 
 class Relay:
-    """Ends in exactly one outcome, told to the app by `over`."""
+    """Ends in exactly one outcome, reported to the app by `over`."""
 
     __slots__ = (
         "_answer",
@@ -245,7 +245,7 @@ class Relay:
         return True
 
     def _prefer(self, attempt: Attempt) -> None:
-        """This one has begun to answer: the other, if there is one, is told to stop."""
+        """This one has begun to answer: the other, if there is one, is stopped."""
         if self._hedging is not None:
             self._hedging.cancel()
             self._hedging = None
@@ -344,7 +344,7 @@ class Relay:
     # The books
 
     def _leave(self, is_good: bool | None) -> None:
-        """Nobody is asked any more."""
+        """No replica is asked any more."""
         if self._hedging is not None:
             self._hedging.cancel()
             self._hedging = None

@@ -11,7 +11,7 @@ from penstock.runtime.eager.rows import Rows
 
 
 class DeviceRows(Rows):
-    """A row nobody holds has all its blocks in `idle_block`."""
+    """A free row has all its blocks in `idle_block`."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ EARLY_STEPS = 2
 class KernelWarmUp:
     """Of a prompt and the tokens after it; then, once those can be computed, of steps of other sizes.
 
-    Unless it is begun earlier it begins when the first token is there: nobody waits for it before that.
+    Unless it is begun earlier it begins when the first token is there: no step waits for it before that.
     """
 
     def __init__(self, model: Decoder, recorded: RecordedSteps, max_sequences: int) -> None:

@@ -1,4 +1,4 @@
-"""A launched step, from its draws to what the engine is told of it."""
+"""A launched step, from its draws to what is reported to the engine."""
 
 from collections.abc import Callable, Sequence
 from contextvars import copy_context

@@ -26,7 +26,7 @@ REMEMBERED_STEPS = 4
 
 
 class Rows:
-    """`tokens[row, position]` is the token at a position, as far as the runner has been told or has drawn it."""
+    """`tokens[row, position]` is the token at a position, as far as the runner was given it or drew it."""
 
     def __init__(self, num_rows: int, max_context: int, block_size: int, vocab_size: int, device: torch.device) -> None:
         self.block_size = block_size

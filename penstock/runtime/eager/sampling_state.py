@@ -77,7 +77,7 @@ class SamplingStates:
         self.special = set[int]()
         """Rows that ask for more than a temperature."""
         self.demanding = set(range(num_rows))
-        """Rows that ask for more than the likeliest token, or that nobody has taken."""
+        """Rows that ask for more than the likeliest token, or that are free."""
         self._lists: dict[int, tuple[Words, ...]] = {}
         """Biases, stops and banned runs of the rows that have any."""
         self._num_listed = 0

@@ -139,7 +139,7 @@ class NativeDecoder:
         return hidden
 
     def compute(self, step: native.RowsStep, caches: Sequence[AnyCache]) -> bool:
-        """A step told by rows; False, with nothing done, if it reaches beyond their blocks."""
+        """A step described by rows; False, with nothing done, if it reaches beyond their blocks."""
         if caches is not self._caches:
             self._bind(caches)
         return self._library.step_rows(self._model, step)

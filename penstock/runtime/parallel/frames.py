@@ -1,4 +1,4 @@
-"""What ranks tell each other of a step, as bytes: msgpack, checked against the types of the values. Nothing that runs code."""
+"""What ranks send each other of a step, as bytes: msgpack, checked against the types of the values. Nothing that runs code."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -33,7 +33,7 @@ class FilledMasks(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """A step as every rank is told it. Without a batch there are no more."""
+    """A step as it is sent to every rank. Without a batch there are no more."""
 
     batch: Batch | None
     masks: FilledMasks | None = None

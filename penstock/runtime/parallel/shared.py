@@ -1,7 +1,7 @@
 """Sums over ranks of one machine through memory that all of them map: no copy through the kernel, no thread of a library.
 
 Each rank lays down its numbers, wakes the others with a byte each, waits for theirs, and adds all up in the same order: every
-rank gets the same bits. Two buffers take turns, so that nobody writes what another still reads:
+rank gets the same bits. Two buffers take turns, so that no rank writes what another still reads:
 
     exchange n     buffer n % 2     a rank is at most one exchange ahead of any other: it waits for everybody's byte
 
@@ -76,7 +76,7 @@ class SharedPeers:
         return parts
 
     def _meet(self) -> None:
-        """Wait until everybody is here."""
+        """Wait until every rank is here."""
         try:
             for peer in self._sockets:
                 peer.sendall(b"\1")

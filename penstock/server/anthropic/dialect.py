@@ -54,7 +54,7 @@ def _body(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def _message(error: ApiError) -> str:
-    """A prompt that is too long is told in the words that agents look for before they shorten it."""
+    """A prompt that is too long is reported in the words that agents look for before they shorten it."""
     overflow = error.overflow
     if overflow is None:
         return error.message

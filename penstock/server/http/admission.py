@@ -57,15 +57,15 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Requests nobody has begun to answer, those on the way to the engine included."""
+        """Requests not started yet, those on the way to the engine included."""
         return sum(1 for _ in self._waiting())
 
     def position(self, stream: DeltaStream) -> int:
-        """Place among those nobody has begun to answer, 1 for the next."""
+        """Position among requests not started yet, 1 for the next."""
         return next((place for place, one in enumerate(self._waiting(), 1) if one is stream), 0)
 
     def _waiting(self) -> Iterator[DeltaStream]:
-        """Batch requests stand behind everybody, and are in nobody's way."""
+        """Batch requests come after all others and delay none."""
         return (one for one in self._client.streams if not one.is_started and not one.request.is_batch)
 
     def eta_s(self, position: int) -> float | None:
@@ -84,7 +84,7 @@ class Admission:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of requests nobody has begun to answer."""
+        """Prompt tokens of requests not started yet."""
         return sum(len(stream.request.prompt) for stream in self._waiting())
 
     def check(self, tenant: str) -> None:
@@ -100,7 +100,7 @@ class Admission:
             raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
 
     def enter(self, tenant: str) -> None:
-        """Take a place, or raise as `check` does. Whoever entered must `leave`."""
+        """Take a place, or raise as `check` does. Every `enter` needs its `leave`."""
         self.check(tenant)
         self._open[tenant] += 1
 

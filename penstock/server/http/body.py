@@ -110,7 +110,7 @@ class BodyScan:
         self._is_data = False
 
     def take(self, part: bytes) -> None:
-        """Raises the error that tells what there is too much of."""
+        """Raises the error that names what there is too much of."""
         limits = self._limits
         self.num_bytes += len(part)
         if self.num_bytes > limits.max_bytes:
@@ -193,7 +193,7 @@ def parse(data: bytes, type_: type[B], refused: Mapping[str, str]) -> tuple[B, t
 
 
 def decode(data: bytes) -> Any:
-    """JSON, or the error that tells where it is none."""
+    """JSON, or the error that says where it is none."""
     try:
         return msgspec.json.decode(data)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""The calls in progress, watched over: readers that stall are cut off, those that wait are told how far they are."""
+"""The calls in progress, watched over: readers that stall are cut off, those that wait are sent their progress."""
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ class Calls:
 
 
 async def _ping(opened: OpenCall) -> None:
-    """A task of its own: a client that does not read holds up nobody else's."""
+    """A task of its own: a client that does not read delays no other."""
     call = opened.call
     call.wrote_s = time.monotonic()
     data = _sign_of_life(opened)

@@ -14,7 +14,7 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_PIPELINED = 16
 """Requests that a client may send before it has read the answers to those before; one that sends more is cut off."""
 MAX_UNWANTED_BYTES = 32 << 20
-"""Of a body whose request has been answered: read, so that its client hears the answer, and no further."""
+"""Of a body whose request has been answered: read, so that its client gets the answer, and no further."""
 _ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 

@@ -131,7 +131,7 @@ def failed() -> ApiError:
 
 
 def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
-    """An error of ours as the client is told it."""
+    """An error as the client receives it."""
     if isinstance(error, RequestError):
         return invalid(str(error), error.param, error.code)
     if isinstance(error, CapacityError):
@@ -142,7 +142,7 @@ def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
 
 
 def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
-    """How a generation that ended in an error is told."""
+    """How a generation that ended in an error is reported."""
     if finish.fault is Fault.REQUEST:
         return invalid(finish.message)
     if finish.fault is Fault.CAPACITY:

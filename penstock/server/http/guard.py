@@ -1,4 +1,4 @@
-"""The gate every request passes: its id, its headers, where it comes from, its key; and how its errors are told.
+"""The gate every request passes: its id, its headers, where it comes from, its key; and how its errors are worded.
 
 Decides on what the HTTP parser has read and on the path routes are matched by, never on a second reading of the URL.
 """

@@ -23,7 +23,7 @@ async def ready(request: Request) -> Json:
 
 
 async def health(request: Request) -> Json:
-    """The engine has been heard lately; of several models, those that are loaded."""
+    """The engine has sent something lately; of several models, those that are loaded."""
     front: Front = request.app.state.front
     is_well = front.is_alive and not front.is_draining
     status: dict[str, Any] = {"status": "ok" if is_well else "unavailable"}

@@ -1,1 +1,1 @@
-"""Work that nobody waits for: files, batches and the runner that answers their lines. Knows no engine."""
+"""Work without a waiting client: files, batches and the runner that answers their lines. Knows no engine."""

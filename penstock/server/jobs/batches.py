@@ -1,4 +1,4 @@
-"""/v1/batches: many requests in a file, answered when nobody else needs the engine."""
+"""/v1/batches: many requests in a file, answered while no interactive request needs the engine."""
 
 import asyncio
 import time

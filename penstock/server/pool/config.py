@@ -25,7 +25,7 @@ class PoolConfig:
     """Most memory for all models together, such as 2GiB: whichever was used least lately leaves (default: --memory-fraction of
     what is free at start)"""
     keep_alive: str = "-1"
-    """How long a model nobody uses stays loaded, such as 10m; -1 for as long as there is room"""
+    """How long an unused model stays loaded, such as 10m; -1 for as long as there is room"""
 
     def __post_init__(self) -> None:
         if self.models_memory is not None:
@@ -38,7 +38,7 @@ class PoolConfig:
 
 
 def keep_alive_of(flag: str, text: str) -> float:
-    """Seconds that a model nobody uses stays loaded; infinite where it is to stay."""
+    """Seconds that an unused model stays loaded; infinite where it is to stay."""
     seconds = duration_s(text)
     if seconds is None:
         raise ConfigError(f'{flag} is {text!r}; write a duration such as "10m", a number of seconds, or -1 for ever')

@@ -11,7 +11,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process and those it began hold now; 0 where the system does not tell."""
+    """Memory that a process and those it began hold now; 0 where the system does not report it."""
     try:
         own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.server.pool.resident import Residency, Resident
 
 PATIENCE_S = 5.0
-"""How long somebody waits for room before models in use are asked to yield."""
+"""How long a request waits for room before models in use must yield."""
 
 
 class Departure(NamedTuple):
@@ -62,7 +62,7 @@ def can_ever_fit(resident: Resident, residents: Sequence[Resident], budget_bytes
 
 
 def _is_urgent(resident: Resident, now: float) -> bool:
-    """Somebody, and not only batches, has waited long enough for those in use to make room."""
+    """An interactive request has waited long enough for models in use to make room."""
     has_people = resident.num_waiting > resident.num_patient
     return has_people and resident.wanted_s is not None and now - resident.wanted_s >= PATIENCE_S
 

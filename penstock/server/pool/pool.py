@@ -33,7 +33,7 @@ LOGGER = logging.getLogger(__name__)
 TURN_S = 0.25
 """How often the pool looks around where nothing calls it."""
 ROOM_S = 60.0
-"""How long a request waits for room before it is told to come back."""
+"""How long a request waits for room before it is refused with Retry-After."""
 LOAD_S = 600.0
 """How long a request waits for a load."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -120,7 +120,7 @@ class ModelPool:
         return [*states, *gauges, *vars(self.meters[name]).values()]
 
     def progress(self, resident: Resident) -> Progress:
-        """How far a model is that somebody waits for."""
+        """Progress of a model that requests wait for."""
         if resident.state is not Residency.LOADING:
             return Progress("room", phase="waiting for memory that other models use")
         spent_s = time.monotonic() - resident.load_start_s
@@ -133,7 +133,7 @@ class ModelPool:
     # A request has a model
 
     async def acquire(self, resident: Resident, timeout_s: float | None = None, *, is_patient: bool = False) -> None:
-        """Return once the model is ready; it stays until `release`. Raises the error that its client is told.
+        """Return once the model is ready; it stays until `release`. Raises the error that its client receives.
 
         Patient work waits as long as it takes, and is no reason for others to yield.
         """
@@ -182,7 +182,7 @@ class ModelPool:
             self._called.set()
 
     def expire(self, resident: Resident) -> None:
-        """Unload a model as soon as nobody has it."""
+        """Unload a model as soon as no request has it."""
         resident.keep_alive_s = 0.0
         self._called.set()
 
@@ -392,5 +392,5 @@ def _failed(resident: Resident, retry_after_s: float) -> ApiError:
 
 
 def _without_folders(text: str) -> str:
-    """Clients are told names of files, not where they lie."""
+    """Clients see names of files, not their folders."""
     return re.sub(r"(?<![\w:/])/(?:[^\s/:;,']+/)+", "", text)

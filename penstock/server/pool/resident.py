@@ -37,9 +37,9 @@ class Resident:
     """Requests that have it now: it is not unloaded while there is one."""
     num_waiting: int = 0
     num_patient: int = 0
-    """Of those, how many are work that nobody waits for."""
+    """Of those, how many are batch requests."""
     wanted_s: float | None = None
-    """Since when somebody waits for it."""
+    """Since when a request waits for it."""
     used_s: float = 0.0
     """When it was last let go, or became ready."""
     keep_alive_s: float = math.inf

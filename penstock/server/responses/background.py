@@ -1,6 +1,6 @@
 """Responses made while nobody waits: begun, followed, cancelled, and begun anew by the next run of the server.
 
-A response is kept before its client hears of it, so that none is lost; it is answered under the id it was given, so that none
+A response is kept before its client gets its id, so that none is lost; it is answered under the id it was given, so that none
 is answered twice.
 """
 

@@ -1,6 +1,6 @@
 """The requests of the last minutes, each with its times: what waterfalls, percentiles and the request table are made of.
 
-Keeps counts and times, never a prompt or an answer. Listens only while somebody looks, and for a while after.
+Keeps counts and times, never a prompt or an answer. Records only while a page is open, and for a while after.
 """
 
 from collections import deque

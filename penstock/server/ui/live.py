@@ -1,4 +1,4 @@
-"""What is going on, for whoever looks: one producer for all readers, working only while there are some.
+"""What is going on, for open pages: one producer for all readers, working only while there are some.
 
 Views come from the engine while it is being looked at; times come from the ledger; verdicts from the doctor's rules. A reader
 with a key sees its own requests, one with an admin key, or where there are no keys, all of them.
@@ -25,7 +25,7 @@ from penstock.server.ui.utilisation import RequestMix, capacity_per_s, step_time
 
 TICK_S = 0.4
 LOOK_S = 3.0
-"""How long one look lasts; it is asked for again while somebody reads."""
+"""How long one look lasts; it is asked for again while a page reads."""
 LINGER_S = 300.0
 """How long requests are written down after the last reader has left."""
 WINDOW_S = 60.0
@@ -34,7 +34,7 @@ DOCTOR_S = 5.0
 MAX_STEPS = 2000
 MAX_READERS = 64
 MAX_HOLDERS = 16
-"""Sequences whose block tables are told; of any one block `block` tells."""
+"""Sequences whose block tables are sent; of any one block `block` tells."""
 
 
 class LiveView:
