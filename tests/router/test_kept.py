@@ -1,5 +1,6 @@
 """What a replica keeps is asked of that replica: responses, conversations, files and batches through one address."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from contextlib import ExitStack
 import openai
 import pytest
 
+from tests.router.harness import ScriptedReplica, ask, routed, whole
 from tests.router.service import Service, routing
+from tests.router.test_relay import run
 from tests.server.serving import Server, serving
 
 
@@ -57,6 +60,42 @@ def test_a_chain_of_responses_and_a_conversation_stay_where_they_began(servers):
         client.responses.delete(firsts[0].id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(firsts[0].id)
+
+
+def test_what_a_replica_keeps_waits_for_it_and_is_searched_when_it_left_for_good():
+    async def law():
+        def keeping(kept: set[str]):
+            async def handler(replica, headers, body, writer):
+                if body:
+                    kept.add("resp_1")
+                status = 200 if kept else 404
+                writer.write(whole(json.dumps({"id": "resp_1", "by": replica.name}).encode(), status))
+
+            return handler
+
+        shelf: set[str] = set()
+        first, second = ScriptedReplica("a", keeping(shelf)), ScriptedReplica("b", keeping(set()))
+        async with routed(first, second, wait_s=1.0) as router:
+
+            async def got() -> str:
+                return json.loads((await ask(router.port, b"", "/v1/responses/resp_1", "GET"))[2])["by"]
+
+            router.app.fleet.drain(router.app.fleet.get("b"))
+            assert (await router.post({"model": "tiny"}, "/v1/responses"))[0] == 200
+            router.app.fleet.undrain(router.app.fleet.get("b"))
+            assert {await got() for _ in range(4)} == {"a"}
+            await first.kill()
+            await router.until(lambda: router.app.fleet.get("a").state.value == "gone")
+            asking = asyncio.create_task(got())
+            await router.until(lambda: router.app.num_parked == 1)
+            await first.open()
+            assert await asking == "a"
+            router.app.remove_replica("a")
+            router.app.add_replica("c", f"http://127.0.0.1:{first.port}")
+            await router.until(lambda: router.app.fleet.get("c").state.value == "ready")
+            assert await got() == "a", "the same server under another name"
+
+    run(law)
 
 
 def test_files_and_batches_of_all_replicas_are_one_list(servers):
