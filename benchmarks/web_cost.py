@@ -1,19 +1,23 @@
 """What looking costs: tokens a second with two dashboards open over without, by turns, and with ten cockpit runs asked for.
 
-    python benchmarks/web_cost.py http://127.0.0.1:8000 [TURNS]
+    python benchmarks/web_cost.py http://127.0.0.1:8000 [TURNS [PID]]
 
-Prompts are token ids: the same work for every model with 30,000 tokens. Each turn sends the same load three ways, in changing
-order; the medians of the turns' ratios are printed. The machine should do nothing else.
+With the server's process id, processor time of server and engine is compared, too: others who use the machine change that
+little. Prompts are token ids: the same work for every model with 30,000 tokens. Each turn sends the same load three ways, in
+changing order; the medians of the turns' ratios are printed. The machine should do nothing else.
 """
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -47,6 +51,20 @@ async def load(client: httpx.AsyncClient) -> tuple[float, float]:
     counts = await asyncio.gather(*(one(number) for number in range(STREAMS)))
     gaps.sort()
     return sum(counts) / (time.monotonic() - start_s), gaps[int(0.95 * len(gaps))]
+
+
+def spent_s(pid: int) -> float:
+    """Processor time of the server and of its engine, tools left out."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = 0.0
+    for one in (str(pid), *children):
+        try:
+            if b"cli.app.worker" not in Path(f"/proc/{one}/cmdline").read_bytes():
+                fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+                found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            continue  # a tool that has ended
+    return found
 
 
 @asynccontextmanager
@@ -93,22 +111,36 @@ WAYS: dict[str, Callable[[httpx.AsyncClient], AbstractAsyncContextManager[None]]
 }
 
 
+class Run(NamedTuple):
+    tokens_per_s: float
+    gap_p95_s: float
+    cpu_s: float
+
+
+async def measured(client: httpx.AsyncClient, pid: int | None) -> Run:
+    before_s = spent_s(pid) if pid else 0.0
+    rate, gap_s = await load(client)
+    return Run(rate, gap_s, spent_s(pid) - before_s if pid else 0.0)
+
+
 async def main() -> None:
     url, turns = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    pid = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    found: dict[str, list[Run]] = {name: [] for name in WAYS}
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=100)) as client:
         await load(client)
         for turn in range(turns):
             for name in sorted(WAYS, key=lambda name: (list(WAYS).index(name) + turn) % len(WAYS)):
                 async with WAYS[name](client):
-                    found[name].append(await load(client))
+                    found[name].append(await measured(client, pid))
                 await asyncio.sleep(1.0)
     base = found["nobody looks"]
     report = {
         name: {
-            "tokens_per_s": round(statistics.median(rate for rate, _ in rows), 2),
-            "rate_ratio": round(statistics.median(one[0] / other[0] for one, other in zip(rows, base)), 4),
-            "gap_p95_ratio": round(statistics.median(one[1] / other[1] for one, other in zip(rows, base)), 4),
+            "tokens_per_s": round(statistics.median(one.tokens_per_s for one in rows), 2),
+            "rate_ratio": round(statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in zip(rows, base)), 4),
+            "gap_p95_ratio": round(statistics.median(a.gap_p95_s / b.gap_p95_s for a, b in zip(rows, base)), 4),
+            "cpu_ratio": round(statistics.median(a.cpu_s / b.cpu_s for a, b in zip(rows, base)), 4) if pid else None,
         }
         for name, rows in found.items()
     }
