@@ -45,7 +45,7 @@ test-slow: .venv/.installed-dev  ## the larger campaigns
 	$(BIN)/python -m pytest -m slow
 
 docs: .venv/.installed-dev  ## the documentation as a site, in site/
-	$(PIP) -e '.[docs]'
+	$(PIP) 'penstock[docs]'
 	$(BIN)/python -m tools.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -60,7 +60,7 @@ mutants: .venv/.installed-dev  ## do the tests notice broken code in the heart?
 	@echo "Ready after $$(( $$(date +%s) - $$(cat .venv/.started) )) s" && touch $@
 
 .venv/.installed-dev: .venv/.installed
-	@echo "Adding what tests need ..." && $(PIP) -e '.[dev]' && touch $@
+	@echo "Adding what tests need ..." && $(PIP) 'penstock[dev]' && touch $@
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
