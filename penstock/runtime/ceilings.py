@@ -5,6 +5,7 @@ The best of several short runs counts: whatever disturbs a run makes it slower, 
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ MIB = 2**20
 LARGE_BYTES = 256 * MIB
 """Beyond every cache of a processor."""
 NUM_ROWS = 512
+FEW_ROWS = 32
 WIDTH = 2048
 QUICK_ROWS = 128
 QUICK_WIDTH = 1024
@@ -74,10 +76,21 @@ def _read_rate(device: torch.device, num_bytes: int) -> float:
 
 
 def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    return _rate(device, dtype, torch.matmul)
+
+
+def _rate(device: torch.device, dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Operations a second of a product; of few rows where this machine has no quick way for such numbers."""
     try:
-        rows = torch.ones((NUM_ROWS, WIDTH), dtype=dtype, device=device)
         matrix = torch.ones((WIDTH, WIDTH), dtype=dtype, device=device)
-        return 2.0 * NUM_ROWS * WIDTH * WIDTH / _fastest_s(lambda: rows @ matrix, device)
+        rate = 0.0
+        for num_rows in (FEW_ROWS, NUM_ROWS):
+            rows = torch.ones((num_rows, WIDTH), dtype=dtype, device=device)
+            operations = 2.0 * num_rows * WIDTH * WIDTH
+            rate = max(rate, operations / _fastest_s(partial(multiply, rows, matrix), device))
+            if operations / rate > RUN_S:
+                break
+        return rate
     except RuntimeError:
         return 0.0
 
@@ -90,12 +103,8 @@ def _quick_rate(dtype: torch.dtype) -> float:
 
 
 def _int8_rate(device: torch.device) -> float:
-    try:
-        rows = torch.ones((NUM_ROWS, WIDTH), dtype=torch.int8, device=device)
-        matrix = torch.ones((WIDTH, WIDTH), dtype=torch.int8, device=device)
-        return 2.0 * NUM_ROWS * WIDTH * WIDTH / _fastest_s(lambda: torch._int_mm(rows, matrix), device)
-    except (RuntimeError, AttributeError):
-        return 0.0
+    multiply = getattr(torch, "_int_mm", None)
+    return 0.0 if multiply is None else _rate(device, torch.int8, multiply)
 
 
 def _fastest_s(work: Callable[[], Tensor], device: torch.device) -> float:

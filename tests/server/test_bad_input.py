@@ -117,7 +117,7 @@ def test_fan_out_is_refused_before_anything_is_made(http: httpx.Client) -> None:
     ]
     for path, body in bodies:
         response = http.post(path, json=body)
-        assert response.status_code == 400, (path, list(body))
+        assert response.status_code in (400, 413), (path, list(body))
         check_reported(response)
 
 
@@ -166,7 +166,7 @@ def test_bodies_have_a_limit_that_is_kept_while_reading(server: Server) -> None:
             yield b"x" * (64 << 10)
 
     with server.http() as http:
-        assert http.post("/tokenize", content=endless()).status_code == 413
+        assert http.post("/tokenize", content=endless()).json()["error"]["code"] == "context_length_exceeded"
         zipped = http.post("/tokenize", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
         assert zipped.status_code == 415
 

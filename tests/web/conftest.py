@@ -47,7 +47,7 @@ def browser(built: Path) -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def served(built: Path) -> Iterator[Server]:
     model_path(DEFAULT)
-    with serving("--speculate", "auto", model="default", is_real=True) as running:
+    with serving("--speculate", "ngram", "--draft-tokens", "4", model="default", is_real=True) as running:
         yield running
 
 

@@ -105,7 +105,7 @@ function ServedDrafts(): JSX.Element {
     const made = new Tree().add("assistant", "", 0);
     setTurn(made);
     setBusy(true);
-    await answer(made, streamed({ ...SETTINGS, temperature: 0, max_tokens: 96 }, [{ role: "user", content: prompt }]), new AbortController().signal, () => setCount((value) => value + 1));
+    await answer(made, { ...streamed({ ...SETTINGS, temperature: 0, max_tokens: 96 }, [{ role: "user", content: prompt }]), speculate: 4 }, new AbortController().signal, () => setCount((value) => value + 1));
     setBusy(false);
   };
   const timings = turn?.usage?.timings;
