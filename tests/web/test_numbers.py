@@ -43,7 +43,6 @@ def test_the_cockpit_shows_what_simulate_prints(seen: Seen) -> None:
     assert not seen.faults
 
 
-@pytest.mark.slow
 def test_only_the_newest_of_two_runs_is_shown(seen: Seen) -> None:
     """A knob is turned while a long run is under way: its result never comes up, and the newest one does."""
     asked: list[int] = []

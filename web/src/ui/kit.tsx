@@ -96,6 +96,7 @@ export function Slider(props: {
   onChange: (value: number) => void;
 }): JSX.Element {
   const id = useId();
+  const [typed, setTyped] = useState<string | null>(null); // kept while the page is drawn anew around it
   const { min, max, value } = props;
   const base = props.log ? Math.max(min, 1e-9) : 0;
   const toPlace = (x: number) => (props.log ? Math.log(Math.max(x, base) / base) / Math.log(max / base) : x);
@@ -125,8 +126,12 @@ export function Slider(props: {
           min={min}
           max={max}
           step="any"
-          value={value}
-          onChange={(event) => set(Number(event.currentTarget.value))}
+          value={typed ?? value}
+          onInput={(event) => setTyped(event.currentTarget.value)}
+          onChange={(event) => {
+            setTyped(null);
+            set(Number(event.currentTarget.value));
+          }}
         />
       </div>
       {props.hint && <small>{props.hint}</small>}
