@@ -37,5 +37,9 @@ class StoreError(PenstockError):
     """What is kept between runs cannot be read or written (HTTP 503)."""
 
 
+class StepInterruptedError(EngineError):
+    """A step was given up halfway for more urgent work: it is computed again later."""
+
+
 class RankLostError(EngineError):
     """One of the ranks that compute a model together has ended or hangs: none of them can go on without it."""

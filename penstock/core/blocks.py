@@ -295,6 +295,14 @@ class BlockPool:
         holding.num_published = 0
         holding.tail = None
 
+    def trim(self, holding: Holding, num_blocks: int) -> None:
+        """Take back blocks beyond the first so many, which nobody has written or shares."""
+        surplus = holding.blocks[num_blocks:]
+        for block in surplus:
+            self._references[block] -= 1
+        del holding.blocks[num_blocks:]
+        self._rest(reversed(surplus))
+
     def pin(self, match: Match, until_s: float) -> None:
         """Keep matched blocks from being taken until then; the later of two ends holds."""
         for block in reversed(match.blocks):

@@ -17,6 +17,9 @@ class Limits(NamedTuple):
     prefix_caching: bool = True
     num_kept_blocks: int | None = None
     """Blocks that may be filled for the sake of prefixes alone; None for all."""
+    batch_lane_tokens: int | None = 128
+    """Most tokens of a step of batch sequences alone, for whose end an interactive request has to wait; None for as many as
+    of others."""
 
     @property
     def max_positions(self) -> int:

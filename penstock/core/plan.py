@@ -12,8 +12,6 @@ from penstock.core.limits import Limits
 from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence
 
-BATCH_LANE_TOKENS = 128
-"""Token budget of a step of batch sequences alone: an interactive request that arrives meanwhile waits for that step to end."""
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
 
@@ -30,7 +28,18 @@ class Preemption(NamedTuple):
 class StepPlan:
     """Made empty, filled by `fill`, and then a batch."""
 
-    __slots__ = ("_limits", "_pool", "_roster", "budget", "chunks", "copies", "lacks", "preemptions", "sequences")
+    __slots__ = (
+        "_limits",
+        "_pool",
+        "_roster",
+        "budget",
+        "chunks",
+        "copies",
+        "is_batch_lane",
+        "lacks",
+        "preemptions",
+        "sequences",
+    )
 
     def __init__(self, limits: Limits, pool: BlockPool, roster: Roster) -> None:
         self._limits = limits
@@ -44,14 +53,16 @@ class StepPlan:
         self.preemptions: tuple[Preemption, ...] = ()
         self.lacks = ""
         """What there is too little of for the first in order to come in; nothing if nobody waits."""
+        self.is_batch_lane = False
+        """It has batch sequences alone: no interactive one runs or waits."""
 
     def fill(self) -> None:
         """Prompts in progress come before admission, so no sequence is admitted before all of them are launched to their
         ends: a sequence with the same beginning finds all of it."""
         roster = self._roster
-        is_idle = not roster.is_contended
-        if is_idle:
-            self.budget = min(self.budget, BATCH_LANE_TOKENS)
+        self.is_batch_lane = not roster.is_contended
+        if self.is_batch_lane and self._limits.batch_lane_tokens is not None:
+            self.budget = min(self.budget, self._limits.batch_lane_tokens)
         prompts = self.add_decodes()
         if prompts:
             for sequence in sorted(prompts, key=roster.order.rank):

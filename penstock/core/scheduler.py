@@ -4,6 +4,7 @@ Pure: no tensor, no clock, no I/O. The engine's loop, a test and the simulator d
 
     schedule(now) -> Batch          what to compute next; may be called again before earlier batches are committed
     commit(batch, output, now)      in the order of launching
+    abandon(batch)                  instead, in the reverse order: its tokens are planned again
 
 What a step computes is put together by `plan`; who waits and who is inside is written in `roster`; which steps are on their
 way in `flights`. Here requests come and end, and results are taken in.
@@ -57,6 +58,8 @@ class Scheduler:
         """Of the last step."""
         self.lacks = ""
         """What the first in order waited for in the last step."""
+        self.yields = False
+        """The last step has batch sequences alone: it may be abandoned when an interactive request comes."""
         self._order = self.roster.order
         self._requests: dict[int, list[Sequence]] = {}
         self._deadlines = Deadlines(self._requests)
@@ -85,6 +88,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Some request has not ended."""
         return bool(self._requests)
+
+    @property
+    def has_batch_work(self) -> bool:
+        """Some batch request waits or runs."""
+        return bool(self.roster.batch or self.roster.num_batch_waiting)
 
     @property
     def prompts(self) -> tuple[tuple[int, int, int], ...]:
@@ -210,7 +218,7 @@ class Scheduler:
         self.pool.unpin_expired(now)
         plan = StepPlan(self.limits, self.pool, self.roster)
         plan.fill()
-        self.preemptions, self.lacks = plan.preemptions, plan.lacks
+        self.preemptions, self.lacks, self.yields = plan.preemptions, plan.lacks, plan.is_batch_lane
         self.num_preemptions += len(plan.preemptions)
         if not plan.chunks:
             return None
@@ -270,6 +278,25 @@ class Scheduler:
         if self.roster.behind:
             self.roster.catch_up()
         return tuple(deltas)
+
+    def abandon(self, batch: Batch) -> None:
+        """A step was interrupted before it drew anything, and every step launched after it is abandoned already.
+
+        Sequences that were to continue are where they were; those with a part of their prompt in it are preempted.
+        """
+        sequences, last_epoch = self.flights.land(batch.step)
+        for chunk, sequence in zip(batch.chunks, sequences, strict=True):
+            is_prompt = len(chunk.token_ids) > chunk.num_drafts
+            if is_prompt:
+                self._retract(sequence, last_epoch, chunk)
+            if not sequence.is_inside_since(last_epoch):
+                continue
+            if is_prompt:
+                self.roster.preempt(sequence)
+                continue
+            sequence.num_launched, sequence.num_verifying = chunk.start, 0
+            self.roster.end_fast_forward(sequence)
+            self.pool.trim(sequence.holding, len(sequence.blocks) - len(chunk.new_blocks))
 
     # Committing results
 

@@ -19,10 +19,10 @@ from penstock.core.scheduler import CANCELLED, Scheduler
 from penstock.draft.proposals import Proposals
 from penstock.draft.speculator import Speculator
 from penstock.engine.matching import Compiled, Matching, StepMasks
-from penstock.engine.runner import Runner, Ticket
+from penstock.engine.runner import InterruptibleRunner, Runner, Ticket
 from penstock.engine.step_log import StepLog
 from penstock.engine.step_size import StepSize
-from penstock.errors import CapacityError, EngineError, RankLostError, RequestError
+from penstock.errors import CapacityError, EngineError, RankLostError, RequestError, StepInterruptedError
 
 LOGGER = logging.getLogger(__name__)
 
@@ -105,6 +105,9 @@ class Engine:
         self._num_loops = 0
         self._turn_s = clock()
         self._runner = runner
+        self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
+        if self._interruptible is not None:  # no step keeps an interactive request waiting, so none needs a bound
+            scheduler.limits = scheduler.limits._replace(batch_lane_tokens=None)
         self._clock = clock
         self.depth = depth
         self.on_commit: OnCommit | None = None
@@ -140,6 +143,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
         self._inbox.put(request)
+        if self._interruptible is not None and not request.is_batch:
+            self._interruptible.interrupt(is_on=True)
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""
@@ -177,6 +182,8 @@ class Engine:
         if log is not None:
             log.turn(now)
         scheduler = self.scheduler
+        if self._interruptible is not None and scheduler.has_batch_work:
+            self._interruptible.interrupt(is_on=False)  # whoever is read below need not interrupt anything
         deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
         deltas += scheduler.expire(now)
         if self.proposals is not None:
@@ -192,6 +199,8 @@ class Engine:
             if log is not None:
                 log.launch(batch, launched_s)
             self.num_steps += 1
+            if self._interruptible is not None:
+                self._interruptible.yields = scheduler.yields
             self._launched.append((batch, self._launch(batch), launched_s))
         if self._launched and (batch is None or len(self._launched) >= self.depth):
             deltas += self._collect()
@@ -308,6 +317,9 @@ class Engine:
                 self._time(batch, launched_s, asked_s, self._clock())
         except RankLostError:
             raise
+        except StepInterruptedError:
+            self._abandon(batch)
+            return ()
         except Exception as error:
             if log is not None:
                 log.lose()
@@ -322,6 +334,13 @@ class Engine:
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas
+
+    def _abandon(self, batch: Batch) -> None:
+        """The oldest step made way for an interactive request. It and those after it are planned again."""
+        if self._log is not None:
+            self._log.lose()
+        for one in (*reversed(self._withdraw()), batch):
+            self.scheduler.abandon(one)
 
     def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
         """A step's tokens have arrived."""
@@ -354,6 +373,8 @@ class Engine:
     def _recover(self, batch: Batch, error: Exception) -> StepOutput:
         """Compute a failed step again in parts, without the sequences that have left since: their rows may have other
         owners."""
+        if self._interruptible is not None:
+            self._interruptible.yields = False
         live = self.scheduler.flights.live(batch)
         part = batch.only(live)._replace(copies=())
         try:

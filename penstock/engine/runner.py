@@ -1,6 +1,6 @@
 """What the engine needs of whatever computes a batch."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.core.batch import Batch, StepOutput
 
@@ -44,3 +44,14 @@ class Runner(Protocol):
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         """Start a step. It may read tokens that the step before it has drawn but not yet reported; with masks, it draws none
         before `draw` is called, or in the launch itself if the runner has one step under way at a time."""
+
+
+@runtime_checkable
+class InterruptibleRunner(Runner, Protocol):
+    """Can give up a step halfway, with StepInterruptedError and every row as it was before."""
+
+    yields: bool
+    """Steps launched from now on may be interrupted."""
+
+    def interrupt(self, *, is_on: bool) -> None:
+        """From any thread: steps that may be are interrupted, from now on and until told otherwise."""

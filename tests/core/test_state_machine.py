@@ -179,6 +179,19 @@ class Serving(RuleBasedStateMachine):
         for block in set(self.writes[batch.step][index]) - written_since:
             self.runner._digests[block][:] = [EMPTY] * self.limits.block_size
 
+    @precondition(lambda self: self.flying)
+    @rule(number=NUMBERS)
+    def abandon(self, number):
+        """Steps are interrupted, the newest first: nothing that they were to write is there."""
+        size = self.limits.block_size
+        for _ in range(1 + number % len(self.flying)):
+            batch, _ = self.flying.pop()
+            self.scheduler.abandon(batch)
+            for chunk, own in zip(batch.chunks, self.writes[batch.step], strict=True):
+                for position in range(chunk.start, chunk.end):
+                    block = own[position // size - chunk.start // size]
+                    self.runner._digests[block][position % size] = EMPTY
+
     # What must hold
 
     @invariant()

@@ -1,5 +1,6 @@
 """The short way of native steps gives what the long way gives, whatever the scheduler decides and whatever fails."""
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 from penstock.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
+from penstock.core.lanes import Lanes
 from penstock.core.limits import Limits
+from penstock.core.order import Queue, by_arrival
 from penstock.core.request import Request, SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.draft.drafter import Guess, View
@@ -54,9 +57,14 @@ def requests(count: int, params: list[SamplingParams]) -> list[Request]:
     ]
 
 
-def make_engine(kind: type[ModelRunner], decoder: NativeDecoder, num_blocks: int, max_batch_tokens: int) -> Engine:
+def make_engine(
+    kind: type[StepRunner], decoder: NativeDecoder, num_blocks: int, max_batch_tokens: int, *, is_laned: bool = False
+) -> Engine:
     limits = Limits(num_blocks, BLOCK_SIZE, MAX_CONTEXT, max_batch_tokens, MAX_SEQUENCES, 100, 10_000)
-    return Engine(Scheduler(limits), kind(decoder, num_blocks, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT), lambda: 0.0)
+    order = Lanes(Queue(by_arrival)) if is_laned else None
+    return Engine(
+        Scheduler(limits, order), kind(decoder, num_blocks, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT), lambda: 0.0
+    )
 
 
 @pytest.mark.parametrize("params", [[GREEDY], PARAMS])
@@ -214,6 +222,42 @@ def test_steps_with_drafts_take_the_short_way(decoder: NativeDecoder, monkeypatc
         heard += engine.step()
     for key, tokens in plain.items():
         assert [token for delta in heard if delta.request_id == key[0] for token in delta.token_ids] == tokens
+
+
+def tokens_of(answers: Mapping[tuple[int, int], list[Delta]]) -> dict[tuple[int, int], list[int]]:
+    return {key: [token for delta in deltas for token in delta.token_ids] for key, deltas in answers.items()}
+
+
+@pytest.mark.parametrize("params", [[GREEDY], PARAMS])
+@pytest.mark.parametrize(("num_blocks", "max_batch_tokens"), [(100, 256), (12, 24)])
+def test_batch_requests_that_are_interrupted_lose_nothing(
+    decoder: NativeDecoder, params: list[SamplingParams], num_blocks: int, max_batch_tokens: int
+) -> None:
+    asked = [dataclasses.replace(one, is_batch=True) for one in requests(16, params)]
+    calm = make_engine(NativeRunner, decoder, num_blocks, max_batch_tokens, is_laned=True)
+    engine = make_engine(NativeRunner, decoder, num_blocks, max_batch_tokens, is_laned=True)
+    source = random.Random(1)
+    num_abandoned = 0
+
+    def on_schedule(_: Batch) -> None:
+        engine.runner.interrupt(is_on=source.random() < 0.4)
+
+    def abandon(batch: Batch) -> None:
+        nonlocal num_abandoned
+        num_abandoned += 1
+        Scheduler.abandon(engine.scheduler, batch)
+
+    engine.on_schedule, engine.scheduler.abandon = on_schedule, abandon
+    assert tokens_of(serve(engine, asked)) == tokens_of(serve(calm, asked))
+    assert num_abandoned > 10
+    engine.scheduler.check()
+
+
+def test_steps_of_interactive_requests_are_not_interrupted(decoder: NativeDecoder) -> None:
+    asked = requests(8, PARAMS)
+    engine = make_engine(NativeRunner, decoder, 100, 256, is_laned=True)
+    engine.on_schedule = lambda _: engine.runner.interrupt(is_on=True)
+    assert tokens_of(serve(engine, asked)) == tokens_of(serve(make_engine(NativeRunner, decoder, 100, 256), asked))
 
 
 def test_a_row_is_not_computed_beyond_its_blocks(decoder: NativeDecoder) -> None:

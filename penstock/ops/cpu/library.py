@@ -15,14 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.errors import EngineError
+from penstock.errors import EngineError, StepInterruptedError
 from penstock.ops.packed import Packed
 
-ABI = 5
+ABI = 6
 HALVES = 2
 """Numbers of 16 bits in a word of a bitmask: a mask is read so many tokens at a time."""
 BEYOND = 2
 """Status of a step that reaches beyond a row."""
+INTERRUPTED = 3
 KERNELS = ("portable", "avx2", "avx512", "amx", "amx-emulated")
 """Families of kernels; the last is chosen by name alone."""
 AVX2, AVX512, AMX = 1, 2, 4
@@ -102,7 +103,7 @@ class RowsStep(Structure):
         ("sines", POINTER(c_void_p)),
         *((name, c_void_p) for name in ("chunks", "hidden", "drawn")),
         *((name, c_int32) for name in ("token_stride", "table_stride", "num_rotations", "num_chunks")),
-        *((name, c_int32) for name in ("draws", "reserved")),
+        *((name, c_int32) for name in ("draws", "yields")),
     )
 
 
@@ -143,12 +144,19 @@ class Library:
         self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
 
     def step_rows(self, model: NativeModel, step: RowsStep) -> bool:
-        """False, with nothing done, if a chunk reaches beyond its row's blocks."""
+        """False, with nothing done, if a chunk reaches beyond its row's blocks. Raises StepInterruptedError if it yields and
+        is interrupted."""
         status = self._handle.penstock_rows(self._context, ctypes.byref(model), ctypes.byref(step))
         if status == BEYOND:
             return False
+        if status == INTERRUPTED:
+            raise StepInterruptedError("the step was interrupted; launch it again")
         self._check(status)
         return True
+
+    def interrupt(self, *, is_on: bool) -> None:
+        """From any thread: steps that yield are left halfway, from now on and until told otherwise."""
+        self._handle.penstock_interrupt(self._context, is_on)
 
     def multiply(
         self,
@@ -264,7 +272,7 @@ def _load() -> ctypes.CDLL | None:
         except (OSError, AttributeError):  # built for another machine
             continue
         check_layout(numbers[:told])
-        if not hasattr(handle, "penstock_choose_allowed"):
+        if not hasattr(handle, "penstock_interrupt"):
             raise EngineError(
                 "the native library is older than this code; build it anew: python setup.py build_ext --inplace"
             )
@@ -278,6 +286,8 @@ def _load() -> ctypes.CDLL | None:
         for name in ("penstock_step", "penstock_rows", "penstock_product"):
             getattr(handle, name).argtypes = (c_void_p, c_void_p, c_void_p)
         handle.penstock_choose_allowed.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
+        handle.penstock_interrupt.argtypes = (c_void_p, ctypes.c_int)
+        handle.penstock_interrupt.restype = None
         handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         return handle
     return None

@@ -52,9 +52,7 @@ class Rows:
                 self.num_blocks[chunk.row] = 0
                 self._grown[chunk.row].clear()
                 self._carried[chunk.row].clear()
-            grown = self._grown[chunk.row]
-            while grown and grown[-1][0] >= step:
-                self.num_blocks[chunk.row] = grown.pop()[1]
+            self.shrink(step, (chunk,))
             if chunk.new_blocks:
                 held = int(self.num_blocks[chunk.row])
                 self.all_tables[chunk.row, held : held + len(chunk.new_blocks)] = chunk.new_blocks
@@ -109,6 +107,13 @@ class Rows:
                 grown.append((step, int(self.num_blocks[chunk.row])))
                 del grown[:-REMEMBERED_STEPS]
                 self.num_blocks[chunk.row] += len(chunk.new_blocks)
+
+    def shrink(self, step: int, chunks: Sequence[Chunk]) -> None:
+        """A step will not be launched again: the blocks that it brought are not the rows' own."""
+        for chunk in chunks:
+            grown = self._grown[chunk.row]
+            while grown and grown[-1][0] >= step:
+                self.num_blocks[chunk.row] = grown.pop()[1]
 
     def put(self, drawn: list[tuple[int, int, int]]) -> None:
         """Tokens that were drawn elsewhere: (row, position, token)."""

@@ -144,6 +144,10 @@ class NativeDecoder:
             self._bind(caches)
         return self._library.step_rows(self._model, step)
 
+    def interrupt(self, *, is_on: bool) -> None:
+        """From any thread: steps that yield are left halfway, from now on and until told otherwise."""
+        self._library.interrupt(is_on=is_on)
+
     def scores(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states; the next call may write over them."""
         scores = self._scores[: len(hidden)] if len(hidden) <= len(self._scores) else None

@@ -117,6 +117,10 @@ class NativeForward:
         """Final states of the last step's tokens, one after another; the next step writes over them."""
         return self._states
 
+    def let_yield(self, *, yields: bool) -> None:
+        """Steps may be interrupted from now on, or not."""
+        self._step.yields = yields
+
     def expect_decodes(self, rows: tuple[int, ...]) -> None:
         """Make ready for steps in which these rows go on by one token each, the likeliest."""
         ones = (1,) * len(rows)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.core.batch import Batch, StepOutput, make
+from penstock.errors import StepInterruptedError
 from penstock.layers.step import Rotations
 from penstock.ops.sampling.whole import NOT_DRAWN
 from penstock.runtime.eager.rows import Rows
@@ -39,11 +40,36 @@ class NativeRunner(StepRunner):
         sampler = Sampler(rows.tokens, rows.sampling)
         self._native = NativeForward(model, rows, cache, Rotations(spec, max_context, model.device), sampler)
         super().__init__(rows, cache, self._native, sampler, spec.vocab_size)
+        self._decoder = model
+        self._yields = False
         self._last_step = 0
         self._members: Members | None = None
         """Who was in the last step, if it went the short way: most often the same are in the next, one position further."""
 
+    @property
+    def yields(self) -> bool:
+        """Steps launched from now on may be interrupted."""
+        return self._yields
+
+    @yields.setter
+    def yields(self, yields: bool) -> None:
+        if yields is not self._yields:
+            self._yields = yields
+            self._native.let_yield(yields=yields)
+
+    def interrupt(self, *, is_on: bool) -> None:
+        """From any thread: steps that may be are interrupted, from now on and until told otherwise."""
+        self._decoder.interrupt(is_on=is_on)
+
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+        try:
+            return self._launch(batch, masks)
+        except StepInterruptedError:
+            self._members = None
+            self._rows.shrink(batch.step, batch.chunks)
+            raise
+
+    def _launch(self, batch: Batch, masks: TokenMasks | None) -> EagerTicket:
         step, chunks, copies, _ = batch
         if step > self._last_step:
             self._last_step = step

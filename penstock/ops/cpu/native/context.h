@@ -1,5 +1,6 @@
 // What outlives a call: threads, and memory that grows to the largest step seen.
 #pragma once
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -82,6 +83,8 @@ struct Context {
   Buffer stream, qkv, attention, sublayer, line, items, chunks, panels;
   std::mutex panels_lock;
   RowsMemory rows;
+  std::atomic<bool> is_interrupted{false};  // set from outside: steps that yield are left halfway
+  std::atomic<bool> leaves[2] = {};         // what the threads of a step agreed on, by turns of layers
 
   Number number_for(int count, bool invariant) const {
     return kernels->bf16_from && count >= kernels->bf16_from && !invariant ? Number::kBf16 : Number::kInteger;

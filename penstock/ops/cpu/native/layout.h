@@ -35,7 +35,7 @@ inline const int32_t kLayout[] = {
     PENSTOCK_AT(RowsStep, num_blocks), PENSTOCK_AT(RowsStep, cosines), PENSTOCK_AT(RowsStep, sines),
     PENSTOCK_AT(RowsStep, chunks), PENSTOCK_AT(RowsStep, hidden), PENSTOCK_AT(RowsStep, drawn),
     PENSTOCK_AT(RowsStep, token_stride), PENSTOCK_AT(RowsStep, table_stride), PENSTOCK_AT(RowsStep, num_rotations),
-    PENSTOCK_AT(RowsStep, num_chunks), PENSTOCK_AT(RowsStep, draws), PENSTOCK_AT(RowsStep, reserved),
+    PENSTOCK_AT(RowsStep, num_chunks), PENSTOCK_AT(RowsStep, draws), PENSTOCK_AT(RowsStep, yields),
 
     (int32_t)sizeof(Product), PENSTOCK_AT(Product, x), PENSTOCK_AT(Product, out), PENSTOCK_AT(Product, likeliest),
     PENSTOCK_AT(Product, num_rows), PENSTOCK_AT(Product, number), PENSTOCK_AT(Product, invariant),

@@ -1,5 +1,5 @@
 // The C interface. Functions return 0, or 1 when memory ran out; arguments were checked by the caller. A step told by rows
-// returns 2 if it reaches beyond a row's blocks.
+// returns 2 if it reaches beyond a row's blocks, 3 if it was interrupted.
 #include "dispatch.h"
 #include "layout.h"
 #include "rows.h"
@@ -24,7 +24,7 @@ int guarded(Function function) {
 extern "C" {
 
 // Bumped whenever a struct of abi.h changes.
-int penstock_abi() { return 5; }
+int penstock_abi() { return 6; }
 
 // Sizes and places in the structs; how many numbers that are.
 int penstock_layout(const int32_t** numbers) {
@@ -59,10 +59,13 @@ int penstock_step(void* context, const Model* model, const Step* step) {
 }
 
 int penstock_rows(void* context, const Model* model, const RowsStep* step) {
-  bool is_within = true;
-  const int status = guarded([&] { is_within = run_rows(*(Context*)context, *model, *step); });
-  return is_within ? status : 2;
+  Outcome outcome = Outcome::kDone;
+  const int status = guarded([&] { outcome = run_rows(*(Context*)context, *model, *step); });
+  return status ? status : (int)outcome;
 }
+
+// From any thread: steps that yield are left halfway, from now on and until told otherwise.
+void penstock_interrupt(void* context, int is_on) { ((Context*)context)->is_interrupted = is_on != 0; }
 
 int penstock_product(void* context, const Matrix* matrix, const Product* product) {
   return guarded([&] { run_product(*(Context*)context, *matrix, *product); });

@@ -86,7 +86,7 @@ class Panels {
     for (int spins = 0;; ++spins) {
       {
         const std::lock_guard<std::mutex> guard(*lock_);
-        if (num_left_ == 0) return nullptr;
+        if (num_left_ <= 0) return nullptr;
         Panel* best = nullptr;
         for (int i = 0; i < count_; ++i)
           if (is_ready(i) && (!best || is_before(panels_[i], *best, thread))) best = &panels_[i];
@@ -104,6 +104,12 @@ class Panels {
     const std::lock_guard<std::mutex> guard(*lock_);
     panel.is_taken = false;
     num_left_ -= ++panel.num_done == num_stages_;
+  }
+
+  // No panel goes on: the step is given up.
+  void leave() {
+    const std::lock_guard<std::mutex> guard(*lock_);
+    num_left_ = 0;
   }
 
  private:

@@ -88,19 +88,19 @@ void draw(Context& c, const Model& m, const RowsStep& s, const Step& step) {
 
 }  // namespace
 
-bool run_rows(Context& c, const Model& model, const RowsStep& s) {
+Outcome run_rows(Context& c, const Model& model, const RowsStep& s) {
   int64_t num_tokens = 0, most_blocks = 0;
   for (int i = 0; i < s.num_chunks; ++i) {
     const Chunk chunk = chunk_at(s, i);
-    if (!is_within(s, model, chunk)) return false;
+    if (!is_within(s, model, chunk)) return Outcome::kBeyond;
     const int64_t blocks = (chunk.start + chunk.length + model.block_size - 1) / model.block_size;
     num_tokens += chunk.length;
     if (blocks > most_blocks) most_blocks = blocks;
   }
   const Step step = gather(c, model, s, (int)num_tokens, (int)most_blocks);
-  run_step(c, model, step);
+  if (!run_step(c, model, step, s.yields)) return Outcome::kInterrupted;
   if (s.draws) draw(c, model, s, step);
-  return true;
+  return Outcome::kDone;
 }
 
 }  // namespace penstock

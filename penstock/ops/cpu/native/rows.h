@@ -19,10 +19,15 @@ struct RowsStep {
   int32_t num_rotations;
   int32_t num_chunks;
   int32_t draws;  // 0 leaves `drawn` and the tokens alone
-  int32_t reserved;
+  int32_t yields;  // it may be interrupted
 };
 
-// False, with nothing done, if a chunk reaches beyond its row's blocks or tokens.
-bool run_rows(Context& context, const Model& model, const RowsStep& step);
+enum class Outcome {
+  kDone = 0,
+  kBeyond = 2,       // a chunk reaches beyond its row's blocks or tokens: nothing was done
+  kInterrupted = 3,  // nothing was drawn; keys and values may have been written
+};
+
+Outcome run_rows(Context& context, const Model& model, const RowsStep& step);
 
 }  // namespace penstock

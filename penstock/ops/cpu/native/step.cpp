@@ -23,6 +23,7 @@ struct Run {
   float* lines;  // one of hidden_size for each thread
   Items items;
   Panels panels;  // none if products are shared out by outputs
+  bool yields;    // it may be interrupted
 
   int qkv_size() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int q_size() const { return model.num_heads * model.head_dim; }
@@ -206,6 +207,7 @@ void walk(void* context, const Member& member) {
   Ahead nothing;
   Beginning next(run, m.layers[0], member);
   for (int i = 0; i < m.num_layers; ++i) {
+    if (i && run.c.leaves[(i - 1) % 2]) return k.finish();
     const Layer& layer = m.layers[i];
     const auto read = [&](const float* waiting, const float* weight) {
       each_row(member, count, [&](int row) { k.encode(read_row(member, run, waiting, weight, row), run.input, row); });
@@ -214,6 +216,8 @@ void walk(void* context, const Member& member) {
     Target target{&layer.qkv, run.qkv, run.qkv_size(), false};
     multiply(member, run.c, run.input, layer.qkv, kTilesAtOnce, sink_of(target).beside(next));
     place(member, run, layer);
+    // One decides for all: they meet before any of them asks, and again before it is decided anew.
+    if (!member.index && i + 1 < m.num_layers) run.c.leaves[i % 2] = run.yields && run.c.is_interrupted;
     attend(member, run, layer);
     multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm, nothing);
     if (i + 1 < m.num_layers) next = Beginning(run, m.layers[i + 1], member);
@@ -276,6 +280,11 @@ void walk_panels(void* context, const Member& member) {
   Run& run = *(Run*)context;
   const Model& m = run.model;
   while (Panel* panel = run.panels.take(member.index)) {
+    if (run.yields && run.c.is_interrupted) {
+      run.c.leaves[0] = true;
+      run.panels.leave();
+      break;
+    }
     Stage stage(member, run, *panel);
     const int i = panel->num_done, end = panel->first + panel->count;
     const float* waiting = i ? m.layers[i - 1].mlp_post_norm : nullptr;
@@ -294,7 +303,7 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
   const int q_size = m.num_heads * m.head_dim, qkv_size = q_size + 2 * m.num_kv_heads * m.head_dim;
   const Number number = c.number_for(s.num_tokens, m.invariant);
   const size_t tokens = pieces(s.num_tokens, kTile) * kTile;  // products may write whole tiles
-  Run run{c, m, s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}};
+  Run run{c, m, s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}, false};
   if (in_panels && number == Number::kBf16 && s.num_tokens >= kPanelsFrom * c.pool.num_threads()) {
     run.panels = Panels(c, m, s, run.items);
   } else {
@@ -318,9 +327,12 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
 
 }  // namespace
 
-void run_step(Context& c, const Model& model, const Step& step) {
+bool run_step(Context& c, const Model& model, const Step& step, bool yields) {
   Run run = prepare(c, model, step, true);
+  run.yields = yields;
+  c.leaves[0] = c.leaves[1] = false;
   c.pool.run(run.panels.most_rows() ? walk_panels : walk, &run);
+  return !c.leaves[0] && !c.leaves[1];
 }
 
 void run_attention(Context& c, const Model& model, const Step& step, float* qkv, float* out) {

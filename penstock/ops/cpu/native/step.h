@@ -24,7 +24,8 @@ struct Allowed {
 
 constexpr int64_t kNothingLeft = -2;  // in place of a place
 
-void run_step(Context& context, const Model& model, const Step& step);
+// False if it yields and was interrupted: then hidden states are not written.
+bool run_step(Context& context, const Model& model, const Step& step, bool yields = false);
 void run_product(Context& context, const Matrix& matrix, const Product& product, const Allowed& allowed = {});
 // The first layer's placing of keys and values and its attention; qkv is written, out is [tokens, heads * head_dim].
 void run_attention(Context& context, const Model& model, const Step& step, float* qkv, float* out);
