@@ -17,9 +17,8 @@ class Limits(NamedTuple):
     prefix_caching: bool = True
     num_kept_blocks: int | None = None
     """Blocks that may be filled for the sake of prefixes alone; None for all."""
-    batch_lane_tokens: int | None = 128
-    """Most tokens of a step of batch sequences alone, for whose end an interactive request has to wait; None for as many as
-    of others."""
+    batch_lane_tokens: int = 128
+    """Most tokens of a step of batch sequences alone: an interactive request waits for its end, or its work is lost."""
 
     @property
     def max_positions(self) -> int:

@@ -61,7 +61,7 @@ class StepPlan:
         ends: a sequence with the same beginning finds all of it."""
         roster = self._roster
         self.is_batch_lane = not roster.is_contended
-        if self.is_batch_lane and self._limits.batch_lane_tokens is not None:
+        if self.is_batch_lane:
             self.budget = min(self.budget, self._limits.batch_lane_tokens)
         prompts = self.add_decodes()
         if prompts:

@@ -106,8 +106,6 @@ class Engine:
         self._turn_s = clock()
         self._runner = runner
         self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
-        if self._interruptible is not None:  # no step keeps an interactive request waiting, so none needs a bound
-            scheduler.limits = scheduler.limits._replace(batch_lane_tokens=None)
         self._clock = clock
         self.depth = depth
         self.on_commit: OnCommit | None = None
