@@ -224,10 +224,6 @@ def test_steps_with_drafts_take_the_short_way(decoder: NativeDecoder, monkeypatc
         assert [token for delta in heard if delta.request_id == key[0] for token in delta.token_ids] == tokens
 
 
-def tokens_of(answers: Mapping[tuple[int, int], list[Delta]]) -> dict[tuple[int, int], list[int]]:
-    return {key: [token for delta in deltas for token in delta.token_ids] for key, deltas in answers.items()}
-
-
 @pytest.mark.parametrize("params", [[GREEDY], PARAMS])
 @pytest.mark.parametrize(("num_blocks", "max_batch_tokens"), [(100, 256), (12, 24)])
 def test_batch_requests_that_are_interrupted_lose_nothing(

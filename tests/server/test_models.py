@@ -345,7 +345,8 @@ def test_progress_of_a_load_is_told_in_each_dialect_to_those_who_ask() -> None:
         ("/api/chat", {"model": "a", "messages": user("hello"), "options": OPTIONS, "include_progress": True}),
         (
             "/v1/responses",
-            {"model": "a", "input": "hello", "stream": True, "stream_options": {"include_progress": True}},
+            {"model": "a", "input": "hello", "max_output_tokens": 8, "stream": True}
+            | {"stream_options": {"include_progress": True}},
         ),
     ]
     with pool("--model", "a=oracle:load_ms=1500", "--keep-alive", "0") as server:

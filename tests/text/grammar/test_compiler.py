@@ -40,7 +40,7 @@ def holds_to(schema: dict[str, object], seed: int) -> bool:
 
 
 def test_what_is_written_under_a_schema_is_an_instance_of_it() -> None:
-    assert sum(holds_to(make_schema(seed), seed) for seed in range(60)) > 40
+    assert sum(holds_to(make_schema(seed), seed) for seed in range(24)) > 16
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_thousand_schemas() -> None:
     ],
 )
 def test_what_is_written_under_a_grammar_belongs_to_it(kind: str, source: str, pattern: str) -> None:
-    for seed in range(6):
+    for seed in range(3):
         drawn = write(compiler().compile(kind, source), seed)
         if drawn is not None:
             assert re.fullmatch(pattern, tokenizer().decode(drawn), re.DOTALL), seed
