@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.assembly.banner import pool_banner
+from penstock.assembly.integrity import ModelVerifier
 from penstock.assembly.machines import is_arithmetic
 from penstock.assembly.serving import package_version
 from penstock.assembly.text import card_of, fetch, open_text
@@ -21,7 +22,8 @@ from penstock.files import dummy_spec, no_words, open_files
 from penstock.server.front import Front
 from penstock.server.pool.config import PoolConfig, keep_alive_of
 from penstock.server.pool.memory import WORD_BYTES
-from penstock.server.pool.pool import CheckedFiles, ModelPool, PooledModel
+from penstock.server.pool.model import CheckedFiles, PooledModel
+from penstock.server.pool.pool import ModelPool
 from penstock.server.pool.resident import Resident
 from penstock.server.served import ServedModel, ServedModels
 from penstock.server.text import NO_CARD
@@ -124,6 +126,7 @@ class PooledEngines:
     ) -> None:
         self._entries = {entry.name: entry for entry in entries}
         self._server = server
+        verifiers = {entry.name: ModelVerifier(entry.source, engine, package_version()) for entry in entries}
         engine = with_cache_share(engine, budget_bytes)
         models = []
         for entry in entries:
@@ -133,7 +136,8 @@ class PooledEngines:
             resident = Resident(entry.name, 0, entry.is_pinned, alive_s)
             served = ServedModel(client, num_tenants=len(server.keys), resident=resident)
             check = partial(check_files, entry.source, engine)
-            models.append(PooledModel(served, resident, partial(open_text, entry.source), check))
+            opener = partial(open_text, entry.source)
+            models.append(PooledModel(served, resident, opener, check, verifiers[entry.name]))
         self.pool = ModelPool(models, budget_bytes, max_waiting=engine.scheduler.max_waiting)
         self.front = Front(ServedModels(*(one.served for one in models)), server, package_version(), self.pool)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import uvicorn
 
 from penstock.assembly.banner import banner
-from penstock.assembly.integrity import CANARY_PROMPT, CANARY_TOKENS, Canary
+from penstock.assembly.integrity import ModelVerifier
 from penstock.config import EngineConfig, ServerConfig
 from penstock.engine.client import EngineClient
 from penstock.engine.spawn import Spawned
@@ -34,7 +34,8 @@ from penstock.server.jobs.service import Jobs
 from penstock.server.responses.routes import resume_background
 from penstock.server.responses.service import make_responses
 from penstock.server.served import ServedModel, ServedModels
-from penstock.server.text import Text, open_on_thread
+from penstock.server.text import Text
+from penstock.server.threads import on_daemon_thread
 from penstock.store import jobs, responses
 from penstock.store.storage import open_storage
 
@@ -44,6 +45,8 @@ BACKLOG = 1024
 DROPPED_STATUS = 1
 SEND_BYTES = 64 << 10
 """What the system may hold for a client that does not read; connections inherit it."""
+CANARY_PAUSE_S = 5.0
+"""Until the model is asked again what it answers, where another request ran beside that."""
 LINGER_S = 0.5
 """Time connections get to read their last words."""
 
@@ -72,16 +75,14 @@ def serve(
     command: list[str],
     text: Callable[[], Text],
     spawned: Spawned | None = None,
-    damage: Callable[[], list[str]] | None = None,
-    canary: Canary | None = None,
+    verifier: ModelVerifier | None = None,
 ) -> int:
     """Serve one model until asked to stop; returns the exit status: 0 only if no answer was cut off."""
 
     def make() -> Engines:
         client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
-        one = SingleEngine(client, server, text, time.monotonic() if spawned is None else spawned.start_s)
-        one.damage, one.canary = damage, canary
-        return one
+        start_s = time.monotonic() if spawned is None else spawned.start_s
+        return SingleEngine(client, server, text, start_s, verifier)
 
     return serve_engines(make, server)
 
@@ -103,12 +104,17 @@ def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
 class SingleEngine:
     """One model, loaded at once: its engine's failure is the server's."""
 
-    def __init__(self, client: EngineClient, server: ServerConfig, text: Callable[[], Text], start_s: float) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        server: ServerConfig,
+        text: Callable[[], Text],
+        start_s: float,
+        verifier: ModelVerifier | None = None,
+    ) -> None:
         self._config = server
         self._open_text = text
-        self.damage: Callable[[], list[str]] | None = None
-        """Which files of the model are not what they were; asked in the background, once it serves."""
-        self.canary: Canary | None = None
+        self._verifier = verifier
         self._start_s = start_s
         self._phases: list[tuple[str, float]] = []
         self._client = client
@@ -121,7 +127,7 @@ class SingleEngine:
 
     async def until_ready(self, port: int) -> None:
         """Load words and weights at the same time; whatever fails first is what is told."""
-        words, _ = await asyncio.gather(open_on_thread(self._open_text), self._client.ready.wait())
+        words, _ = await asyncio.gather(on_daemon_thread(self._open_text, "words"), self._client.ready.wait())
         self._model.text = words
         if self._client.facts is not None:
             seconds = time.monotonic() - self._start_s
@@ -132,17 +138,22 @@ class SingleEngine:
 
     async def verify(self) -> None:
         """Whether the model is what it was; if not, it is not ready for anybody."""
+        if self._verifier is None:
+            return
         try:
-            if self.canary is not None and self._model.facts.can_generate:
-                token_ids = await self._model.greedy_tokens(CANARY_PROMPT, CANARY_TOKENS)
-                if token_ids and self.canary.has_changed(token_ids):
-                    self._model.fault = "the model answers otherwise than it did on this machine; run `penstock verify`"
-            if self.damage is not None and (damaged := await asyncio.to_thread(self.damage)):
-                self._model.fault = f"files of the model are damaged: {', '.join(damaged[:5])}; fetch it again"
+            self._model.fault = await self._find_fault(self._verifier)
         except Exception:
             LOGGER.exception("the model could not be verified")
         if self._model.fault:
             LOGGER.error("%s", self._model.fault)
+
+    async def _find_fault(self, verifier: ModelVerifier) -> str:
+        change = await verifier.change(self._model)
+        damage = await on_daemon_thread(verifier.damage, "verify")
+        while change is None and not damage:
+            await asyncio.sleep(CANARY_PAUSE_S)
+            change = await verifier.change(self._model)
+        return damage or change or ""
 
     def _on_phase(self, name: str, seconds: float) -> None:
         self._phases.append((name, seconds))

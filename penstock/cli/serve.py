@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -63,19 +63,14 @@ def run(config: Config) -> int:
     command = worker_command(config, model)
     set_up(config.server.log_level, config.server.log_format)
     with Spawned(command) as spawned:  # it imports torch while we import a web server
-        from penstock.assembly.integrity import Canary, damage_of
+        from penstock.assembly.integrity import ModelVerifier
         from penstock.assembly.serving import package_version, serve
-        from penstock.assembly.text import fetch, fetched_path, open_text
-        from penstock.measure.this_machine import cache_folder, machine_facts
+        from penstock.assembly.text import fetch, open_text
 
         fetch(model)
         server = with_key_of_environment(config.server)
-        path = fetched_path(model)
-        damage = None if path is None else partial(damage_of, path)
-        machine = machine_facts()
-        facts = {"version": package_version(), "machine": machine, "engine": asdict(config.engine), "path": path}
-        canary = None if path is None or machine["gpus"] else Canary(cache_folder(), facts)
-        return serve(config.engine, server, command, lambda: open_text(model), spawned, damage, canary)
+        verifier = ModelVerifier(model, config.engine, package_version())
+        return serve(config.engine, server, command, lambda: open_text(model), spawned, verifier)
 
 
 def worker_command(config: Config, model: str) -> list[str]:

@@ -70,6 +70,10 @@ class ServedModel:
     def text(self, text: Text) -> None:
         self._text = text
 
+    def forget_text(self) -> None:
+        """Of a model that is not loaded. Its card stays."""
+        self._card, self._text = self.card, None
+
     @property
     def card(self) -> ModelCard:
         """Also of a model that was never loaded, once its files have been looked at."""
@@ -136,8 +140,8 @@ class ServedModel:
         """A token has come through the real path lately, or comes now. A model that is not loaded now is ready to be asked."""
         resident = self.resident
         if resident is not None and resident.state is not Residency.READY:
-            return resident.state is not Residency.FAILED and not resident.is_pinned and not self.fault
-        if not self.is_open or not self.is_alive or self.fault:
+            return resident.state is not Residency.FAILED and not resident.is_pinned
+        if not self.is_open or not self.is_alive or self.fault or (resident is not None and resident.fault):
             return False
         now = time.monotonic()
         if not self.facts.can_generate:
@@ -159,10 +163,14 @@ class ServedModel:
         return False
 
     async def greedy_tokens(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """What the model answers to a prompt of its own; empty if it does not come to an end."""
+        """What the model answers to a prompt while it has no other and none of it is cached: either may change the rounding.
+
+        Empty if another request came meanwhile, or the answer did not come to its end.
+        """
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        number, is_alone = self.client.next_id(), not self.client.num_open
         request = Request(
-            request_id=self.client.next_id(), prompt=prompt, params=params, arrival_s=time.monotonic(), salt="canary"
+            request_id=number, prompt=prompt, params=params, arrival_s=time.monotonic(), salt=f"canary {number}"
         )
         stream = self.client.submit(request)
         token_ids: list[int] = []
@@ -171,7 +179,8 @@ class ServedModel:
                 token_ids += delta.token_ids
         finally:
             self.client.cancel(request.request_id)
-        return tuple(token_ids) if len(token_ids) == count else ()
+        is_alone = is_alone and self.client.next_id() == number + 1
+        return tuple(token_ids) if is_alone and len(token_ids) == count else ()
 
 
 class ServedModels:

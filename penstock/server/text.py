@@ -1,8 +1,5 @@
 """What a model reads and writes, apart from its weights: tokenizer, chat template, way of marking reasoning, grammars."""
 
-import asyncio
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -63,24 +60,3 @@ class Text:
     @cached_property
     def markers(self) -> Markers:
         return Markers(self.tokenizer)
-
-
-def open_on_thread(function: Callable[[], Text]) -> "asyncio.Future[Text]":
-    """On a thread that does not keep the process from ending, as those of an executor would."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Text] = loop.create_future()
-
-    def report(outcome: Callable[[], None]) -> None:
-        if not done.done():
-            outcome()
-
-    def work() -> None:
-        try:
-            text = function()
-            loop.call_soon_threadsafe(report, lambda: done.set_result(text))
-        except Exception as error:
-            fault = error
-            loop.call_soon_threadsafe(report, lambda: done.set_exception(fault))
-
-    threading.Thread(target=work, name="words", daemon=True).start()
-    return done

@@ -17,7 +17,7 @@ PATIENCE_S = 5.0
 class Departure(NamedTuple):
     resident: Resident
     reason: str
-    """`idle` or `memory`."""
+    """`idle`, `damaged` or `memory`."""
 
 
 class PoolPlan(NamedTuple):
@@ -28,7 +28,7 @@ class PoolPlan(NamedTuple):
 
 
 def decide(residents: Sequence[Resident], budget_bytes: int | None, now: float) -> PoolPlan:
-    unload = [Departure(one, "idle") for one in residents if one.is_idle and now >= one.expires_s]
+    unload = [Departure(one, "damaged" if one.fault else "idle") for one in residents if one.is_over(now)]
     waiting = sorted((one for one in residents if one.wants_load(now)), key=lambda one: one.wanted_s or 0.0)
     if budget_bytes is None:
         return PoolPlan(tuple(waiting), tuple(unload))

@@ -1,33 +1,35 @@
 """The models of a server, each loaded when somebody asks for it and unloaded when its room is needed or nobody does.
 
     cold -> loading -> ready -> unloading -> cold
-               |         |
-               v         v
+               |         |          |
+               v         v          v
              failed (tried again after a while, if somebody asks)
 
 One task looks after all of them; a load and an unload are tasks of their own. Whoever acquires a model has it until the
 release: it is not unloaded meanwhile. A load that fails is told to those who waited for it, and touches no other model.
+A model that is not what it was takes no new requests, is unloaded, and is verified before it serves again.
 """
 
 import asyncio
 import contextlib
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from penstock.errors import CapacityError, EngineError, PenstockError
-from penstock.metrics.exposition import DURATION_BUCKETS, Buckets, Counter, Gauge, Metric
+from penstock.errors import CapacityError, ModelFileError, PenstockError
+from penstock.metrics.exposition import Metric
 from penstock.server.dialect import Progress
-from penstock.server.http.faults import NO_RETRY, ApiError, ErrorKind, busy
-from penstock.server.pool.memory import promised_bytes, taken_bytes
+from penstock.server.http.faults import ApiError
+from penstock.server.pool.loads import Loads
+from penstock.server.pool.memory import taken_bytes
+from penstock.server.pool.meters import PoolMeters
+from penstock.server.pool.model import PooledModel
 from penstock.server.pool.policy import can_ever_fit, decide
+from penstock.server.pool.refusals import MIB, crowded, load_failed, not_yet, reason_of, stopping, too_large
 from penstock.server.pool.resident import Residency, Resident
-from penstock.server.served import ServedModel
-from penstock.server.text import ModelCard, Text, open_on_thread
+from penstock.server.threads import on_daemon_thread
 
 LOGGER = logging.getLogger(__name__)
 TURN_S = 0.25
@@ -39,38 +41,13 @@ LOAD_S = 600.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Before a load that failed is tried again; doubled each time."""
 MEASURE_S = 1.0
-MIB = 2**20
-DEPARTURES = {"idle": "nobody has asked for it", "memory": "another needs its room"}
+DEPARTURES = {
+    "idle": "nobody has asked for it",
+    "memory": "another needs its room",
+    "damaged": "it is not what it was",
+}
 NEXT_PHASE = {"load the model": "make room for the cache"}
 """What an engine does after the part of its start that it has told of."""
-
-
-class CheckedFiles(NamedTuple):
-    """What a look at a model's files tells."""
-
-    card: ModelCard
-    num_bytes: int
-    """What it is expected to take."""
-
-
-class PooledModel(NamedTuple):
-    """A model that can be loaded: what is served of it, where it stands, and how its files are read, which blocks."""
-
-    served: ServedModel
-    resident: Resident
-    open_text: Callable[[], Text]
-    check: Callable[[], CheckedFiles]
-    """Raises PenstockError for files that no engine could load."""
-
-
-class PoolMeters:
-    """Loads and departures of one model."""
-
-    def __init__(self) -> None:
-        self.loads = Counter("penstock_model_loads", "Times the model was loaded")
-        self.failures = Counter("penstock_model_load_failures", "Loads that failed")
-        self.unloads = Counter("penstock_model_evictions", "Times the model was unloaded, by why")
-        self.load_s = Buckets("penstock_model_load_seconds", "Seconds a load takes", DURATION_BUCKETS)
 
 
 class ModelPool:
@@ -79,10 +56,10 @@ class ModelPool:
     def __init__(self, models: Sequence[PooledModel], budget_bytes: int | None, *, max_waiting: int = 1024) -> None:
         self.models = {one.resident.name: one for one in models}
         self.budget_bytes = budget_bytes
-        self.meters = {name: PoolMeters() for name in self.models}
+        self.meters = {one.resident.name: PoolMeters(one.resident) for one in models}
         self._max_waiting = max_waiting
         self._waiters: dict[str, list[asyncio.Future[None]]] = {name: [] for name in self.models}
-        self._supervisors: dict[str, asyncio.Task[None]] = {}
+        self._loads = Loads()
         self._tasks: set[asyncio.Task[None]] = set()
         self._called = asyncio.Event()
         self._is_stopping = False
@@ -107,17 +84,7 @@ class ModelPool:
 
     def metrics(self, name: str) -> list[Metric]:
         """What is counted of one model beside what its requests are."""
-        resident = self.models[name].resident
-        state = "penstock_model_state", "1 for the state that a model is in"
-        states = [Gauge(*state, partial(_is_in, resident, one), (("state", one.value),)) for one in Residency]
-        gauges = [
-            Gauge(
-                "penstock_model_bytes", "Memory that a model takes", lambda: resident.num_bytes * resident.is_in_memory
-            ),
-            Gauge("penstock_model_requests", "Requests that have the model", lambda: resident.num_uses),
-            Gauge("penstock_model_requests_waiting", "Requests that wait for a load", lambda: resident.num_waiting),
-        ]
-        return [*states, *gauges, *vars(self.meters[name]).values()]
+        return self.meters[name].metrics
 
     def progress(self, resident: Resident) -> Progress:
         """Progress of a model that requests wait for."""
@@ -168,7 +135,7 @@ class ModelPool:
             limit_s = LOAD_S if resident.state is Residency.LOADING else ROOM_S
             left_s = start_s + (limit_s if timeout_s is None else timeout_s) - time.monotonic()
             if left_s <= 0.0:
-                raise self._not_yet(resident)
+                raise not_yet(resident, self.progress(resident).eta_s)
             await asyncio.wait((waiter,), timeout=min(left_s, 1.0))
         waiter.result()
 
@@ -188,30 +155,16 @@ class ModelPool:
 
     def _check(self, resident: Resident) -> None:
         if self._is_stopping:
-            raise busy("the server is shutting down; send the request elsewhere", 1, code="shutting_down")
+            raise stopping()
         if not can_ever_fit(resident, self.residents, self.budget_bytes):
-            raise self._too_large(resident)
+            raise too_large(resident, self.budget_bytes)
         left_s = resident.retry_s - time.monotonic()
         if resident.state is Residency.FAILED and left_s > 0.0:
-            raise _failed(resident, left_s)
+            raise load_failed(resident, left_s)
+        if resident.state is Residency.READY and resident.fault:
+            raise load_failed(resident, FIRST_PAUSE_S)
         if resident.num_waiting >= self._max_waiting:
-            raise busy(f"{resident.num_waiting:,} requests wait for {resident.name!r} to be loaded; try later", 5)
-
-    def _not_yet(self, resident: Resident) -> ApiError:
-        if resident.state is Residency.LOADING:
-            eta_s = self.progress(resident).eta_s
-            message = f"{resident.name!r} is still being loaded; try again in a moment"
-            return busy(message, 1 if eta_s is None else max(math.ceil(eta_s), 1), code="model_loading")
-        message = f"there is no room for {resident.name!r} now: other models are in use; try later"
-        return busy(message, 10, code="no_room_for_model")
-
-    def _too_large(self, resident: Resident) -> ApiError:
-        budget = 0 if self.budget_bytes is None else self.budget_bytes
-        message = (
-            f"{resident.name!r} takes about {resident.num_bytes // MIB:,} MiB; the models of this server may take "
-            f"{budget // MIB:,} MiB together, those that never leave included; ask for another"
-        )
-        return ApiError(ErrorKind.UNAVAILABLE, message, param="model", code="model_does_not_fit", headers=NO_RETRY)
+            raise crowded(resident)
 
     # The pool looks after its models
 
@@ -232,9 +185,12 @@ class ModelPool:
         self._is_stopping = True
         self._called.set()
         for one in self.residents:
-            self._refuse(one, lambda: busy("the server is shutting down; send the request elsewhere", 1))
+            self._refuse(one, stopping)
         await asyncio.gather(*(one.served.client.stop() for one in self.models.values()))
-        await asyncio.gather(*self._supervisors.values(), *self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._loads.supervisors, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _turn(self, now: float) -> None:
         if self._is_stopping:
@@ -285,13 +241,13 @@ class ModelPool:
         resident = pooled.resident
         resident.is_checking = True
         try:
-            found = await asyncio.to_thread(pooled.check)
-            pooled.served.card, resident.estimated_bytes, resident.is_checked = *found, True
+            await self._loads.check(pooled)
+            resident.is_checked = True
             self._called.set()
             if not can_ever_fit(resident, self.residents, self.budget_bytes):
-                self._refuse(resident, lambda: self._too_large(resident))
+                self._refuse(resident, lambda: too_large(resident, self.budget_bytes))
                 if resident.is_pinned:
-                    raise CapacityError(self._too_large(resident).message)
+                    raise CapacityError(too_large(resident, self.budget_bytes).message)
         except Exception as error:
             self.meters[resident.name].failures.add()
             self._fail(resident, error)
@@ -301,61 +257,42 @@ class ModelPool:
     async def _load(self, pooled: PooledModel) -> None:
         resident, meters = pooled.resident, self.meters[pooled.resident.name]
         try:
-            await self._bring_in(pooled)
+            await self._loads.bring_in(pooled)
+            if not can_ever_fit(resident, self.residents, self.budget_bytes):
+                raise CapacityError(too_large(resident, self.budget_bytes).message)
+            await self._verify_answer(pooled)
         except Exception as error:
             meters.failures.add()
-            await self._take_out(pooled)
+            await self._loads.take_out(pooled)
             if not self._is_stopping:
                 self._fail(resident, error)
             return
         now = time.monotonic()
-        resident.state, resident.used_s, resident.num_failures = Residency.READY, now, 0
+        resident.state, resident.used_s, resident.num_failures, resident.fault = Residency.READY, now, 0, ""
         resident.load_s = now - resident.load_start_s
         resident.keep_alive_s = resident.default_keep_alive_s
         meters.loads.add()
         meters.load_s.add(resident.load_s)
         LOGGER.info("%s is loaded in %.1f s, %s MiB", resident.name, resident.load_s, f"{resident.num_bytes // MIB:,}")
-        self._supervisors[resident.name].add_done_callback(lambda _: self._lost(pooled))
+        self._loads.on_end(pooled, lambda error: self._lost(resident, error))
         self._hand_over(resident)
         self._called.set()
-
-    async def _bring_in(self, pooled: PooledModel) -> None:
-        """Weights and words at the same time; whatever fails first is what is told."""
-        client, resident = pooled.served.client, pooled.resident
-        client.reopen()
-        supervisor = self._supervisors[resident.name] = asyncio.create_task(client.run())
-        words = open_on_thread(pooled.open_text if not pooled.served.is_open else lambda: pooled.served.text)
-        ready = asyncio.ensure_future(client.ready.wait())
-        try:
-            for awaited in (words, ready):
-                await asyncio.wait((supervisor, awaited), return_when=asyncio.FIRST_COMPLETED)
-                if supervisor.done():
-                    supervisor.result()
-                    raise EngineError("its engine ended before it was ready")
-                awaited.result()
-        finally:
-            ready.cancel()
-        pooled.served.text = words.result()  # kept from now on: reading them takes longer than the weights
-        resident.measured_bytes = promised_bytes(client)
-        if not can_ever_fit(resident, self.residents, self.budget_bytes):
-            raise CapacityError(self._too_large(resident).message)
-
-    async def _take_out(self, pooled: PooledModel) -> None:
-        await pooled.served.client.stop()
-        supervisor = self._supervisors.pop(pooled.resident.name, None)
-        if supervisor is not None:
-            await asyncio.gather(supervisor, return_exceptions=True)
+        if not resident.is_verified:
+            self._start(self._verify_files(pooled))
 
     async def _unload(self, pooled: PooledModel) -> None:
-        await self._take_out(pooled)
-        pooled.resident.state = Residency.COLD
+        resident = pooled.resident
+        await self._loads.take_out(pooled)
+        if resident.fault:
+            self._fail(resident, ModelFileError(resident.fault))
+        else:
+            resident.state = Residency.COLD
         self._called.set()
 
-    def _lost(self, pooled: PooledModel) -> None:
+    def _lost(self, resident: Resident, error: BaseException) -> None:
         """The engine of a loaded model could not be kept alive; requests it had were told by its client."""
-        if pooled.resident.state is Residency.READY and not self._is_stopping:
-            supervisor = self._supervisors.pop(pooled.resident.name)
-            self._fail(pooled.resident, supervisor.exception() or EngineError("its engine ended"))
+        if resident.state is Residency.READY and not self._is_stopping:
+            self._fail(resident, error)
 
     def _fail(self, resident: Resident, error: BaseException) -> None:
         if not isinstance(error, PenstockError):
@@ -364,10 +301,40 @@ class ModelPool:
         resident.is_checked = False
         pause_s = min(FIRST_PAUSE_S * 2 ** (resident.num_failures - 1), LONGEST_PAUSE_S)
         resident.state, resident.retry_s = Residency.FAILED, time.monotonic() + pause_s
-        resident.reason = _without_folders(str(error)) if isinstance(error, PenstockError) else "the fault is ours"
+        resident.reason = reason_of(error)
         LOGGER.error("%s cannot be served: %s; tried again in %.0f s if asked for", resident.name, error, pause_s)
-        self._refuse(resident, lambda: _failed(resident, pause_s))
+        self._refuse(resident, lambda: load_failed(resident, pause_s))
         self._called.set()
+
+    # One model is verified
+
+    async def _verify_answer(self, pooled: PooledModel) -> None:
+        """Before any request has it, and only once: another request beside it may change the answer by rounding."""
+        resident, verifier = pooled.resident, pooled.verifier
+        if verifier is None or resident.is_verified:
+            return
+        fault = await verifier.change(pooled.served)
+        if fault:
+            resident.fault = fault
+            raise ModelFileError(fault)
+
+    async def _verify_files(self, pooled: PooledModel) -> None:
+        """While the model serves. Of one whose files are damaged the requests in progress end, and no other comes."""
+        resident, verifier = pooled.resident, pooled.verifier
+        if verifier is None:
+            return
+        try:
+            fault = await on_daemon_thread(verifier.damage, "verify")
+        except Exception:
+            LOGGER.exception("the files of %s could not be verified", resident.name)
+            return
+        resident.is_verified = not fault
+        if fault:
+            LOGGER.error("%s takes no more requests: %s", resident.name, fault)
+            resident.fault = resident.reason = fault
+            resident.is_checked = False
+            self._refuse(resident, lambda: load_failed(resident, FIRST_PAUSE_S))
+            self._called.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -375,22 +342,8 @@ class ModelPool:
         task.add_done_callback(self._tasks.discard)
 
 
-def _is_in(resident: Resident, state: Residency) -> float:
-    return float(resident.state is state)
-
-
 def _phase_listener(resident: Resident) -> Callable[[str, float], None]:
     def on_phase(name: str, seconds: float) -> None:
         resident.phase = NEXT_PHASE.get(name, name)
 
     return on_phase
-
-
-def _failed(resident: Resident, retry_after_s: float) -> ApiError:
-    message = f"{resident.name!r} could not be loaded: {resident.reason}"
-    return busy(message, max(math.ceil(retry_after_s), 1), code="model_load_failed")
-
-
-def _without_folders(text: str) -> str:
-    """Clients see names of files, not their folders."""
-    return re.sub(r"(?<![\w:/])/(?:[^\s/:;,']+/)+", "", text)

@@ -33,6 +33,10 @@ class Resident:
     is_checked: bool = False
     """Its files can be read: room is made for no other."""
     is_checking: bool = False
+    is_verified: bool = False
+    """It was found to be what it was, since the server began."""
+    fault: str = ""
+    """Why it must not be served although it could be loaded: it is not what it was. Verified before it serves again."""
     num_uses: int = 0
     """Requests that have it now: it is not unloaded while there is one."""
     num_waiting: int = 0
@@ -66,7 +70,7 @@ class Resident:
     @property
     def is_open(self) -> bool:
         """A request can have it at once."""
-        return self.state is Residency.READY and not self.is_yielding
+        return self.state is Residency.READY and not self.is_yielding and not self.fault
 
     @property
     def is_untried(self) -> bool:
@@ -81,6 +85,10 @@ class Resident:
     def expires_s(self) -> float:
         """When it is unloaded if nobody uses it; infinite for one that stays."""
         return math.inf if self.is_pinned else self.used_s + self.keep_alive_s
+
+    def is_over(self, now: float) -> bool:
+        """It has to leave, whoever else needs room: nobody has asked for it for long enough, or it must not be served."""
+        return self.state is Residency.READY and not self.num_uses and (bool(self.fault) or now >= self.expires_s)
 
     def is_wanted(self, now: float) -> bool:
         """Somebody waits, or it is pinned, and it is time to try."""
