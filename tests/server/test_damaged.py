@@ -34,12 +34,14 @@ def fetched(home: Path) -> Path:
 
 
 def flip(path: Path, mask: int, places: slice) -> None:
-    """Bits change, and nothing else that the system would report."""
+    """Bits change in place, and nothing else that the system would report."""
     stat = path.stat()
-    data = bytearray(path.read_bytes())
-    for place in range(*places.indices(len(data))):
-        data[place] ^= mask
-    path.write_bytes(data)
+    with path.open("r+b") as file:
+        data = bytearray(file.read())
+        for place in range(*places.indices(len(data))):
+            data[place] ^= mask
+        file.seek(0)
+        file.write(data)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 

@@ -24,6 +24,7 @@ from penstock.server.generation import (
     ToolChoice,
 )
 from penstock.server.http.faults import invalid, unsupported
+from penstock.server.names import ANTHROPIC_NAMES, checked_name
 
 BILLING = "x-anthropic-billing-header:"
 """System blocks that begin so hold a number that is new in every request; nothing after it would ever be found in the cache."""
@@ -96,10 +97,11 @@ def _system_text(body: CountBody) -> str:
 
 def _assistant(blocks: Iterable[Block], where: str) -> ChatMessage:
     words, thoughts, calls = [], [], []
-    for block in blocks:
+    for number, block in enumerate(blocks):
         if block.type == "tool_use":
             arguments = msgspec.json.encode(block.input or {}).decode()
-            calls.append(ToolCall(block.id or "", block.name or "", arguments))
+            name = checked_name(block.name or "", ANTHROPIC_NAMES, f"{where}[{number}].name")
+            calls.append(ToolCall(block.id or "", name, arguments))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type != "redacted_thinking":
@@ -142,7 +144,8 @@ def _words(block: Block, where: str) -> str:
 def _tool(tool: ToolParam, number: int) -> Tool:
     if tool.type not in (None, "custom"):
         raise unsupported(f"tools[{number}] of type {tool.type[:40]}", "describe it as a custom tool")
-    return Tool(tool.name, tool.description or "", tool.input_schema or {"type": "object"}, bool(tool.strict))
+    name = checked_name(tool.name, ANTHROPIC_NAMES, f"tools[{number}].name")
+    return Tool(name, tool.description or "", tool.input_schema or {"type": "object"}, bool(tool.strict))
 
 
 def _tool_choice(body: CountBody) -> ToolChoice:

@@ -18,7 +18,16 @@ from penstock.server.generation import (
     ToolCall,
 )
 from penstock.server.http.faults import invalid, unsupported
-from penstock.server.ollama.protocol import GenerateBody, OllamaChatBody, OllamaMessage, OllamaSampling, Options
+from penstock.server.names import OLLAMA_NAMES, checked_name
+from penstock.server.ollama.protocol import (
+    CallOfTool,
+    FunctionOfTool,
+    GenerateBody,
+    OllamaChatBody,
+    OllamaMessage,
+    OllamaSampling,
+    Options,
+)
 from penstock.server.pool.config import duration_s
 
 DEFAULTS = Options()
@@ -29,10 +38,7 @@ LONGEST_PIN_S = 86_400.0
 def chat_generation(body: OllamaChatBody) -> Generation:
     messages = tuple(_message(message, number) for number, message in enumerate(body.messages or ()))
     is_prefill = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
-    tools = tuple(
-        Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
-        for tool in body.tools or ()
-    )
+    tools = tuple(_tool(tool.function, number) for number, tool in enumerate(body.tools or ()))
     chat = Chat(
         messages=messages,
         tools=tools,
@@ -105,8 +111,7 @@ def _message(message: OllamaMessage, number: int) -> ChatMessage:
     if message.images:
         raise unsupported(f"messages[{number}].images", "send text")
     calls = tuple(
-        ToolCall(call.id or "", call.function.name, msgspec.json.encode(call.function.arguments).decode())
-        for call in message.tool_calls or ()
+        _call(call, f"messages[{number}].tool_calls[{place}]") for place, call in enumerate(message.tool_calls or ())
     )
     return ChatMessage(
         role=message.role,
@@ -116,6 +121,16 @@ def _message(message: OllamaMessage, number: int) -> ChatMessage:
         tool_call_id=message.tool_call_id or "",
         name=message.tool_name or "",
     )
+
+
+def _tool(function: FunctionOfTool, number: int) -> Tool:
+    name = checked_name(function.name, OLLAMA_NAMES, f"tools[{number}].function.name")
+    return Tool(name, function.description or "", function.parameters or {"type": "object"})
+
+
+def _call(call: CallOfTool, where: str) -> ToolCall:
+    name = checked_name(call.function.name, OLLAMA_NAMES, f"{where}.function.name")
+    return ToolCall(call.id or "", name, msgspec.json.encode(call.function.arguments).decode())
 
 
 def _variables(body: OllamaSampling) -> dict[str, object]:

@@ -15,6 +15,7 @@ from penstock.server.generation import (
     reasoning_variables,
 )
 from penstock.server.http.faults import invalid, unsupported
+from penstock.server.names import OPENAI_NAMES, checked_name
 from penstock.server.openai.caching import cache_hints
 from penstock.server.openai.forms import output_form
 from penstock.server.openai.protocol import ChatBody, CompletionBody, ContentPart, Message, Sampling, TokenizeBody
@@ -186,7 +187,10 @@ def _message(message: Message, number: int) -> ChatMessage:
         content = "".join(_words(part, where, place) for place, part in enumerate(content))
     if content is None and message.role != "assistant":
         raise invalid(f"messages[{number}] has no content; send some text", where)
-    calls = tuple(_tool_call(call, f"messages[{number}].tool_calls") for call in message.tool_calls or ())
+    calls = tuple(
+        _tool_call(call, f"messages[{number}].tool_calls[{place}].function")
+        for place, call in enumerate(message.tool_calls or ())
+    )
     if message.function_call is not None:
         described = {"id": f"call_{number}", "function": message.function_call}
         calls += (_tool_call(described, f"messages[{number}].function_call"),)
@@ -213,7 +217,8 @@ def _words(part: ContentPart, where: str, place: int) -> str:
 def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid(f"{where} has a call without a function's name; send it", where)
+        raise invalid(f"{where} names no function; send its name", where)
+    checked_name(function["name"], OPENAI_NAMES, f"{where}.name")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         raise invalid(f"{where}: arguments must be a JSON text", where)

@@ -5,9 +5,8 @@ from typing import Any
 
 from penstock.server.generation import Tool, ToolChoice
 from penstock.server.http.faults import invalid, unsupported
+from penstock.server.names import OPENAI_NAMES, checked_name
 from penstock.server.openai.protocol import ChatBody
-
-MAX_NAME = 64
 
 
 def tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -81,6 +80,7 @@ def _function(function: dict[str, Any], where: str) -> Tool:
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name:
         raise invalid(f"{where}.name is missing; send it", f"{where}.name")
+    checked_name(name, OPENAI_NAMES, f"{where}.name")
     if parameters is not None and not isinstance(parameters, dict):
         raise invalid(f"{where}.parameters must be a JSON schema", f"{where}.parameters")
     return Tool(name, str(function.get("description") or ""), parameters, bool(function.get("strict")))

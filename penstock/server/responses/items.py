@@ -12,6 +12,7 @@ from typing import Any
 from penstock.server.generation import ChatMessage, ToolCall
 from penstock.server.http.faults import invalid, unsupported
 from penstock.server.http.relay import random_hex
+from penstock.server.names import OPENAI_NAMES, checked_name
 from penstock.server.responses.protocol import Item
 
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text"}
@@ -54,9 +55,8 @@ def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
     for number, item in enumerate(items):
         kind, where = item.get("type"), f"input[{number}]"
         if kind == "function_call":
-            calls.append(
-                ToolCall(_text(item, "call_id", where), _text(item, "name", where), item.get("arguments") or "{}")
-            )
+            name = checked_name(_text(item, "name", where), OPENAI_NAMES, f"{where}.name")
+            calls.append(ToolCall(_text(item, "call_id", where), name, item.get("arguments") or "{}"))
             continue
         end_calls()
         if kind == "reasoning":

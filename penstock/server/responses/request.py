@@ -15,6 +15,7 @@ from penstock.server.generation import (
     reasoning_variables,
 )
 from penstock.server.http.faults import invalid, unsupported
+from penstock.server.names import OPENAI_NAMES, checked_name
 from penstock.server.openai.caching import cache_hints
 from penstock.server.openai.tools import tool_choice_of
 from penstock.server.responses.items import messages_of
@@ -72,7 +73,8 @@ def _tool(tool: FunctionTool, number: int) -> Tool:
         raise unsupported(f"tools[{number}] of type {tool.type[:40]}", "describe it as a function")
     if not tool.name:
         raise invalid(f"tools[{number}].name is missing; send it", f"tools[{number}].name")
-    return Tool(tool.name, tool.description or "", tool.parameters or {"type": "object"}, bool(tool.strict))
+    name = checked_name(tool.name, OPENAI_NAMES, f"tools[{number}].name")
+    return Tool(name, tool.description or "", tool.parameters or {"type": "object"}, bool(tool.strict))
 
 
 def _tool_choice(body: InputBody) -> ToolChoice:
