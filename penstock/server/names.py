@@ -24,5 +24,5 @@ OLLAMA_NAMES = NameRule(re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,512}"), "leave cont
 def checked_name(name: str, rule: NameRule, where: str) -> str:
     """The name. Raises an error that names the field."""
     if rule.pattern.fullmatch(name) is None:
-        raise invalid(f"{where} is {ascii(name[:SHOWN])}; {rule.words}", where)
+        raise invalid(f"{where} is {name[:SHOWN]!a}; {rule.words}", where)
     return name
