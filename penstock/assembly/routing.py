@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from penstock.amounts import counted
@@ -54,8 +56,31 @@ def route(routing: Routing) -> int:
 
 
 async def _run(routing: Routing) -> int:
-    loop = asyncio.get_running_loop()
     gateway = open_gateway(routing.gateway) if routing.gateway is not None else None
+    app = _make_app(routing, gateway)
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handler = partial(_on_signal, stopping, hurrying)
+        asyncio.get_running_loop().add_signal_handler(number, handler)
+    async with contextlib.AsyncExitStack() as stack:
+        if gateway is not None:
+            stack.callback(gateway.database.close)
+        stack.push_async_callback(app.close)
+        listener = bind(routing.listen.host, routing.listen.port)
+        server = await _listen(stack, app, listener)
+        if routing.listen.admin_port is not None:
+            await _open_admin(stack, app, routing, gateway)
+        app.start()
+        await _bring_replicas(stack, app, routing)
+        where = f"http://{routing.listen.host}:{listener.getsockname()[1]}"
+        count = counted(len(app.fleet) + len(routing.commands), "replica")
+        print(f"penstock routes on {where}, {count}, {routing.config.policy}", flush=True)
+        await stopping.wait()
+        server.close()
+        return await _drain(app, routing.listen.drain_s, hurrying)
+
+
+def _make_app(routing: Routing, gateway: Gateway | None) -> RouterApp:
     endpoint, version = routing.config.otlp_endpoint, package_version()
     app = RouterApp(
         routing.listen,
@@ -70,52 +95,61 @@ async def _run(routing: Routing) -> int:
     app.on_change = _say
     for name, url in named(routing.replicas):
         app.add_replica(name, url)
-    stopping, hurrying = asyncio.Event(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: (hurrying if stopping.is_set() else stopping).set())
-    listener = bind(routing.listen.host, routing.listen.port)
-    server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
-    admin, admin_server = None, None
-    if routing.listen.admin_port is not None:
-        admin = AdminApi(app, routing.admin_key, audit_of(gateway))
-        own = admin
-        admin_listener = bind("127.0.0.1", routing.listen.admin_port)
-        admin_server = await loop.create_server(lambda: InboundConnection(own), sock=admin_listener)
-        print(f"penstock admin on http://127.0.0.1:{admin_listener.getsockname()[1]}", flush=True)
-    app.start()
-    local = LocalReplicas(app, routing.commands, routing.replica_key) if routing.commands else None
-    keeping = asyncio.ensure_future(local.run()) if local is not None else None
-    if local is not None:
-        loop.add_signal_handler(signal.SIGHUP, local.roll)
-    watching = asyncio.ensure_future(watch_file(app, routing.replicas_file)) if routing.replicas_file else None
-    port = listener.getsockname()[1]
-    count = len(app.fleet) + len(routing.commands)
-    where = f"http://{routing.listen.host}:{port}"
-    print(f"penstock routes on {where}, {counted(count, 'replica')}, {routing.config.policy}", flush=True)
-    try:
-        await stopping.wait()
-        server.close()
-        draining = asyncio.ensure_future(app.drain(routing.listen.drain_s))
-        hurry = asyncio.ensure_future(hurrying.wait())
-        await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        num_dropped = draining.result() if draining.done() else app.num_open
-        if num_dropped:
-            print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
-        return DROPPED_STATUS if num_dropped else 0
-    finally:
-        if watching is not None:
-            watching.cancel()
-        server.close()
-        if local is not None and keeping is not None:
+    return app
+
+
+def _on_signal(stopping: asyncio.Event, hurrying: asyncio.Event) -> None:
+    """The first asks us to drain, another to hurry."""
+    (hurrying if stopping.is_set() else stopping).set()
+
+
+async def _listen(
+    stack: contextlib.AsyncExitStack, target: RouterApp | AdminApi, listener: socket.socket
+) -> asyncio.Server:
+    """Until the stack is left."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: InboundConnection(target), sock=listener, backlog=BACKLOG)
+    stack.callback(server.close)
+    return server
+
+
+async def _open_admin(
+    stack: contextlib.AsyncExitStack, app: RouterApp, routing: Routing, gateway: Gateway | None
+) -> None:
+    """On this machine alone."""
+    admin = AdminApi(app, routing.admin_key, audit_of(gateway))
+    stack.callback(admin.close)
+    listener = bind("127.0.0.1", routing.listen.admin_port or 0)
+    await _listen(stack, admin, listener)
+    print(f"penstock admin on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+
+
+async def _bring_replicas(stack: contextlib.AsyncExitStack, app: RouterApp, routing: Routing) -> None:
+    """Those that are begun on this machine, and those that a file names."""
+    if routing.commands:
+        local = LocalReplicas(app, routing.commands, routing.replica_key)
+        keeping = asyncio.ensure_future(local.run())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, local.roll)
+
+        async def end() -> None:
             await local.stop()
             await asyncio.gather(keeping, return_exceptions=True)
-        if admin_server is not None and admin is not None:
-            admin_server.close()
-            admin.close()
-        await app.close()
-        if gateway is not None:
-            gateway.database.close()
+
+        stack.push_async_callback(end)
+    if routing.replicas_file is not None:
+        stack.callback(asyncio.ensure_future(watch_file(app, routing.replicas_file)).cancel)
+
+
+async def _drain(app: RouterApp, drain_s: float, hurrying: asyncio.Event) -> int:
+    """Let answers in progress end; returns the exit status."""
+    draining = asyncio.ensure_future(app.drain(drain_s))
+    hurry = asyncio.ensure_future(hurrying.wait())
+    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    num_dropped = draining.result() if draining.done() else app.num_open
+    if num_dropped:
+        print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
+    return DROPPED_STATUS if num_dropped else 0
 
 
 def audit_of(gateway: Gateway | None) -> Audit | None:

@@ -173,7 +173,7 @@ def test_a_step_that_never_ends_is_ended(capfd: pytest.CaptureFixture[str], monk
         assert ledger.complete + ledger.failed == 6
         assert (ledger.wrong, ledger.lost) == ([], [])
 
-    monkeypatch.setattr("penstock.engine.client.STEP_FACTOR", 0.1)
+    monkeypatch.setattr("penstock.engine.client.pulse.STEP_FACTOR", 0.1)
     run(law)
     assert "launch" in capfd.readouterr().err
 

@@ -1,35 +1,32 @@
 """The engine as the server sees it: submit, cancel, streams of deltas; and the supervisor that keeps it alive.
 
-When the engine's process dies or hangs, a new one is started and given all requests in progress. Those that had begun
-continue after the tokens already reported, recomputed like a preempted sequence. What cannot be resumed (some choices over,
-prompt logprobs) ends in an error at once. Request ids are never reused, and a process that was given up is never heard
-again.
+When the engine's process dies or hangs, a new one is started and given all requests in progress (`requests`). Request ids are
+never reused, and a process that was given up is never heard again.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
 from penstock.config import EngineConfig
-from penstock.core.batch import Delta, Fault, Finish, FinishReason
-from penstock.core.inspection import NO_PREFIX
+from penstock.core.batch import Delta
 from penstock.core.limits import Limits
 from penstock.core.request import Request
 from penstock.core.scheduler import SchedulerLoad
 from penstock.engine.child import Child
+from penstock.engine.client.pulse import Pulse
+from penstock.engine.client.requests import GONE, SHUTTING_DOWN, OpenRequests
 from penstock.engine.machine import Facts, Vector
-from penstock.engine.matching import GrammarTime, MatchingCounts
-from penstock.engine.observer import EngineView, StepView
+from penstock.engine.observer import EngineView
 from penstock.engine.spawn import Spawned
-from penstock.engine.stream import DeltaStream, folded
+from penstock.engine.stream import DeltaStream
 from penstock.engine.wire import (
     Beat,
     BlocksChanged,
-    Cancel,
+    Command,
     Embedded,
     EmbedPrompts,
     Failed,
@@ -41,43 +38,19 @@ from penstock.engine.wire import (
     Seen,
     StepReport,
     Stop,
-    Submit,
     decode_report,
     encode_config,
 )
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
 
-__all__ = [
-    "GONE",
-    "NO_PREFIX",
-    "SHUTTING_DOWN",
-    "BlocksChanged",
-    "DeltaStream",
-    "EngineClient",
-    "EngineView",
-    "Facts",
-    "GrammarTime",
-    "MatchingCounts",
-    "StepReport",
-    "StepView",
-    "Vector",
-    "folded",
-]
-
 LOGGER = logging.getLogger(__name__)
 IDLE = SchedulerLoad(0, 0, 0, 0.0, 0)
-MAX_SENT = 3
-"""Engines that a request is sent to, one after another as they die; then it ends in an error."""
 MAX_FAILED_STARTS = 3
 """Processes in a row that may end before they are useful; then supervision gives up."""
 USEFUL_S = 2.0
 """An engine that was ready this long was a good one, whatever ended it; so was one that a request may have ended."""
-STEP_FACTOR = 6.0
-"""A single step may take this many times as long as silence may."""
 WATCH_S = 0.25
 STOP_S = 2.0
-GONE = "the engine stopped while answering; send the request again"
-SHUTTING_DOWN = "the server is shutting down; send the request elsewhere"
 
 OnStep = Callable[[StepReport], None]
 OnPhase = Callable[[str, float], None]
@@ -108,24 +81,16 @@ class EngineClient:
         self._command = command
         self._spawned = spawned
         self._setup = encode_config(config)
-        self._hang_s = hang_s
         self._child: Child | None = None
-        self._streams: dict[int, DeltaStream] = {}
+        self._requests = OpenRequests(self._send)
         self._embeddings: dict[int, asyncio.Future[tuple[Vector, ...]]] = {}
         self._ids = count(1)
-        self._heard_s = 0.0
-        self._moved_s = 0.0
-        """When the engine's loop last turned, or had nothing to do."""
-        self._num_loops = 0
+        self._pulse = Pulse(hang_s)
         self._ready_s = 0.0
         self._ready_for_s = 0.0
         """How long the last engine was ready."""
         self._last_words: Failed | None = None
         self._is_stopping = False
-        self._suspects: deque[DeltaStream] = deque()
-        """Requests that saw two engines die: given to the next engine one by one."""
-        self._suspect: DeltaStream | None = None
-        """The one of them that the engine has now."""
 
     # Queries
 
@@ -136,12 +101,12 @@ class EngineClient:
     @property
     def silence_s(self) -> float:
         """Seconds since the engine last sent something."""
-        return time.monotonic() - self._heard_s
+        return time.monotonic() - self._pulse.heard_s
 
     @property
     def num_open(self) -> int:
         """Requests that have not ended."""
-        return len(self._streams)
+        return len(self._requests)
 
     @property
     def pid(self) -> int | None:
@@ -149,7 +114,7 @@ class EngineClient:
 
     @property
     def streams(self) -> tuple[DeltaStream, ...]:
-        return tuple(self._streams.values())
+        return self._requests.streams
 
     @property
     def is_stopping(self) -> bool:
@@ -174,23 +139,18 @@ class EngineClient:
         """Hand over a request; while the engine restarts it waits here. The stream always ends in a finish."""
         if self._is_stopping:
             raise CapacityError(SHUTTING_DOWN)
-        stream = DeltaStream(request)
-        self._streams[request.request_id] = stream
+        stream = self._requests.add(request)
         if self.is_ready:
-            self._send(stream)
+            self._requests.give(stream)
         return stream
 
     def cancel_choice(self, request_id: int, choice: int) -> None:
         """Cancel one choice of a request; the others continue."""
-        if request_id in self._streams and self._child is not None:
-            self._child.send(Cancel(request_id, choice))
+        self._requests.cancel_choice(request_id, choice)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, wherever it is; what still arrives for it is dropped."""
-        stream = self._streams.pop(request_id, None)
-        if stream is not None and self._child is not None:
-            self._child.send(Cancel(request_id))
-            self._acquit(stream)
+        self._requests.cancel(request_id)
 
     def look(self, seconds: float) -> None:
         """Ask the engine for views of itself for so many seconds."""
@@ -239,7 +199,7 @@ class EngineClient:
             while not self._is_stopping:
                 status = await self._live()
                 is_new = is_new and not self._ready_for_s
-                is_good = self._ready_for_s > USEFUL_S or (self._ready_for_s > 0.0 and bool(self._streams))
+                is_good = self._ready_for_s > USEFUL_S or (self._ready_for_s > 0.0 and len(self._requests) > 0)
                 self._bury(status)
                 if self.is_stopping:
                     return
@@ -254,12 +214,12 @@ class EngineClient:
                 self.num_restarts += 1
         finally:
             self._is_stopping = True
-            self._end_all(self._streams)
+            self._report_ends(self._requests.end_all(SHUTTING_DOWN, time.monotonic()))
 
     async def _live(self) -> int:
         """One process, from its start to its end; returns its exit status."""
         self._last_words = None
-        self._heard_s = self._moved_s = time.monotonic()
+        self._pulse.begin(time.monotonic())
         child = Child(self._spawned or Spawned(self._command), self._setup)
         self._spawned = None
         self._child = child
@@ -282,8 +242,8 @@ class EngineClient:
     async def _hear_the_rest(self, listening: "asyncio.Task[None]") -> None:
         """Frames the process sent before it ended may still arrive: wait until none has come for a moment."""
         heard_s = -1.0
-        while heard_s != self._heard_s and not listening.done():
-            heard_s = self._heard_s
+        while heard_s != self._pulse.heard_s and not listening.done():
+            heard_s = self._pulse.heard_s
             await asyncio.sleep(0.02)
 
     async def _listen(self, child: Child) -> None:
@@ -295,7 +255,7 @@ class EngineClient:
                 except PenstockError as error:
                     LOGGER.warning("%s; it is dropped", error)
                     continue
-                self._heard_s = time.monotonic()
+                self._pulse.hear(time.monotonic())
                 try:
                     self._take_in(report, child, is_last=number == len(frames))
                 except Exception:  # a fault of a listener: the engine must still be heard
@@ -307,9 +267,7 @@ class EngineClient:
             case StepReport():
                 self._take_in_step(report, is_last=is_last)
             case Beat(num_loops, is_busy):
-                if num_loops != self._num_loops or not is_busy:
-                    self._moved_s = self._heard_s
-                self._num_loops = num_loops
+                self._pulse.beat(num_loops, self._pulse.heard_s, is_busy=is_busy)
             case Embedded(request_id, vectors, message):
                 self._answer_embedding(request_id, vectors, message)
             case Phase(name, seconds):
@@ -327,28 +285,13 @@ class EngineClient:
                 self._begin(facts, child)
 
     def _take_in_step(self, step: StepReport, *, is_last: bool) -> None:
-        """Readers are woken at once unless more frames wait: then they find all of them together."""
-        now = self._heard_s
-        self._moved_s = now
+        now = self._pulse.heard_s
+        self._pulse.move(now)
         self.load = step.load
         self.num_steps += 1
         if self.on_step is not None:
             self.on_step(step)
-        streams = self._streams
-        for request_id, num_computed, _ in step.prompts:
-            if request_id in streams:
-                streams[request_id].num_computed = num_computed
-        for delta in step.deltas:
-            stream = streams.get(delta.request_id)
-            if stream is None:
-                continue  # cancelled while this was in flight
-            if stream is self._suspect:
-                self._acquit(stream)
-            if delta.prefix is not None and stream.is_started and stream.request.resumed:
-                delta = delta._replace(prefix=None)  # reported already, by another engine
-            stream.push(delta, now, at_once=is_last)
-            if not stream.unended:
-                del streams[delta.request_id]
+        self._requests.take_in(step, now, is_last=is_last)
 
     def _answer_embedding(self, request_id: int, vectors: tuple[Vector, ...], message: str) -> None:
         answer = self._embeddings.get(request_id)
@@ -363,37 +306,16 @@ class EngineClient:
         """A new engine is ready: it is given all that waits."""
         self.facts = facts
         child.connect()
-        self._moved_s = time.monotonic()
-        self._num_loops = 0
-        self._ready_s = self._moved_s
+        self._ready_s = time.monotonic()
+        self._pulse.begin(self._ready_s)
         self.ready.set()
         if self.on_blocks is not None:
             child.send(FollowBlocks())
-        waiting = tuple(self._streams.values())
-        self._suspects = deque(stream for stream in waiting if stream.num_sent >= MAX_SENT - 1)
-        for stream in waiting:
-            if stream.num_sent < MAX_SENT - 1:
-                self._send(stream)
-        self._send_suspect()
+        self._requests.give_all()
 
-    def _send_suspect(self) -> None:
-        """Give the engine the next request that may have killed others, one at a time, so that the guilty one is known."""
-        self._suspect = None
-        while self._suspects:
-            stream = self._suspects.popleft()
-            if stream.request.request_id in self._streams:
-                self._suspect = stream
-                self._send(stream)
-                return
-
-    def _acquit(self, stream: DeltaStream) -> None:
-        if stream is self._suspect:
-            self._send_suspect()
-
-    def _send(self, stream: DeltaStream) -> None:
+    def _send(self, command: Command) -> None:
         if self._child is not None:
-            stream.num_sent += 1
-            self._child.send(Submit(stream.request))
+            self._child.send(command)
 
     async def _watch(self, child: Child) -> None:
         """End a process that is silent, or whose step does not end. Time in which this process did not run is no silence."""
@@ -414,12 +336,8 @@ class EngineClient:
         await asyncio.sleep(WATCH_S)
         late = time.monotonic() - before - WATCH_S
         if late > WATCH_S:
-            self._heard_s += late
-            self._moved_s += late
-        if not self.is_ready:
-            return False
-        now = time.monotonic()
-        return now - self._heard_s > self._hang_s or now - self._moved_s > self._hang_s * STEP_FACTOR
+            self._pulse.forgive(late)
+        return self.is_ready and self._pulse.is_hung(time.monotonic())
 
     def _stumbled(self, what: str) -> None:
         """Supervision never ends for a fault of its own."""
@@ -431,41 +349,22 @@ class EngineClient:
         self.load = IDLE
         if self.on_blocks is not None:
             self.on_blocks(BlocksChanged(is_whole=True))
-        ending = {
-            request_id: stream
-            for request_id, stream in self._streams.items()
-            if (stream.is_started and not stream.can_resume) or stream.num_sent >= MAX_SENT or self._is_stopping
-        }
-        if not self._is_stopping:
-            num_kept = len(self._streams) - len(ending)
+        if self._is_stopping:
+            ends = self._requests.end_all(SHUTTING_DOWN, time.monotonic())
+        else:
+            ends = self._requests.bury(time.monotonic())
+            num_ended = len({delta.request_id for delta in ends})
             message = "the engine ended, %s: %d requests end with it, %d wait for the next"
-            LOGGER.error(message, _named(status), len(ending), num_kept)
-        self._end_all(ending)
-        for stream in self._streams.values():
-            if stream.is_started:
-                stream.resume()
+            LOGGER.error(message, _named(status), num_ended, len(self._requests))
+        self._report_ends(ends)
         for answer in self._embeddings.values():
             if not answer.done():
                 answer.set_exception(CapacityError(GONE))
 
-    def _end_all(self, streams: dict[int, DeltaStream]) -> None:
-        now = time.monotonic()
-        deltas: list[Delta] = []
-        for request_id, stream in tuple(streams.items()):
-            ended = _ends(stream, SHUTTING_DOWN if self._is_stopping else GONE)
-            deltas.extend(ended)
-            for delta in ended:
-                stream.push(delta, now)
-            self._streams.pop(request_id, None)
+    def _report_ends(self, deltas: tuple[Delta, ...]) -> None:
+        """Metrics hear of requests that ended without their engine."""
         if deltas and self.on_step is not None:
-            self.on_step(StepReport(now, tuple(deltas), self.load, self.num_steps))
-
-
-def _ends(stream: DeltaStream, message: str) -> list[Delta]:
-    """An error for every choice that has not ended."""
-    finish = Finish(FinishReason.ERROR, message, Fault.ENGINE)
-    request = stream.request
-    return [Delta(request.request_id, choice, (), finish) for choice in stream.unended]
+            self.on_step(StepReport(time.monotonic(), deltas, self.load, self.num_steps))
 
 
 def _named(status: int) -> str:
