@@ -1,8 +1,8 @@
 """How likely a guess is right, learned from every guess that was made, whether or not it was checked.
 
 A guess found after a long agreement is likelier right than one found after a short one, and each token of it that comes true
-makes the agreement longer. So chances are kept by source and agreement, over all generations, and bent by how a generation's
-own guesses have fared of late.
+makes the agreement longer. So acceptance is measured by source and agreement over all generations, and corrected by the recent
+guesses of the generation itself.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from penstock.draft.drafter import Guess, Key
 
 LEVELS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
-"""Agreements that are told apart: from each of these to the next."""
+"""Lower bounds of the classes that agreements are sorted into."""
 FIRST_CHANCES = (0.30, 0.35, 0.40, 0.50, 0.60, 0.65, 0.70, 0.80, 0.85, 0.90, 0.93)
-"""What is believed before anything was seen."""
+"""Prior chance of each class, before anything was measured."""
 MADE_CHANCES = (0.65,) * len(LEVELS)
-"""Likewise, of guesses that are not found but made by a model: their places are told apart instead of agreements."""
+"""The same for guesses that a model computes: their classes are positions in the guess instead of agreements."""
 MADE = ("model", "self", "medusa", "eagle")
 FIRST_WEIGHT = 4.0
-"""Guesses that the first belief counts for."""
+"""Weight of the prior, in guesses."""
 OWN_WEIGHT = 6.0
-"""Guesses of its own after which a generation counts as much as all others."""
+"""Guesses after which a generation's own rate weighs as much as the rate of all."""
 MEMORY = 400.0
-"""Guesses over which all generations are remembered."""
+"""Guesses over which the rate of all generations is averaged; below, the rate of one."""
 OWN_MEMORY = 24.0
 
 
@@ -33,7 +33,7 @@ _LEVEL_OF = [_level_of(match) for match in range(LEVELS[-1] + 1)]
 
 
 class Rate:
-    """A share that forgets: what lies `memory` trials back counts for about a third."""
+    """A share of hits with exponential forgetting: a trial `memory` trials ago weighs about a third of the latest."""
 
     __slots__ = ("_keep", "num_hits", "num_trials")
 
@@ -53,7 +53,7 @@ class Acceptance:
     def __init__(self) -> None:
         self._levels: dict[str, list[Rate]] = {}
         self._chances: dict[str, list[float]] = {}
-        """By source, the chance at each level as it stands."""
+        """Present chance of each class, by source."""
         self._own: dict[Key, Rate] = {}
 
     def chances(self, key: Key, guess: Guess) -> list[float]:
@@ -69,7 +69,7 @@ class Acceptance:
         return chances
 
     def learn(self, key: Key, guess: Guess, num_before: int, drawn: Sequence[int]) -> int:
-        """Compare what was drawn with a guess, of which `num_before` tokens had come true; returns how many more did."""
+        """Compare drawn tokens with a guess, of which `num_before` tokens were right before; returns how many more are."""
         source = guess.source
         first = _first_chances(source)
         if source not in self._levels:

@@ -40,15 +40,15 @@ NO_GUESS = Guess((), "")
 
 
 class Drafter(Protocol):
-    """Guesses what generations say next. A guess changes how fast text comes, never which text comes."""
+    """Guesses the next tokens of generations. A guess changes how fast text comes, never which text."""
 
     name: str
 
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
-        """One guess for each view, of at most so many tokens; an empty one where it has no idea."""
+        """One guess for each view, of at most so many tokens; an empty one where it has none."""
 
     def seconds(self, length: int) -> float:
-        """What a guess of so many tokens takes, as far as it counts beside a step; 0 where it is a look into a table."""
+        """Time of a guess of so many tokens; 0 where it is a table lookup, which does not count beside a step."""
 
     def finish(self, view: View) -> None:
         """A generation has ended: nothing is kept for it alone any more."""

@@ -1,9 +1,10 @@
-"""What a drafter that computes takes by the length of its guesses, as measured: a first token, and every one after it."""
+"""Measured time of a drafter that computes, by the length of its guesses: a time for the first token, another for each
+further."""
 
 NEWS = 0.2
-"""Share of the latest time in what is believed."""
+"""Weight of the latest measurement in the moving average."""
 LEAST_S = 1e-6
-"""Believed before anything was measured, so that it is tried."""
+"""Assumed before anything was measured: so little that the drafter is tried."""
 
 
 class GuessCost:

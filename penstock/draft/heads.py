@@ -1,4 +1,4 @@
-"""Heads trained on the target's hidden states guess: the drafter around them. What they compute is the runtime's affair."""
+"""The drafter around heads that were trained on the target's hidden states (Medusa, EAGLE). The runtime computes them."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,20 +7,20 @@ from penstock.draft.drafter import NO_GUESS, Guess, Key, View
 from penstock.draft.guess_cost import GuessCost
 
 MAX_ROWS = 4
-"""Generations that are guessed for in one step: with more of them the target's own steps are full."""
+"""Generations with guesses in one step: with more of them the target's own steps leave no room for drafts."""
 
 
 class DraftHeads(Protocol):
-    """What guesses from the states that the target left in a row."""
+    """Computes guesses from the hidden states that the target left in a row."""
 
     name: str
 
     @property
     def most(self) -> int:
-        """Tokens it can guess in a row."""
+        """Longest guess, in tokens."""
 
     def guess(self, key: Key, row: int, tokens: Sequence[int], most: int) -> list[int]:
-        """What may follow the tokens; nothing where the row's states are not there."""
+        """Tokens that may follow; none where the row's states are missing."""
 
     def forget(self, key: Key) -> None:
         """A generation has ended."""

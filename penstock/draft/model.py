@@ -1,8 +1,8 @@
-"""A second, smaller model guesses: it reads what was said, says what it would, and takes back what turned out otherwise.
+"""A draft model: a second, smaller model that generates the guesses.
 
-It has a runner of its own, with rows and KV blocks for as many generations as drafting can pay for. What it has read of a
-generation is compared with the generation's tokens, so rejected guesses, preemption and failed steps need no message: it goes
-on from where the two agree. Long prompts are read in pieces, one between two steps of the target.
+It has a runner of its own, with rows and KV blocks for as many generations as drafting can pay for. The tokens it has computed
+of a generation are compared with those of the target, so it need not be told of rejected guesses, preemptions or failed steps:
+it continues from the last token on which both agree. Long prompts are computed in pieces, one between two steps of the target.
 """
 
 from collections import OrderedDict
@@ -14,11 +14,11 @@ from penstock.core.request import SamplingParams
 from penstock.draft.drafter import NO_GUESS, Guess, Key, View
 
 PIECE = 256
-"""Tokens of prompts that are read between two steps."""
+"""Prompt tokens computed between two steps of the target."""
 NEWS = 0.2
-"""Share of the latest time in what a step is believed to take."""
+"""Weight of the latest measurement in the moving average of a step's time."""
 LEAST_S = 1e-6
-"""Believed before anything was measured, so that it is tried."""
+"""Assumed before anything was measured: so little that the drafter is tried."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -27,7 +27,7 @@ class DraftTicket(Protocol):
 
 
 class DraftRunner(Protocol):
-    """What computes the draft model's batches: any of the engine's runners."""
+    """Any of the engine's runners, for the draft model's batches."""
 
     def launch(self, batch: Batch) -> DraftTicket: ...
 
@@ -43,7 +43,7 @@ class Reading:
         self.is_new = True
 
     def agree(self, tokens: Sequence[int]) -> int:
-        """How many of them need not be read again; one at least is left to read."""
+        """How many of the tokens need not be computed again; at least one is left to compute."""
         most = min(len(self.tokens), len(tokens) - 1)
         count = most
         while count and self.tokens[count - 1] != tokens[count - 1]:

@@ -1,7 +1,7 @@
 """Predicted outputs: the client says what it expects, such as the file that is to come back with one change.
 
-The answer is followed through the prediction. Where it departs, the next tokens are guessed as if one had been put in place of
-another; where two tokens agree with another place, the guess goes on from there.
+The answer is followed through the prediction. Where it departs, the next tokens are guessed as if one token had replaced
+another; where two tokens agree with another place, the guess continues from there.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Follower:
     def __init__(self, prediction: Sequence[int]) -> None:
         self._index = TokenIndex(prediction)
         self._place = 0
-        """Of the token that is expected next."""
+        """Position in the prediction of the token that is expected next."""
         self._num_seen = 0
         self._match = 0
         self._num_departures = 0

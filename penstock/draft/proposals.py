@@ -1,7 +1,7 @@
 """Drafts for the scheduler's sequences, between one step's commit and the next one's schedule.
 
-Joins sequences to drafters. What a guess is worth is the speculator's affair, whether there is room to check it the
-scheduler's. The engine's loop and the simulator's call it at the same places.
+Joins sequences to drafters. The speculator judges what a guess is worth; the scheduler decides whether there is room to check
+it. The loops of the engine and of the simulator call it at the same places.
 """
 
 from penstock.core.batch import Batch, Delta
@@ -28,7 +28,7 @@ class Proposals:
 
     @property
     def cost(self) -> StepCost:
-        """What steps take by their width, as measured so far."""
+        """Measured time of steps by their width."""
         return self._speculator.cost
 
     @property
@@ -53,7 +53,7 @@ class Proposals:
                     scheduler.draft(sequence, guess.tokens, guess.source)
 
     def take(self, batch: Batch, seconds: float) -> None:
-        """A step took so long. Those with prompts say nothing of what drafts cost."""
+        """A step took so long. Steps with prompts do not count: they tell nothing of what drafts cost."""
         num_tokens = 0
         for chunk in batch.chunks:
             if chunk.length - chunk.num_drafts != 1:
@@ -62,7 +62,7 @@ class Proposals:
         self._speculator.cost.add(num_tokens, seconds)
 
     def observe(self, deltas: tuple[Delta, ...]) -> None:
-        """Count what came of drafts, and forget the generations that have ended."""
+        """Count accepted and rejected drafts, and forget the generations that have ended."""
         for delta in deltas:
             for drafts in delta.drafts:
                 self.num_checked += drafts.num_checked

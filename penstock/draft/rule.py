@@ -1,15 +1,15 @@
 """How many drafts are worth checking: a pure function of how likely they are and of what a step costs.
 
-Every draft adds its chance to the tokens that a step yields, and a token to those that it computes. Those likeliest to come
-true are taken first, over all sequences, for as long as tokens a second rise. A step that computes is not slowed by drafts that
-are not taken, so a full batch or a random text ends with none.
+Every draft adds its chance of acceptance to the tokens that a step yields, and one token to those that the step computes. The
+likeliest drafts of all sequences are taken first, as long as the expected tokens per second rise. A full batch, whose steps are
+compute-bound, and a text without repetition end with no drafts at all.
 """
 
 from collections.abc import Callable, Sequence
 from math import fsum
 
 LEAST_GAIN = 1.02
-"""Below this a gain may be noise: nobody drafts."""
+"""A smaller gain may be noise: no draft is checked."""
 
 
 def choose_lengths(
@@ -17,9 +17,9 @@ def choose_lengths(
 ) -> list[int]:
     """For each sequence how many of its drafts to check.
 
-    `chances` are those that a draft and all before it come true, so they never rise along a guess. `num_sequences` take part in
-    the step, with drafts or without. `step_s` is what a step of so many tokens takes; `fixed_s` is spent besides if any draft
-    is checked at all.
+    `chances` are those that a draft and all before it are accepted, so they never rise along a guess. `num_sequences` take part
+    in the step, with drafts or without. `step_s` gives the seconds of a step by its tokens; `fixed_s` is added if any draft is
+    checked at all.
     """
     ordered = sorted(
         ((chance, index) for index, guess in enumerate(chances) for chance in guess),
@@ -41,5 +41,5 @@ def choose_lengths(
 
 
 def tokens_per_round(acceptance: float, num_drafts: int) -> float:
-    """Expected tokens of a check of drafts that are each accepted with the same chance: (1 - a^(k+1)) / (1 - a)."""
+    """Expected tokens of a step with drafts that are each accepted with the same chance: (1 - a^(k+1)) / (1 - a)."""
     return fsum(acceptance**place for place in range(num_drafts + 1))

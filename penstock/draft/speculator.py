@@ -13,12 +13,12 @@ from penstock.draft.rule import LEAST_GAIN, choose_lengths
 from penstock.draft.step_cost import StepCost
 
 MAX_DRAFTS = 16
-"""Of one sequence in one step, unless told otherwise."""
+"""Most drafts of one sequence in one step, unless another number is given."""
 SEQUENCES_A_REST = 8
-"""Sequences for which nobody guesses during one step after none of their guesses was worth checking. Asking takes some
-microseconds a sequence, a step of few sequences pays that a hundredfold and one of many does not."""
+"""For every so many sequences, drafters pause for one more step after none of their guesses was worth checking. Asking them
+takes some microseconds a sequence: little beside a step of few sequences, too much beside a step of many."""
 PROBE, PROBE_EVERY = 2, 64
-"""Tokens that a drafter is asked for in every so many steps though they would not pay."""
+"""Tokens that a drafter is asked for once in so many steps although they would not pay: to notice when they would."""
 
 
 @dataclass(slots=True)
@@ -45,15 +45,15 @@ class Speculator:
         self._num_rests = 0
         """Steps before guesses are asked for again."""
         self._num_vain = 0
-        """Times in a row that none was worth checking."""
+        """Times in a row that no guess was worth checking."""
 
     def rests(self) -> bool:
-        """Nobody need be asked before the next step; said of that step alone."""
+        """Drafters pause before the next step, and before that step alone."""
         self._num_rests = max(self._num_rests - 1, -1)
         return self._num_rests >= 0
 
     def propose(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
-        """What to check of each view in a step of so many sequences: guesses cut to what pays, empty where nothing does."""
+        """Drafts to check for each view in a step of so many sequences: guesses cut to what pays, empty where nothing does."""
         for view in views:
             self._learn(view)
         guesses = self._best(views, num_sequences)
@@ -85,14 +85,14 @@ class Speculator:
         standing.num_tokens = len(view.tokens)
 
     def _best(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
-        """Of all drafters' guesses for a view the one of which most is expected to come true."""
+        """For each view, the guess of all drafters with the most expected accepted tokens."""
         asked = [(drafter, self._asked(drafter, views, num_sequences)) for drafter in self.drafters]
         columns = zip(*(drafter.propose(views, most) for drafter, most in asked))
         return [self._likeliest(view.key, column) for view, column in zip(views, columns)]
 
     def _asked(self, drafter: Drafter, views: Sequence[View], num_sequences: int) -> int:
-        """How many tokens to have guessed. Where guessing itself takes time it is as many as would pay, and from time to time a
-        few although they would not: nothing else tells when they would again."""
+        """How many tokens the drafter is asked for. Where guessing itself takes time: as many as would pay, and once in a while
+        a few although they would not, to notice when they would again."""
         if not drafter.seconds(1) or self._length is not None:
             return self._most
         self._num_asked += 1
@@ -115,7 +115,7 @@ class Speculator:
         return max(known, key=lambda guess: sum(self.acceptance.chances(key, guess)))
 
     def _stand(self, view: View, guess: Guess) -> None:
-        """A guess that is still coming true is kept while there is no other: it can be compared further."""
+        """A guess whose tokens still agree is kept while there is no other: it can be compared further."""
         standing = self._standing.get(view.key)
         if standing is not None and not guess.tokens and standing.num_right < len(standing.guess.tokens):
             return
@@ -137,5 +137,5 @@ class Speculator:
         return [count if pin is None else min(pin, room) for count, pin, room in zip(free, pins, rooms)]
 
     def _knows_plain(self, num_sequences: int) -> bool:
-        """What a step without drafts takes is measured anew from time to time: all that pays is judged by it."""
+        """The time of a step without drafts was measured lately: what pays is judged against it."""
         return self.cost.is_fresh(num_sequences)

@@ -1,7 +1,7 @@
-"""What a step takes by the number of tokens it computes, as measured while serving.
+"""Measured time of a step by the number of tokens it computes (its width), while serving.
 
-Only steps without prompts are told. Between widths that were measured it is a straight line; beyond them it rises as believed
-until a step of that width has been seen.
+Only steps without prompts count. Between measured widths the time is interpolated; beyond them it rises by an assumed slope
+until a step of that width has been measured.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -9,12 +9,12 @@ from collections import deque
 from statistics import median
 
 NUM_KEPT = 7
-"""Times kept of a width; their median counts, so that one step that something else delayed does not."""
+"""Times kept of a width. Their median counts, so that one delayed step does not."""
 FIRST_SLOPE = 0.03
-"""Of a step, that one more token is believed to take: little, so that it is tried."""
+"""Share of a step's time that one more token is assumed to take: so little that it is tried."""
 NEAR = 0.8
 MAX_AGE = 96
-"""Steps after which a time is no longer trusted where it decides."""
+"""Steps after which a measurement is too old to decide by."""
 
 
 class StepCost:
@@ -22,7 +22,7 @@ class StepCost:
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._widths: list[int] = []
-        """Measured, in order."""
+        """Widths that were measured, ascending."""
         self._seen_at: dict[int, int] = {}
         self._num_steps = 0
 
@@ -37,7 +37,7 @@ class StepCost:
         self._seen_at[num_tokens] = self._num_steps
 
     def is_fresh(self, num_tokens: int) -> bool:
-        """A step of this width, or of one up to a fifth narrower, was seen not long ago."""
+        """A step of this width, or up to a fifth narrower, was measured lately."""
         place = bisect_right(self._widths, num_tokens)
         for width in reversed(self._widths[:place]):
             if width < NEAR * num_tokens:

@@ -1,4 +1,4 @@
-"""Recent answers of the same tenant: agents, forms and templates say again what they said to the request before.
+"""Suffix lookup in recent answers of the same tenant: agents, forms and templates repeat what they answered before.
 
 Tenants never see each other's answers, not even through the time that a guess saves. Memory is bounded over all tenants.
 """
@@ -10,7 +10,7 @@ from penstock.draft.drafter import NO_GUESS, Guess, View
 from penstock.draft.index import END, MAX_MATCH, TokenIndex
 
 MAX_TOKENS = 200_000
-"""Indexed over all tenants, about a quarter of a kilobyte each."""
+"""Tokens indexed over all tenants, about 256 bytes each."""
 MAX_TENANT_TOKENS = 32_000
 
 

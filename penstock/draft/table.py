@@ -1,4 +1,4 @@
-"""Who guesses, by the name the operator gives. A client's own prediction is heard under each of them."""
+"""Drafters by the name that the operator gives. A client's own prediction is used with each of them."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
 
 
 def make_speculator(name: str, length: int | None = None, model: Drafter | None = None) -> Speculator | None:
-    """None where nobody is to guess. One that computes, a draft model or heads, guesses beside those of the table."""
+    """None where speculation is off. `model`, a draft model or heads, is asked beside the drafters of the table."""
     if name == "off":
         return None
     drafters = [make() for make in DRAFTERS[name]]

@@ -1,4 +1,4 @@
-"""What drafters would have gained on a text that is known: every guess compared with what stands there.
+"""What drafters would have gained on a known text: every guess is compared with the text.
 
 Pure: what steps take is given. The text is walked as an engine would generate it, by the same speculator and rule.
 """
@@ -32,14 +32,14 @@ class DraftTrial(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Times as many tokens a second as without."""
+        """Tokens per second over those without drafts."""
         return self.plain_s / self.seconds if self.seconds else 1.0
 
 
 def try_drafts(
     drafters: Sequence[Drafter], text: Sequence[int], num_prompt: int, step_s: StepCost, length: int | None = None
 ) -> DraftTrial:
-    """Generate `text` after its first `num_prompt` tokens, as a target would that says just that."""
+    """Generate `text` after its first `num_prompt` tokens, as a target that draws exactly these tokens."""
     speculator = Speculator(drafters, length=length)
     speculator.cost = step_s
     known = list(text[:num_prompt])

@@ -1,7 +1,7 @@
-"""An EAGLE head in training: all pairs of many texts at once, and further guesses made from its own foretold states.
+"""An EAGLE head in training: all positions of many texts at once, and deeper guesses from the states it predicted itself.
 
-Guess d at a position attends to the true pairs up to d - 1 places before it, and to the head's own guesses since: as it will
-when it serves. So what is measured here on held-out texts is what is accepted later.
+Guess d at a position attends to the true pairs up to d - 1 places before it, and to the head's own guesses since, as it does
+when serving. So the acceptance measured here on held-out texts is that of serving.
 """
 
 import math
@@ -16,11 +16,11 @@ from penstock.train.examples import Padded
 
 KeysValues = tuple[Tensor, Tensor]
 SAMPLED_TOKENS = 16
-"""Whose embeddings tell how large they are."""
+"""Tokens whose embeddings are measured for their size."""
 
 
 class Weight(nn.Module):
-    """A matrix that is learned."""
+    """A trainable matrix."""
 
     def __init__(self, rows: int, columns: int, gain: float = 1.0) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Weight(nn.Module):
 
 class EagleModule(nn.Module):
     def __init__(self, shape: EagleShape, target: HeadTarget) -> None:
-        """Tokens have as much to say at first as states, however small embeddings are."""
+        """At first, embeddings weigh as much as states, however small their numbers are."""
         super().__init__()
         size = shape.hidden_size
         self.shape = shape
@@ -53,7 +53,7 @@ class EagleModule(nn.Module):
         self.layer = EagleLayer(shape, parts)
 
     def foretell(self, texts: Padded, depth: int) -> list[Tensor]:
-        """By guess, states foretold [texts, n - 1, hidden]: entry i, of pair i + 1, foretells the state of position i + 1."""
+        """Predicted states by guess, [texts, n - 1, hidden]: entry i, of pair i + 1, predicts the state of position i + 1."""
         embeddings = self._target.embed(texts.tokens[:, 1:].flatten()).view(
             len(texts.tokens), -1, self.shape.hidden_size
         )
@@ -109,5 +109,5 @@ def attend(queries: Tensor, kept: list[KeysValues]) -> Tensor:
 
 
 def _later(x: Tensor, count: int) -> Tensor:
-    """Shifted along positions: entry i is what stood at i - count."""
+    """Shifted along positions: entry i is the former entry i - count."""
     return functional.pad(x[:, :, : x.shape[2] - count], (0, 0, count, 0)) if count else x

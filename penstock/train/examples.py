@@ -1,4 +1,4 @@
-"""What heads learn from: texts of the target with the hidden states it had while reading them."""
+"""Training examples: texts of the target with its hidden states at every position."""
 
 import random
 from collections import Counter
@@ -15,7 +15,7 @@ from penstock.formats.safetensors import open_safetensors
 from penstock.formats.safetensors_out import safetensors_metadata, write_safetensors
 
 HELD_OUT_EVERY = 10
-"""One text in so many is not learned from: what is measured on them was never seen."""
+"""One text in so many is held out: acceptance is measured on these."""
 CPU = torch.device("cpu")
 
 
@@ -81,7 +81,7 @@ def split(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
 
 
 def draft_vocabulary(examples: Sequence[Example], size: int, vocab_size: int) -> Tensor:
-    """The tokens that answers are mostly made of, in ascending order."""
+    """The most frequent tokens of the answers, ascending."""
     counts: Counter[int] = Counter()
     for example in examples:
         counts.update(example.tokens[example.num_prompt :].tolist())
@@ -107,7 +107,7 @@ def pad(examples: Sequence[Example], device: torch.device = CPU) -> Padded:
 
 
 def batches(examples: Sequence[Example], num_tokens: int, seed: int, device: torch.device) -> Iterator[Padded]:
-    """For ever: all examples, shuffled, about so many tokens at a time, those of like length together."""
+    """Endless: all examples, shuffled, in batches of about so many tokens, those of similar length together."""
     choose = random.Random(seed)
     while True:
         ordered = sorted(examples, key=lambda example: len(example.tokens) + choose.random() * 40)

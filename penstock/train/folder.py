@@ -1,4 +1,4 @@
-"""What training leaves: a folder that `--speculate KIND:DIR` serves: weights by their published names, and config.json."""
+"""The folder that training writes and `--speculate KIND:DIR` serves: weights by their published names, and config.json."""
 
 import json
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
-"""Which layers a model can draft without: each is left out alone, and those that matter least are left out together.
+"""Which layers a model can skip when it drafts for itself: each is left out alone, and those that matter least are left out
+together.
 
-A set is judged by how often its likeliest token is the one that came, and by the weights it reads beside those of the whole.
+A set is judged by how often its likeliest token is the true one, and by the share of the weights it reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from penstock.runtime.heads.target import Chooser
 from penstock.train.examples import Example
 
 SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
-"""Of the layers, that are left out together."""
+"""Shares of the layers that are left out together."""
 MOST_DRAFTS = 8
 
 
@@ -20,7 +21,7 @@ class ChosenLayers:
     layers: tuple[int, ...]
     agreement: float
     gain: float
-    """Times as fast as without, if a step takes what its weights do."""
+    """Speed-up, if the time of a step is that of reading its weights."""
 
 
 def choose(
@@ -46,7 +47,7 @@ def choose(
 
 
 def agreement(examples: Sequence[Example], choose_tokens: Chooser) -> float:
-    """How often the likeliest token is the one that came, over all answers."""
+    """How often the likeliest token is the true one, over all answers."""
     hits = trials = 0
     for example in examples:
         begin = example.num_prompt
@@ -58,7 +59,7 @@ def agreement(examples: Sequence[Example], choose_tokens: Chooser) -> float:
 
 
 def expected_gain(rate: float, cost: float) -> float:
-    """The best over draft lengths of tokens a round over what it takes, in plain steps; checking is free."""
+    """Tokens per round over its time in plain steps, for the best draft length; checking is free."""
     return max(
         sum(rate**place for place in range(count + 1)) / (1 + count * cost) for count in range(1, MOST_DRAFTS + 1)
     )

@@ -1,4 +1,4 @@
-"""Medusa heads in training: each is a residual block on the target's state, trained for the place it guesses."""
+"""Medusa heads in training: each is a residual block on the target's state, trained for the position it guesses."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,8 +15,8 @@ class MedusaModule(nn.Module):
             nn.init.zeros_(parameter)  # at first each head foretells the state it reads
 
     def foretell(self, texts: Padded, depth: int) -> list[Tensor]:
-        """By guess, states foretold [texts, n - 1, hidden]: entry i of guess d is read from position i - d, so that all guesses
-        of an entry are of one place, as with a head that goes step by step."""
+        """Predicted states by guess, [texts, n - 1, hidden]: entry i of guess d is computed from position i - d, so that all
+        guesses of an entry are of one position, as with a head that predicts step by step."""
         states = texts.states[:, :-1]
         return [
             _later(states + functional.silu(block(states)), number) for number, block in enumerate(self.linears[:depth])

@@ -1,4 +1,4 @@
-"""Hidden states of whole texts, recorded from a runner's own steps: while it answers, or while it reads what is known."""
+"""Hidden states of whole texts, recorded from a runner's own steps while it generates, or while it computes known texts."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,7 +17,7 @@ Transcript = tuple[Sequence[int], Sequence[int]]
 
 
 class Recorder:
-    """Takes what a runner leaves, and keeps the last step's."""
+    """Keeps the hidden states of a runner's last step."""
 
     def __init__(self) -> None:
         self.hidden = torch.empty(0)
@@ -30,7 +30,8 @@ class Recorder:
 
 
 class AnswerRecorder:
-    """Takes what a runner leaves while an engine answers, and keeps it by prompt. Nothing of a prompt may come from a cache."""
+    """Keeps the hidden states of a runner by prompt while an engine generates. No part of a prompt may come from the prefix
+    cache."""
 
     def __init__(self) -> None:
         self._states: dict[int, list[Tensor]] = {}
@@ -54,7 +55,7 @@ class AnswerRecorder:
             self._states[row].append(state[None])
 
     def examples(self, transcripts: Sequence[Transcript]) -> list[Example]:
-        """Of those texts that were computed in one go."""
+        """Examples of the texts that were computed without preemption."""
         for row in list(self._states):
             self._leave(row)
         found = []
@@ -85,7 +86,7 @@ class RecordedRunner(Protocol):
 def record(
     runner: RecordedRunner, transcripts: Sequence[Transcript], num_blocks: int, progress: Callable[[int, int], None]
 ) -> list[Example]:
-    """Read every text in one step. The runner's blocks are used anew for each."""
+    """Compute every text in one step. The runner's blocks are reused for each."""
     recorder = Recorder()
     runner.states = recorder
     examples = []

@@ -1,7 +1,7 @@
 """Training and measuring heads: losses, schedule, held-out acceptance.
 
-A head learns to give the distribution over the draft vocabulary that the target gives, and, if its states go round, the
-target's states themselves: they say more than a token does. Deeper guesses join in the second part of the time.
+A head learns the target's distribution over the draft vocabulary and, if its states are fed back, the target's states
+themselves: they carry more than a token does. Deeper guesses are trained in the second part of the time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 MAX_SCORED = {"cpu": 512, "cuda": 16384}
 """Positions of a batch whose distributions are compared, for each guess: the vocabulary is what takes time."""
 SHALLOW_FRACTION = 0.4
-"""Share of the time in which only the first guess learns."""
+"""Share of the time in which only the first guess is trained."""
 DEPTH_WEIGHT = 0.8
-"""Of each guess beside the one before it."""
+"""Weight of each guess over that of the guess before it."""
 WARM_UP_FRACTION = 0.03
 SEED = 7
 
@@ -31,7 +31,7 @@ class Schedule:
     seconds: float
     rate: float
     states_weight: float
-    """Of the states' loss beside that of the distributions; 0 where only guessed tokens count."""
+    """Weight of the states' loss beside that of the distributions; 0 where only tokens count."""
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def judged(texts: Padded, number: int) -> Tensor:
 def acceptance(
     module: torch.nn.Module, examples: Sequence[Example], output: Tensor, token_ids: Tensor, depth: int
 ) -> list[float]:
-    """By guess, how often it is the token that came, where all guesses before it were."""
+    """By guess, how often it is the true token where all guesses before it were."""
     hits, trials = [0] * depth, [0] * depth
     for first in range(0, len(examples), 4):
         texts = pad(examples[first : first + 4], output.device)

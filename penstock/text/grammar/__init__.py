@@ -1,1 +1,1 @@
-"""Languages an answer is held to: sources checked and translated, compiled for a vocabulary, followed token by token."""
+"""Grammars that constrain an answer: sources are translated, compiled for a vocabulary, and followed token by token."""

@@ -1,4 +1,4 @@
-"""From a grammar's source to something that allows tokens; a bounded number of them is kept.
+"""Compiles a grammar's source into a matcher that tells which tokens are allowed; a bounded number is kept compiled.
 
 Owns the vocabulary as the grammar engine sees it, made on first use or by `warm_up`. Threads may compile at the same time.
 """
@@ -22,10 +22,10 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 MAX_KEPT = 256
 """Grammars kept compiled."""
 MAX_KEPT_CHARACTERS = 1 << 22
-"""Of the sources of all that are kept: what a compiled grammar takes goes with its source."""
+"""Characters of the sources of all kept grammars: a compiled grammar takes memory in proportion to its source."""
 
 LEXER_WORK, MASK_LEXER_WORK, MASK_ITEMS, LEXER_STATES = 200_000, 200_000, 50_000, 50_000
-"""What the engine may do for one grammar and for one mask before it gives up."""
+"""Work that the grammar engine may do for one grammar and for one mask before it gives up."""
 
 WORD_BYTES = 4
 COUNTING = ("max_tokens=", "stop=")
@@ -50,15 +50,15 @@ class GrammarCompiler:
 
     @classmethod
     def for_checks(cls, tokenizer: Tokenizer) -> "GrammarCompiler":
-        """Tells which grammars can be used, without the model's vocabulary: quick to make and small."""
+        """A compiler that only tells which grammars can be used, without the model's vocabulary: small and quick to make."""
         return cls(lambda: few_tokens(tokenizer))
 
     def warm_up(self) -> None:
-        """Make what the first grammar would wait for."""
+        """Build the vocabulary now, so that the first grammar does not wait for it."""
         self._compile("json_object", "")
 
     def keeps(self, kind: str, source: str) -> bool:
-        """It was compiled and is still here."""
+        """The grammar was compiled and is still kept."""
         with self._lock:
             return _digest(kind, source) in self._kept
 
@@ -79,8 +79,8 @@ class GrammarCompiler:
         """Write masks into `bits`, rows of `num_words` 32-bit words: one for each matcher as it stands, and one after each of
         its drafts. Bits that are set are tokens that may be drawn.
 
-        A matcher is left as it stood. Rows after a draft that may not be drawn are empty, as are those of a matcher that has a
-        fault.
+        The state of a matcher does not change. Rows after a draft that may not be drawn are empty, as are those of a matcher
+        that has a fault.
         """
         num_rows = sum(1 + len(drafts) for _, drafts in entries)
         row_bytes = num_words * WORD_BYTES

@@ -1,4 +1,4 @@
-"""Grammars within grammars: an answer that is held to one only after its reasoning has ended.
+"""Grammars within grammars: an answer that is constrained only after its reasoning has ended.
 
 Owns how markers are written in a grammar: a marker that is one token of the vocabulary is named by its id, others are texts.
 """
@@ -48,9 +48,10 @@ class Markers:
         return tuple(found[0] for found in self._pattern.finditer(text)) if self._pattern else ()
 
     def until(self, name: str, marker: str, max_tokens: int | None = None) -> tuple[str, list[str]]:
-        """Any text up to a marker, it included: a symbol, and the rules that it needs beside `TEXT`.
+        """Any text up to and including a marker: a symbol, and the rules that it needs beside `TEXT`.
 
-        With `max_tokens` the marker comes after so many at the latest; only a marker that is a token can be made to come.
+        With `max_tokens` the marker comes after so many tokens at the latest; only a marker that is a single token can be
+        forced.
         """
         token_id = self.token_id(marker)
         if token_id is None:
@@ -71,12 +72,12 @@ class Thoughts(NamedTuple):
     start: str
     end: str
     is_open: bool
-    """The prompt has begun it."""
+    """The prompt has already opened the reasoning."""
     max_tokens: int | None = None
     between: str = ""
-    """What stands between reasoning and what comes before the answer."""
+    """Text between the reasoning and what comes before the answer."""
     before: str = ""
-    """What stands before every answer."""
+    """Text before every answer."""
 
 
 HARMONY = Thoughts(
@@ -91,12 +92,12 @@ def thoughts_of(style: ReasoningStyle, *, is_open: bool, max_tokens: int | None 
 
 
 def can_be_ended(style: ReasoningStyle, markers: Markers) -> bool:
-    """Reasoning of this style can be made to end: one token ends it."""
+    """Reasoning of this style can be forced to end: one token ends it."""
     return markers.token_id(thoughts_of(style, is_open=False).end) is not None
 
 
 def after_thoughts(kind: str, source: str, thoughts: Thoughts, markers: Markers) -> tuple[str, str]:
-    """The kind and source of a grammar that lets reasoning pass before it holds the answer to this one."""
+    """Kind and source of a grammar that allows any reasoning and constrains the answer after it to this one."""
     if kind == COMPOSED:
         inner = json.loads(source)["grammars"]
         inner[0] = {**inner[0], "name": "answer"}

@@ -1,4 +1,4 @@
-"""What the grammar engine says of a grammar it does not take, in words that name the fault and the way out."""
+"""Errors of the grammar engine, reworded so that they name the fault and the way out."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Ways to say what an answer must look like, one row each, and how the grammar engine is told.
+"""Kinds of constraints on an answer, one row each, and how each is written for the grammar engine.
 
 Owns the translation of a source into the engine's own text. Nothing here knows a tokenizer: what is wrong with a source is
 found without one.
@@ -22,13 +22,13 @@ from penstock.text.grammar.limits import (
 from penstock.text.tokenizer.tokenizer import check_unicode
 
 WHITESPACE = r"( |\n[ \t]{0,20})?"
-"""Between the tokens of JSON. Bounded: a model that likes blanks cannot go on with them for ever."""
+"""Whitespace between the tokens of JSON. Bounded, so that a weak model cannot generate blanks for ever."""
 
 _OPTIONS: dict[str, Any] = {"whitespace_pattern": WHITESPACE, "coerce_one_of": True}
 
 
 def schema_text(schema: Any, *, lenient: bool = False) -> str:
-    """A schema as JSON text with our options in it; `lenient` passes over keywords that cannot be held to."""
+    """A schema as JSON text with our options in it; `lenient` ignores keywords that are not supported."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):

@@ -15,9 +15,9 @@ MAX_NESTING = 64
 MAX_ALTERNATIVES = 10_000
 """Members of all enumerations and unions together."""
 MAX_PROPERTIES = 1_000
-"""Of one object: each that may be left out multiplies the ways on."""
+"""Properties of one object: each optional one multiplies the possible continuations."""
 MAX_REPEATED = 100_000
-"""Copies of its innermost part that nested counted repeats of an expression stand for."""
+"""Copies of the innermost part that nested counted repeats of an expression expand to."""
 
 _UNIONS = ("enum", "anyOf", "oneOf", "allOf", "prefixItems")
 _PROPERTIES = ("properties", "patternProperties")
@@ -88,7 +88,7 @@ def check_choices(choices: Any) -> None:
 
 
 def check_expression(expression: str) -> None:
-    """Refuse nested counted repeats that multiply beyond what is followed quickly, and groups too deep."""
+    """Refuse nested counted repeats that expand to too many copies, and groups nested too deep."""
     check_length(expression)
     plain = _CLASS.sub("x", re.sub(r"\\.", "x", expression, flags=re.DOTALL))
     sizes: list[list[int]] = [[0, 0]]

@@ -18,10 +18,10 @@ class GrammarMatcher:
         self._matcher = matcher
         self._kind = kind
         self.goes_back = goes_back
-        """It can be advanced over drafts and come back. One that counts tokens cannot."""
+        """It can be advanced over drafts and rolled back. A grammar that counts tokens cannot."""
 
     def fork(self) -> "GrammarMatcher":
-        """The same state, to go on by itself."""
+        """A copy of the state, which continues independently."""
         return GrammarMatcher(self._matcher.deep_copy(), self._kind, goes_back=self.goes_back)
 
     def advance(self, token_ids: Iterable[int]) -> None:
@@ -50,5 +50,5 @@ class GrammarMatcher:
 
     @property
     def native(self) -> LLMatcher:
-        """What the engine of the grammar works on."""
+        """The grammar engine's own object."""
         return self._matcher

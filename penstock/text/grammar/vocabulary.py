@@ -1,6 +1,6 @@
 """A model's tokens as the grammar engine sees them: the bytes each one stands for, and which end an answer.
 
-Special tokens are no text to it: a grammar names them by id. All others are their bytes, however a text is cut into them.
+Special tokens are not text: a grammar names them by id. All others are their bytes, whichever way a text is tokenized.
 """
 
 import re
@@ -44,7 +44,7 @@ def whole_vocabulary(tokenizer: Tokenizer, num_scores: int) -> "LLTokenizer":
 
 
 def few_tokens(tokenizer: Tokenizer) -> "LLTokenizer":
-    """One token a byte, and the special ones: enough to tell whether a grammar can be used, and made in no time."""
+    """One token a byte, and the special ones: enough to tell whether a grammar can be used, and quick to make."""
     markers = marker_ids(tokenizer) | _ends(tokenizer)
     tokens = [b""] * max(tokenizer.vocab_size, 256 + len(markers))
     plain = (token_id for token_id in range(len(tokens)) if token_id not in markers)
@@ -66,7 +66,8 @@ def _made(tokenizer: Tokenizer, tokens: list[bytes], size: int) -> "LLTokenizer"
 
 
 def _ends(tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end an answer. The engine needs one: of a vocabulary that has none, the first is it, and no text."""
+    """Tokens that end an answer. The engine needs one: in a vocabulary without any, the first token takes that part and is
+    not text."""
     return tokenizer.eos_ids or frozenset((0,))
 
 

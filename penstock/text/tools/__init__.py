@@ -1,1 +1,1 @@
-"""Tool calls as models write them: one table row a family, a parser that reads any of them, a grammar that holds to them."""
+"""Tool calls as models write them: one table row a family, one parser that reads them all, one grammar that constrains them."""

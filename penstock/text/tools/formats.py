@@ -2,7 +2,7 @@
 
     opens [ list_opens call separator call ... list_closes ] closes
 
-A call is written in one of four syntaxes. Blanks between the parts do not matter to who reads; `pad` is what is written.
+A call is written in one of four syntaxes. Blanks between the parts do not matter to the parser; `pad` is what is written.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class TaggedCall:
     value_closes: str
     after: str
     pad: str = ""
-    """Stands on both sides of a value and is no part of it."""
+    """Written on both sides of a value, and no part of it."""
 
 
 CallSyntax = JsonCall | HeadedCall | PythonCall | TaggedCall
@@ -57,7 +57,7 @@ class ToolFormat:
     """Texts that a chat template of the family has, all of them."""
     call: CallSyntax
     opens: str = ""
-    """Begins calls wherever it stands; without it an answer is calls from its first word on, or none."""
+    """Begins calls wherever it appears; without it an answer either begins with calls or has none."""
     also_opens: tuple[str, ...] = ()
     """Other texts that begin calls; without `opens`, the one that may stand before the first of them."""
     closes: str = ""
@@ -69,11 +69,11 @@ class ToolFormat:
     """Written inside `opens` and `closes`."""
     between_openings: str = "\n"
     speech: str = ""
-    """Stands before words, where they have an opening of their own."""
+    """Written before content, where the family marks that too."""
 
     @property
     def lead(self) -> str:
-        """The character that tells calls from words where nothing opens them."""
+        """The first character of calls, where nothing else opens them."""
         return self.list_opens or "{"
 
     @property
@@ -210,9 +210,9 @@ FORMATS: dict[str, ToolFormat] = {
 }
 
 FALLBACK = _HERMES
-"""For models whose template says nothing of tools: they are told in words."""
+"""For models whose template does not describe tools: they are described in the system message."""
 
 
 def format_of_template(source: str) -> ToolFormat | None:
-    """The way a model with this chat template writes calls; None where it shows no sign of any."""
+    """How a model with this chat template writes calls; None where the template has none."""
     return next((row for row in FORMATS.values() if all(sign in source for sign in row.signs)), None)

@@ -1,6 +1,7 @@
-"""A grammar of tool calls: the model speaks freely until it opens a call, and from there on is held to the tools' schemas.
+"""A grammar of tool calls: text is free until the model opens a call; from there on the tools' schemas constrain it.
 
-Made of a row of the table and the tools. What is fixed in a call is written as the family writes it, so its tokens are forced.
+Made of a row of the table and the tools. The fixed parts of a call are written as the family writes them, so their tokens
+are forced.
 """
 
 import json
@@ -30,8 +31,8 @@ def tools_grammar(
     is_parallel: bool = True,
     content: tuple[str, str] | None = None,
 ) -> tuple[str, str]:
-    """Kind and source of the grammar. `is_required`: calls and nothing else. `content`: what an answer without calls is held
-    to, as kind and source."""
+    """Kind and source of the grammar. `is_required`: calls and nothing else. `content`: what constrains an answer without
+    calls, as kind and source."""
     maker = _Rules(row, markers)
     maker.add_calls(tools, is_parallel)
     start = maker.start(is_required or content is not None, is_parallel)

@@ -1,4 +1,4 @@
-"""Literals of Python, as some models write arguments, read piece by piece and told as JSON. Nothing is ever evaluated."""
+"""Python literals, as some models write arguments, read piece by piece and converted to JSON. Nothing is ever evaluated."""
 
 import json
 import re

@@ -1,8 +1,8 @@
 """Finds tool calls in an answer as it is written, by the row of the table that the model's family has.
 
-The law: however the text is cut into pieces, the segments joined are the same. What turns out to be no call is content. From a
-call's name on it is a call, whatever follows; arguments that never end stay as far as they came. Time is proportional to the
-text, and nothing in it is ever evaluated.
+The law: however the text is cut into pieces, the segments joined are the same. Text that turns out not to be a call is content.
+Once a call's name is complete it is a call, whatever follows; arguments that do not end are given as far as they were written.
+Time is proportional to the text, and nothing in it is ever evaluated.
 """
 
 import json
@@ -23,7 +23,7 @@ from penstock.text.tools.literals import literal
 from penstock.text.tools.reader import BLANK, Reader
 
 IsText = Callable[[str, str], bool]
-"""Whether an argument of a tool, by the names of both, is a text: where calls do not say it."""
+"""Whether an argument of a tool, by the names of both, is a string: asked where the syntax does not tell."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[A-Za-z_]\w*")
@@ -79,7 +79,7 @@ class ToolParser:
         return segments
 
     def _say(self, text: str) -> None:
-        """Content; blanks at its end wait for what follows."""
+        """Emit content; blanks at its end wait for what follows."""
         body = text.rstrip(BLANK)
         if body:
             self._segments.append(ContentText("".join(self._blanks) + body))
@@ -106,7 +106,7 @@ class ToolParser:
             self._reader.seen = None
 
     def _leading_calls(self) -> Step:
-        """Calls from the first word on, or none."""
+        """An answer that begins with calls, or has none."""
         reader, row = self._reader, self._format
         reader.seen = []
         yield from reader.blanks()
@@ -120,7 +120,7 @@ class ToolParser:
         return True
 
     def _give_back(self) -> None:
-        """What looked like a call is none: it is content as it stands."""
+        """What looked like a call is not one: it becomes content unchanged."""
         if self._reader.seen is not None:
             self._say("".join(self._reader.seen))
 

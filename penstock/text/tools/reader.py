@@ -1,4 +1,4 @@
-"""Reads a text that is still being written, a part at a time, in code that reads as if it were all there.
+"""Reads a text that is still being generated, piece by piece, in code written as if all of it were there.
 
 Every method that has to know what follows is a generator: it yields whenever more text is needed, and goes on when there is
 some or when none will come. Nothing it decides depends on the pieces the text came in. Time is proportional to the text.
@@ -25,7 +25,7 @@ class Reader:
         self._place = 0
         self.is_closed = False
         self.seen: list[str] | None = None
-        """What was read since a point, where somebody may want it back."""
+        """Text read since a point, which may have to be given back."""
 
     def add(self, text: str) -> None:
         self._text = self._text[self._place :] + text
@@ -68,7 +68,7 @@ class Reader:
             yield
 
     def ends(self, literal: str) -> Need:
-        """Take a literal, or as much of it as there is where the text breaks off in it."""
+        """Take a literal, or as much of it as there is if the text ends within it."""
         if (yield from self.starts(literal)):
             return True
         if self.is_closed and literal.startswith(self.left):

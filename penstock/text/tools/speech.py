@@ -1,4 +1,4 @@
-"""All that one model needs to speak with tools: how it is told of them, what it is held to, how its calls are read.
+"""All that one model needs for tools: how they are described to it, what constrains its answer, how its calls are parsed.
 
 Tools are described as OpenAI's API does: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
 """

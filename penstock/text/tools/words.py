@@ -1,4 +1,4 @@
-"""Tools told in words, for models whose template knows none: they are described, and written calls are put back, as text."""
+"""Tools for models whose template has none: tools, calls and results are written into the conversation as text."""
 
 import json
 from collections.abc import Mapping, Sequence
