@@ -44,7 +44,7 @@ def map_file(path: Path) -> Bytes:
 
 
 def let_go(view: Bytes) -> None:
-    """Give back the memory that reading a mapped file took, once its numbers stand elsewhere; it can be read again."""
+    """Give back the memory that reading a mapped file took, once its numbers are copied elsewhere; it can be read again."""
     owner: object = view
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj

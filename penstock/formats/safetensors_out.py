@@ -13,7 +13,7 @@ ALIGNMENT = 8
 
 
 def safetensors_metadata(path: Path) -> dict[str, str]:
-    """What a file that was opened before says of itself."""
+    """Metadata of a file that was opened before."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     found = header.get("__metadata__", {})

@@ -54,7 +54,7 @@ class StoreEntry:
 
 
 def entry_directory(cache: Path, name: str) -> Path:
-    """Where the model asked for as `name` belongs. The digest keeps apart names that only differ in punctuation."""
+    """The directory of the model asked for as `name`. The digest keeps names apart that differ in punctuation alone."""
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", name)[:100]
     return cache / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 

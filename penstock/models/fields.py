@@ -32,7 +32,7 @@ class Fields:
         return self._get(name) is not None
 
     def states(self, name: str) -> bool:
-        """The field is there, if only as null: some configs turn a default off that way."""
+        """The field is present, even as null: some configs turn a default off that way."""
         return self._prefix + name in self._values
 
     def or_else(self, defaults: Mapping[str, Any]) -> "Fields":
@@ -59,7 +59,7 @@ class Fields:
         return float(value)
 
     def optional_number(self, name: str, low: float, high: float, default: float | None = None) -> float | None:
-        """The default holds only where the field is not even null."""
+        """The default applies only where the field is absent, not where it is null."""
         if not self.has(name):
             return None if self.states(name) else default
         return self.number(name, low, high)
@@ -78,7 +78,7 @@ class Fields:
         return table[value]
 
     def expect(self, name: str, *allowed: Any) -> None:
-        """Refuse a setting that is not built: the field is absent or one of these."""
+        """Refuse a setting that is not implemented: the field must be absent or one of these."""
         value = self._get(name)
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
             raise self.wrong(name, "absent or " + " or ".join(repr(one) for one in allowed))

@@ -1,6 +1,6 @@
 """The head of a GGUF file as architectures read it: metadata, tensor names and the factor tensors.
 
-Owns GGUF's key names. Tensor data stays with the loader, but for the few factors that are settings in truth.
+Owns GGUF's key names. Tensor data stays with the loader, except for the few factors that are really settings.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -126,11 +126,11 @@ class GgufHead:
         )
 
     def window(self) -> int | None:
-        """0 says that there is none."""
+        """0 means that there is none."""
         return self.fields.whole("attention.sliding_window", 0, MAX_CONTEXT, 0) or None
 
     def sliding_layers(self, num_layers: int, every: int) -> tuple[bool, ...]:
-        """Which layers have a window where every `every`-th sees all; a pattern in the file goes first."""
+        """Which layers have a window where every `every`-th sees all; a pattern in the file takes precedence."""
         fields, name = self.fields, "attention.sliding_window_pattern"
         if fields.is_list(name):
             pattern = fields.items(name, num_layers)

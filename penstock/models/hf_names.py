@@ -21,7 +21,7 @@ _NORMS: dict[NormPlacement, dict[str, str]] = {
 
 
 def find_prefix(names: Collection[str], tensor: str, candidates: Iterable[str]) -> str:
-    """The candidate under which the checkpoint has the tensor; if none, the first: the loader will name what lacks."""
+    """The candidate that the checkpoint has; if it has none, the first: the loader then reports it as missing."""
     candidates = tuple(candidates)
     return next((prefix for prefix in candidates if prefix + tensor in names), candidates[0])
 

@@ -1,4 +1,4 @@
-"""Reads how an encoder makes one vector of a text's many."""
+"""Reads how an encoder pools the vectors of a text into one."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

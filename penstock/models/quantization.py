@@ -1,7 +1,7 @@
 """Checkpoints of whole numbers (AWQ, GPTQ, compressed-tensors): which of a model's tensors they hold in place of floats.
 
-An architecture's recipes are written for floats. Here those matrices that a `quantization_config` has replaced are found by
-name and the recipes rewritten; what is not known of a method is refused by its setting.
+An architecture's recipes are written for floats. Matrices that a `quantization_config` has replaced are found by name here,
+and their recipes rewritten; a setting of a method that is not supported is refused by its name.
 """
 
 from collections.abc import Callable, Collection, Mapping

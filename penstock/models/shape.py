@@ -121,7 +121,7 @@ def sliding_layers(fields: Fields, num_layers: int, rule: Callable[[int], bool])
 
 
 def sliding_window(fields: Fields, default: int | None = None) -> int | None:
-    """Null says that there is none; the default holds only where the field is not even null."""
+    """Null means that there is none; the default applies only where the field is absent."""
     if not fields.has("sliding_window"):
         return None if fields.states("sliding_window") else default
     return fields.whole("sliding_window", 1, MAX_CONTEXT)

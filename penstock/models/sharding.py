@@ -185,7 +185,7 @@ def _expert_part(part: str, kind: str, recipe: Recipe, mlp: MoE, place: RankPlac
 
 
 def _of_experts(recipe: Recipe, held: range) -> Recipe:
-    """Only the rank's own; those stored apart are not even opened."""
+    """Only the rank's own experts; others that are stored apart are not even opened."""
     match recipe:
         case Stack(parts):
             return Stack(parts[held.start : held.stop])

@@ -157,7 +157,7 @@ class MLA:
     q_rank: int | None = None
     """None: queries are made of x at once."""
     bias: bool = False
-    """On what is made of x and on the output."""
+    """Biases on the projections of x and on the output."""
 
     @property
     def window(self) -> None:
@@ -178,8 +178,8 @@ class MLA:
 
     @property
     def flops_per_pair(self) -> int:
-        """With keys and values spread out, as prompts are computed. A decode step multiplies the latent itself: more
-        operations, but there the latent's bytes are what takes time."""
+        """With keys and values expanded, as prompts are computed. A decode step multiplies the latent itself: more
+        operations, but there reading the latent's bytes takes the time."""
         return 2 * (self.q_size + self.num_heads * self.value_dim)
 
     def num_parameters(self, hidden_size: int) -> int:
@@ -264,7 +264,7 @@ class Layer:
 
     @property
     def grouped(self) -> GQA:
-        """The attention as those take it who compute or load it: grouped heads are all that is computed so far."""
+        """The attention for code that computes or loads it: only grouped-query attention is computed so far."""
         if not isinstance(self.attention, GQA):
             raise ModelFileError(NOT_COMPUTED)
         return self.attention

@@ -1,4 +1,4 @@
-"""The whole of attention over the cache: heads prepared, keys and values laid down, queries answered."""
+"""Attention over the cache as one operation: heads normed and rotated, keys and values written, queries computed."""
 
 from collections.abc import Iterator
 from typing import Any

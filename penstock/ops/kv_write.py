@@ -1,4 +1,4 @@
-"""From the joined q, k, v of a step to queries ready to attend and keys and values laid down in the cache."""
+"""From the joined q, k, v of a step to queries ready to attend, and keys and values written to the cache."""
 
 import math
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def _write_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 @operation(_write_examples)
 def kv_write(keys: Tensor, values: Tensor, cache: AnyCache, slots: Tensor) -> None:
-    """Lays keys and values [tokens, kv_heads, head_dim] down at their slots."""
+    """Writes keys and values [tokens, kv_heads, head_dim] to their slots."""
     new: tuple[Tensor, ...] = keys, values
     if isinstance(cache, ScaledCache):
         (keys, key_scales), (values, value_scales) = (_rounded(heads) for heads in new)

@@ -64,6 +64,6 @@ class BatchLayout:
     lengths: list[int]
     contexts: list[int]
     follows: bool = False
-    """Chunks may be of one sequence, one behind another: keys and values are laid down before any of them attends."""
+    """Chunks may be of one sequence, one behind another: keys and values are written before any of them attends."""
     derived: dict[Hashable, Any] = field(default_factory=dict)
-    """What a kernel works out once and uses in every layer of the step."""
+    """Values that a kernel computes once and uses in every layer of the step."""

@@ -1,4 +1,4 @@
-"""A mixture of experts: who is chosen for a token, and what the chosen make of it."""
+"""A mixture of experts: which experts are chosen for a token, and the weighted sum of their outputs."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -95,8 +95,8 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 @operation(_examples)
 def mix_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    """The weighted sum, for each token of x [tokens, hidden], of what its chosen experts make of it; those of weight 0 are
-    not asked."""
+    """The weighted sum of the chosen experts' outputs for each token of x [tokens, hidden]; experts of weight 0 are not
+    computed."""
     mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for number in torch.unique(chosen).tolist():
         tokens, places = torch.where((chosen == number) & (weights != 0))

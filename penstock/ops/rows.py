@@ -1,4 +1,4 @@
-"""What a decode step reads of its rows and leaves there."""
+"""What a decode step reads from its rows and writes to them."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -57,5 +57,5 @@ def _keep_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 @operation(_keep_examples)
 def keep_drawn(tokens: Tensor, rows: Tensor, positions: Tensor, drawn: Tensor) -> None:
-    """Leaves each drawn token behind its row's position; one that was not drawn leaves token 0."""
+    """Writes each drawn token after its row's position; one that was not drawn is written as token 0."""
     tokens[rows, positions + 1] = drawn.clamp(min=0).int()

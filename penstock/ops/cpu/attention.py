@@ -15,13 +15,13 @@ from penstock.ops.attention import attention, encoder_attention
 from penstock.ops.layout import AnyCache, BatchLayout
 
 MAX_PAIRS = 1 << 22
-"""Most pairs of a query and a key handled in one call where visibility must be spelled out."""
+"""Most pairs of a query and a key in one call that needs a mask of what is visible."""
 MAX_KEPT_PAIRS = 1 << 26
-"""Runs with more pairs than this spell visibility out anew in every layer rather than keep it."""
+"""Runs with more pairs than this build their mask again in every layer instead of keeping it."""
 MAX_PADDING = 1.25
 """Longest over shortest context of the chunks read as one rectangle."""
 MAX_GROUPED = 16
-"""Queries of the longest chunk that is grouped with others: decodes, and decodes with guesses behind them."""
+"""Queries of the longest chunk that is grouped with others: decodes, and decodes with drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _attend_run(q: Tensor, keys: Tensor, values: Tensor, run: QueryRun, spec: GQ
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, spec: GQA, sinks: Tensor | None) -> Tensor:
-    """Spelled out, for what the stock operator lacks: q [members, kv_heads, group, queries, head_dim]."""
+    """Written out, for what torch's own operator lacks: q [members, kv_heads, group, queries, head_dim]."""
     members, kv_heads, group, queries, _ = q.shape
     scores = q.flatten(2, 3).float() @ keys.transpose(2, 3).float()
     scores = torch.unflatten(scores.mul_(spec.scale), 2, (group, queries))
@@ -213,7 +213,7 @@ def _plan(layout: BatchLayout, window: int | None, block_size: int) -> list[Quer
 
 
 def _alike(chunks: list[int], layout: BatchLayout) -> list[list[int]]:
-    """Chunks of one length and like context, so that little is padded."""
+    """Chunks of one length and similar context, so that little is padded."""
     groups: list[list[int]] = []
     for chunk in sorted(chunks, key=lambda each: (layout.lengths[each], layout.contexts[each])):
         first = groups[-1][0] if groups else chunk

@@ -1,1 +1,2 @@
-"""Operations of several ranks together: sums, columns side by side, the best of all. Who the others are is not known here."""
+"""Operations of several ranks together: sums, columns side by side, the best of all. Knows nothing of how ranks are
+connected."""

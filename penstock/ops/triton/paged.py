@@ -1,4 +1,5 @@
-"""What kernels over the paged cache share: finding keys, bending scores, 8-bit numbers, a token that is not in the cache yet.
+"""What kernels over the paged cache share: finding keys, capping scores, 8-bit numbers, a token that is not in the cache
+yet.
 
 Scores are kept in base 2 (scale carries log2 e).
 """
@@ -39,7 +40,7 @@ WHOLES_TO_HALVES = tl.constexpr(_WHOLES_TO_HALVES)
 
 @triton.jit
 def capped(scores, CAP: tl.constexpr, LOG2_E: tl.constexpr):
-    """Scores in base 2, bent below the cap where there is one."""
+    """Scores in base 2, softly capped where there is a cap."""
     if CAP > 0:
         bent = scores / (CAP * LOG2_E)
         scores = (2.0 * tl.sigmoid(2.0 * bent) - 1.0) * (CAP * LOG2_E)
@@ -108,7 +109,7 @@ def attend_own(
     PAD: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr,
     NORMS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """Lay the new key and value down at `position`, and take them in from registers: peak, total and mixed with them."""
+    """Write the new key and value at `position`, and add them from registers: peak, total and mixed with them."""
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, PAD)[None, :]
     ours = HEADS + kv_head + rows * 0

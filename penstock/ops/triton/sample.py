@@ -1,6 +1,6 @@
-"""The sampler's kernels: rows that ask for nothing but a temperature are drawn by `draw_for_rows`, the others once more by what
-stands here, whose programs end at once for rows they have nothing to do for. So what is drawn for a row never depends on what
-the rows beside it ask for.
+"""The sampler's kernels: rows that ask for nothing but a temperature are drawn by `draw_for_rows`, the others once more by
+the kernels here, whose programs end at once for rows without such settings. So the draw of a row never depends on the
+settings of the rows beside it.
 
 No row is sorted. The weight at which top-k or top-p ends is found digit by digit, five bits a launch: each tile counts (or sums
 up) its weights by their next digit, and the next launch reads off these which digit it is.
