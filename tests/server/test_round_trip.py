@@ -1,7 +1,10 @@
-"""A model that was made for tools, over HTTP: it calls the right one, reads what came back, and says it."""
+"""A model that was made for tools and code, over HTTP: it calls the right tool, reads what came back, and says it; it edits."""
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,3 +104,40 @@ def test_an_agent_gets_its_answer(coder: Server) -> None:
     found = run(AGENTS, coder.url)
     assert any(city.startswith("Paris") for city in found["called"])
     assert "17" in found["said"]
+
+
+AIDER = shutil.which(os.environ.get("AIDER", "aider"))
+AIDER_FLAGS = (
+    "--model=openai/default", "--edit-format=whole", "--map-tokens=0", "--no-git", "--yes-always", "--no-pretty",
+    "--no-stream", "--no-show-model-warnings", "--no-check-update", "--analytics-disable", "--no-detect-urls",
+    "--no-suggest-shell-commands",
+)  # fmt: skip
+GREETING = 'def greeting(name):\n    return "Hello, " + name\n'
+EDIT = "Change greeting so that it returns the text in capital letters, using upper(). Change nothing else."
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    AIDER is None, reason="needs aider: pip install aider-chat in an environment of its own, AIDER=path"
+)
+def test_aider_edits_a_file(coder: Server, tmp_path: Path) -> None:
+    (tmp_path / "greeting.py").write_text(GREETING)
+    done = subprocess.run(
+        [str(AIDER), *AIDER_FLAGS, f"--message={EDIT}", "greeting.py"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OPENAI_API_BASE": f"{coder.url}/v1",
+            "OPENAI_API_KEY": "none",
+            "HOME": str(tmp_path),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    check = "import greeting; assert greeting.greeting('you') == 'HELLO, YOU'"
+    checked = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, f"{(tmp_path / 'greeting.py').read_text()}\n{checked.stderr}\n{done.stdout}"
