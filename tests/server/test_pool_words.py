@@ -25,20 +25,21 @@ def make(name: str) -> ServedModel:
 def test_the_words_of_the_models_unloaded_last_are_kept(moves: list[int], most: int) -> None:
     models = [make(f"m{number}") for number in range(6)]
     kept, loaded, left = KeptWords(most), set[int](), list[int]()
+    seen: set[int] = set()
     for number in moves:
         model = models[number]
         left = [one for one in left if one != number]
         if number in loaded:
             loaded.remove(number)
-            left.append(number)
+            left = [*left, number][-most:] if most else []
             kept.keep(model)
         else:
             loaded.add(number)
             kept.take(model)
             model.text = Text(TOKENIZER, card=ModelCard(family="read"))
-        held = {one for one in range(6) if models[one].is_open}
-        assert held == loaded | set(left[len(left) - most :] if most else [])
-        assert {models[one].card.family for one in loaded.union(left)} <= {"read"}
+        seen.add(number)
+        assert {one for one in range(6) if models[one].is_open} == loaded.union(left)
+        assert {one for one in range(6) if models[one].card.family == "read"} == seen
 
 
 def test_a_model_whose_words_were_forgotten_answers_as_before() -> None:
