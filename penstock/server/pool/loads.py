@@ -13,7 +13,7 @@ from penstock.server.pool.words import KeptWords
 from penstock.server.threads import on_daemon_thread
 
 
-class Loads:
+class ModelLoads:
     """Owns the tasks that keep engines alive."""
 
     def __init__(self) -> None:

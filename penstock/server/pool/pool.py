@@ -22,7 +22,7 @@ from penstock.errors import CapacityError, ModelFileError, PenstockError
 from penstock.metrics.exposition import Metric
 from penstock.server.dialect import Progress
 from penstock.server.http.faults import ApiError
-from penstock.server.pool.loads import Loads
+from penstock.server.pool.loads import ModelLoads
 from penstock.server.pool.memory import taken_bytes
 from penstock.server.pool.meters import PoolMeters
 from penstock.server.pool.model import PooledModel
@@ -59,7 +59,7 @@ class ModelPool:
         self.meters = {one.resident.name: PoolMeters(one.resident) for one in models}
         self._max_waiting = max_waiting
         self._waiters: dict[str, list[asyncio.Future[None]]] = {name: [] for name in self.models}
-        self._loads = Loads()
+        self._loads = ModelLoads()
         self._tasks: set[asyncio.Task[None]] = set()
         self._called = asyncio.Event()
         self._is_stopping = False
