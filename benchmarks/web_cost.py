@@ -1,6 +1,6 @@
 """What looking costs: tokens a second with two dashboards open over without, by turns, and with ten cockpit runs asked for.
 
-    python benchmarks/web_cost.py http://127.0.0.1:8000 [TURNS [PID]]
+    python -m benchmarks.web_cost http://127.0.0.1:8000 [TURNS [PID [OUT.json]]]
 
 With the server's process id, processor time of server and engine is compared, too: others who use the machine change that
 little. Prompts are token ids: the same work for every model with 30,000 tokens. Each turn sends the same load three ways, in
@@ -21,15 +21,16 @@ from typing import NamedTuple
 
 import httpx
 
-STREAMS, PROMPT, TOKENS = 32, 256, 64
-"""As W3 has them, its answers half as long: so many at once, fresh prompts of random tokens."""
+REQUESTS, STREAMS, PROMPT, TOKENS = 64, 32, 256, 128
+"""Workload W3: so many requests, so many of them at once, with fresh prompts of random tokens."""
 
 
 async def load(client: httpx.AsyncClient) -> tuple[float, float]:
-    """Tokens a second of some streams at once, and the p95 of their gaps."""
+    """Tokens a second of all requests, and the p95 of the gaps between their tokens."""
     gaps: list[float] = []
+    room = asyncio.Semaphore(STREAMS)
 
-    async def one(number: int) -> int:
+    async def one() -> int:
         body = {
             "prompt": [random.randrange(1000, 30_000) for _ in range(PROMPT)],
             "max_tokens": TOKENS,
@@ -37,7 +38,7 @@ async def load(client: httpx.AsyncClient) -> tuple[float, float]:
             "stream": True,
         }
         count, last_s = 0, 0.0
-        async with client.stream("POST", "/v1/completions", json=body) as response:
+        async with room, client.stream("POST", "/v1/completions", json=body) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     now = time.monotonic()
@@ -48,7 +49,7 @@ async def load(client: httpx.AsyncClient) -> tuple[float, float]:
         return count
 
     start_s = time.monotonic()
-    counts = await asyncio.gather(*(one(number) for number in range(STREAMS)))
+    counts = await asyncio.gather(*(one() for _ in range(REQUESTS)))
     gaps.sort()
     return sum(counts) / (time.monotonic() - start_s), gaps[int(0.95 * len(gaps))]
 
@@ -144,7 +145,10 @@ async def main() -> None:
         }
         for name, rows in found.items()
     }
-    print(json.dumps(report, indent=1))
+    text = json.dumps(report, indent=1)
+    if len(sys.argv) > 4:
+        Path(sys.argv[4]).write_text(text + "\n")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,22 @@
 
 import json
 import threading
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from penstock.engine.client import StepView
-from penstock.server.ui.utilisation import RequestMix, StepTimes, capacity_per_s, step_times
+from penstock.server.ui.utilisation import (
+    RequestMix,
+    StepTimes,
+    capacity_per_s,
+    frontier,
+    full_batch,
+    step_times,
+)
 from tests.server.serving import KEY, Server, serving, user
 
 ADMIN_KEY = "an-admin-key-of-some-length"
@@ -192,11 +201,28 @@ def test_capacity_is_what_full_steps_would_carry() -> None:
     assert times is not None
     assert times == pytest.approx(StepTimes(0.010, 0.001, 0.0005))
     mix = RequestMix(num_computed=100, num_tokens=50, num_context=150)
-    full = capacity_per_s(times, mix, max_sequences=16, num_kv_tokens=10**6)
-    assert full == pytest.approx(1 / (50 * (0.010 + 0.016) / 16 + 100 * 0.0005))
-    tight = capacity_per_s(times, mix, max_sequences=16, num_kv_tokens=600)
-    assert tight == pytest.approx(1 / (50 * (0.010 + 0.004) / 4 + 100 * 0.0005))
+    full = full_batch(mix, max_sequences=16, num_kv_tokens=10**6)
+    assert capacity_per_s(times, mix, full) == pytest.approx(1 / (50 * (0.010 + 0.016) / 16 + 100 * 0.0005))
+    tight = full_batch(mix, max_sequences=16, num_kv_tokens=600)
+    assert capacity_per_s(times, mix, tight) == pytest.approx(1 / (50 * (0.010 + 0.004) / 4 + 100 * 0.0005))
     assert step_times(steps[:3]) is None
+    points = frontier(times, mix, full)
+    assert [point.num_sequences for point in points] == [1, 2, 4, 8, 16]
+    assert points[-1].tokens_per_s == pytest.approx(50 * capacity_per_s(times, mix, full)), "its end is the capacity"
+    for fewer, more in pairwise(points):
+        assert more.tokens_per_s > fewer.tokens_per_s
+        assert more.tpot_s > fewer.tpot_s, "what all gain each one pays for"
+
+
+def test_a_machine_is_not_measured_while_answers_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with serving(model="oracle:step_ms=20") as server, server.http() as http:
+        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_bytes())
+            refused = server.post("/app/v1/machine", {})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "server_busy")
+            assert server.post("/app/v1/machine", {"measures": False}).json() is None
 
 
 def test_several_chats_travel_over_one_connection(server: Server) -> None:

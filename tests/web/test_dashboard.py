@@ -16,9 +16,9 @@ pytestmark = pytest.mark.web
 ADMIN_KEY = "an-admin-key-of-some-length"
 
 
-def long_request(url: str) -> threading.Thread:
+def long_request(url: str, num_tokens: int = 4000) -> threading.Thread:
     def send() -> None:
-        body = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        body = {"prompt": "Once upon a time", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
         try:
             with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
                 for _ in response.iter_bytes():
@@ -97,6 +97,51 @@ def test_utilisation_misses_and_refusals_are_told(seen: Seen, served: Server) ->
     cells = page.get_by_label("blocks:", exact=False)
     cells.hover(position={"x": 4, "y": 4})
     expect(page.locator(".tip")).to_contain_text("block 0")
+    assert not seen.faults
+
+
+def test_a_table_of_many_requests_holds_those_in_sight(browser: Browser) -> None:
+    with serving("--max-sequences", "64", model="oracle:step_ms=20") as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        seen = Seen(context, server.url)
+        page = seen.go("dashboard")
+        expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+        clients = [long_request(server.url, 2000) for _ in range(48)]
+        expect(page.get_by_role("button", name="In progress (48)")).to_be_visible()
+        table = page.get_by_role("region", name="Requests in progress")
+        rows = table.locator("tbody tr")
+        assert rows.count() < 30
+        expect(table.get_by_role("table")).to_have_attribute("aria-rowcount", "49")
+        first = rows.first.inner_text().split()[0]
+        table.evaluate("(one) => one.scrollTo(0, one.scrollHeight)")
+        expect(rows.last).to_have_attribute("aria-rowindex", "49")
+        assert rows.first.inner_text().split()[0] != first
+        rows.last.get_by_role("button", name="Cancel request").click()
+        expect(page.get_by_role("button", name="In progress (47)")).to_be_visible()
+        star = page.locator("[data-frontier='this server now']")
+        expect(star).to_be_visible()
+        assert not seen.faults
+        context.close()
+    for client in clients:
+        client.join(30)
+
+
+def test_utilisation_is_against_what_the_machine_was_measured_to_reach(seen: Seen, served: Server) -> None:
+    page = seen.go("dashboard")
+    expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+    measure = page.get_by_role("button", name="Measure this machine")
+    expect(measure.or_(page.get_by_text("Ceilings: "))).to_be_visible()
+    if measure.is_visible():
+        measure.click()
+    expect(page.get_by_text("Ceilings: measured here")).to_be_visible()
+    body = {"prompt": "The river runs to the sea and ", "max_tokens": 24, "ignore_eos": True}
+    for _ in range(3):
+        assert served.post("/v1/completions", body).status_code == 200
+    for name in ("mbu", "mfu"):
+        value = page.locator(f"[data-stat={name}] .value")
+        expect(value).to_contain_text("%")
+        assert 0 < float(value.inner_text().removesuffix("%")) < 150
+    expect(page.locator("[data-frontier^='one sequence']")).to_be_visible()
     assert not seen.faults
 
 

@@ -1,5 +1,7 @@
 """A router serves the app too: its fleet page shows the replicas, and chats go to them."""
 
+import re
+
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -17,6 +19,13 @@ def test_a_router_shows_its_replicas_and_why_they_were_chosen(browser: Browser) 
         page.get_by_label("Message", exact=True).fill("x")
         page.get_by_label("Message", exact=True).press("Enter")
         expect(page.get_by_role("article", name="Model").locator(".times")).to_contain_text("generated")
+        page.get_by_text("Where the time went").click()
+        parts = page.get_by_role("img", name=re.compile("^client .*router .*network .*queue .*prefill .*decode "))
+        expect(parts).to_have_count(2)
+        page = seen.go("explore/lifecycle?tokens=8&copies=2")
+        page.get_by_role("button", name="Send it").click()
+        expect(page.locator("[data-stat=passes] .value")).to_have_text("8")
+        expect(parts).to_have_count(1)
         page = seen.go("fleet")
         expect(page.locator(".cards .card")).to_have_count(2)
         expect(page.get_by_role("region", name="Routing reasons")).to_contain_text("next in turn")

@@ -1,6 +1,6 @@
 /** What is served, and by whom: asked once, and again while the model loads or the server is gone. */
 import { signal } from "@preact/signals";
-import { ApiFault, apiKey, get, needsKey } from "./api";
+import { ApiFault, apiKey, get, needsKey, withModel } from "./api";
 
 /** Where one of several models stands. */
 export interface Resident {
@@ -8,6 +8,8 @@ export interface Resident {
   state: string;
   reason: string;
   phase: string;
+  /** How long it has been loading, and how long it took the last time. */
+  loading_s: number | null;
   load_s: number | null;
   num_bytes: number;
   is_measured: boolean;
@@ -43,9 +45,6 @@ export interface About {
 export const about = signal<About | null>(null);
 export const reach = signal<"asking" | "ok" | "gone">("asking");
 
-/** The model that pages look at and ask; empty for the one that is served first. */
-export const chosenModel = signal("");
-
 export interface ListedModel {
   id: string;
   capabilities?: string[];
@@ -54,10 +53,6 @@ export interface ListedModel {
 }
 /** What /v1/models lists. */
 export const listed = signal<ListedModel[]>([]);
-
-export function withModel(path: string): string {
-  return chosenModel.value ? `${path}?model=${encodeURIComponent(chosenModel.value)}` : path;
-}
 
 export async function list(): Promise<void> {
   try {

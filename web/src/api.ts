@@ -11,6 +11,18 @@ export function setKey(key: string): void {
   needsKey.value = false;
 }
 
+/** The model that pages look at and ask; empty for the one that is served first. */
+export const chosenModel = signal("");
+
+export function withModel(path: string): string {
+  return chosenModel.value ? `${path}?model=${encodeURIComponent(chosenModel.value)}` : path;
+}
+
+/** A body that names the chosen model, unless it names one itself. */
+export function naming(body: Record<string, unknown>): Record<string, unknown> {
+  return chosenModel.value ? { model: chosenModel.value, ...body } : body;
+}
+
 export class ApiFault extends Error {
   constructor(
     readonly status: number,
@@ -59,8 +71,8 @@ export interface StreamEvent {
   data: string;
 }
 
-/** Server-sent events of a request, as they come. */
-export async function* events(path: string, body?: unknown, signal?: AbortSignal): AsyncGenerator<StreamEvent> {
+/** Server-sent events of a request, as they come; `onHead` is given the answer's headers. */
+export async function* events(path: string, body?: unknown, signal?: AbortSignal, onHead?: (headers: Headers) => void): AsyncGenerator<StreamEvent> {
   const response = await checked(
     await fetch(path, {
       method: body === undefined ? "GET" : "POST",
@@ -69,18 +81,19 @@ export async function* events(path: string, body?: unknown, signal?: AbortSignal
       signal: signal ?? null,
     }),
   );
+  onHead?.(response.headers);
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
+      const searched = Math.max(rest.length - 1, 0);
       rest += value;
-      let end = rest.indexOf("\n\n");
+      let end = rest.indexOf("\n\n", searched);
       while (end >= 0) {
-        const frame = rest.slice(0, end);
+        const parsed = parseFrame(rest.slice(0, end));
         rest = rest.slice(end + 2);
-        const parsed = parseFrame(frame);
         if (parsed) yield parsed;
         end = rest.indexOf("\n\n");
       }
@@ -94,13 +107,27 @@ export interface StreamNews {
   index: number;
   /** Which request it is, by its x-request-id. */
   id?: string;
+  /** What the answer's head says of its way. */
+  timing?: Record<string, number>;
   event?: StreamEvent;
   /** It is over. */
   end?: { message: string; code: string | null } | "done";
 }
 
-/** Several chats at once over one connection: a browser opens six to a host, and sends the rest one after another. */
-export async function* chats(bodies: unknown[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
+/** Several chats at once over one connection: a browser opens six to a host, and sends the rest one after another.
+ *
+ * A router has no such route: before one, each is asked by itself. */
+export async function* chats(bodies: Record<string, unknown>[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
+  const asked = bodies.map(naming);
+  try {
+    yield* together(asked, signal);
+  } catch (fault) {
+    if (!(fault instanceof ApiFault && fault.status === 404)) throw fault;
+    yield* apart(asked, signal);
+  }
+}
+
+async function* together(bodies: unknown[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
   const rests = bodies.map(() => "");
   for await (const { event, data } of events("/app/v1/streams", { bodies }, signal)) {
     const news = JSON.parse(data) as { index: number; request_id?: string; data?: string; error?: { message: string; code: string | null } };
@@ -116,6 +143,40 @@ export async function* chats(bodies: unknown[], signal?: AbortSignal): AsyncGene
       }
     }
   }
+}
+
+async function* apart(bodies: Record<string, unknown>[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
+  const queue: StreamNews[] = [];
+  let [open, wake] = [bodies.length, () => undefined as void];
+  const tell = (news: StreamNews) => {
+    queue.push(news);
+    wake();
+  };
+  const one = async (index: number) => {
+    try {
+      const body = { ...bodies[index], stream: true };
+      const heads = (headers: Headers) => tell({ index, id: headers.get("x-request-id") ?? "", timing: timingOf(headers) });
+      for await (const event of events("/v1/chat/completions", body, signal, heads)) tell({ index, event });
+      tell({ index, end: "done" });
+    } catch (fault) {
+      tell({ index, end: { message: told(fault), code: fault instanceof ApiFault ? fault.code : null } });
+    }
+    open -= 1;
+    wake();
+  };
+  bodies.forEach((_, index) => void one(index));
+  while (open > 0 || queue.length) {
+    while (queue.length) yield queue.shift()!;
+    if (open > 0) await new Promise<void>((done) => (wake = done));
+    signal?.throwIfAborted();
+  }
+}
+
+/** The parts of an answer's Server-Timing, in milliseconds. */
+export function timingOf(headers: Headers): Record<string, number> {
+  const found: Record<string, number> = {};
+  for (const [, name, value] of (headers.get("server-timing") ?? "").matchAll(/([\w-]+);dur=([\d.]+)/g)) found[name!] = Number(value);
+  return found;
 }
 
 function parseFrame(frame: string): StreamEvent | null {

@@ -7,6 +7,7 @@ import { page } from "./router";
 import { theme, toggleTheme } from "./theme";
 import { Icon } from "./ui/icons";
 import { Button, Note, Spinner, TextField } from "./ui/kit";
+import { TipLayer } from "./ui/tip";
 
 interface Place {
   name: string;
@@ -93,6 +94,7 @@ export function App(): JSX.Element {
           </main>
         </div>
       </div>
+      <TipLayer />
       {needsKey.value && <KeyDialog />}
     </>
   );

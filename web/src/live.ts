@@ -1,8 +1,9 @@
 /** The server's event stream: opened while a page needs it, opened again when it breaks. */
 import { signal } from "@preact/signals";
-import { useEffect, useState } from "preact/hooks";
-import { fleet, lookAtFleet, withModel } from "./about";
-import { events } from "./api";
+import { useContext, useEffect, useState } from "preact/hooks";
+import { fleet, lookAtFleet } from "./about";
+import { chosenModel, events, withModel } from "./api";
+import { SightContext } from "./ui/sight";
 
 export interface RequestRow {
   request_id: number;
@@ -70,7 +71,15 @@ export interface Live {
   num_refused: number;
   rates: { prompt_per_s: number; cached_per_s: number; output_per_s: number; requests_per_s: number };
   latency: { window_s: number; num_requests: number; ttft: Spread; tpot: Spread; mean_queue_s: number | null; mean_e2e_s: number | null };
-  queue: { arrivals_per_s: number; mean_time_s: number | null; mean_inside: number | null; capacity_per_s: number | null; rho: number | null };
+  queue: {
+    arrivals_per_s: number;
+    mean_time_s: number | null;
+    mean_inside: number | null;
+    capacity_per_s: number | null;
+    rho: number | null;
+    /** Sequences at once, seconds a token, tokens a second in all. */
+    frontier: [number, number, number][];
+  };
   /** why, requests, prompt tokens computed */
   misses: [string, number, number][];
   refusals: RefusalRow[];
@@ -118,6 +127,7 @@ async function read(): Promise<void> {
   if (fleet.peek() === null) await lookAtFleet();
   if (fleet.peek()?.is_router) return; // it has no engine to look into
   while (users > 0) {
+    isOther = false;
     abort = new AbortController();
     try {
       refusals.value = []; // a stream begins with all that are kept
@@ -126,11 +136,23 @@ async function read(): Promise<void> {
       // The reason does not matter: it is tried again.
     }
     if (users === 0) break;
+    if (isOther) continue;
     connection.value = "broken";
     await new Promise((done) => setTimeout(done, 1000));
   }
   connection.value = "idle";
 }
+
+/** Another model is looked at: what was seen of the one before is not its. */
+let isOther = false;
+let model = chosenModel.peek();
+chosenModel.subscribe((next) => {
+  if (next === model) return;
+  model = next;
+  [live.value, steps.value, history.value] = [null, [], []];
+  isOther = true;
+  abort?.abort();
+});
 
 function take(next: Live): void {
   connection.value = "open";
@@ -149,28 +171,41 @@ function take(next: Live): void {
   history.value = [...history.peek(), moment].slice(-MAX_MOMENTS);
 }
 
-/** The latest view, so many frames after it came. */
+const OUT_OF_SIGHT = 5;
+
+/** The latest view, so many frames after it came: parts of a page draw one after the other, and no frame draws all of them.
+ *
+ * A part that nobody sees follows every fifth view only, and catches up when it comes into sight. */
 export function useLive(frames: number): Live | null {
   const [value, setValue] = useState(live.peek());
+  const sight = useContext(SightContext);
   useEffect(() => {
-    let frame = 0;
-    const stop = live.subscribe((next) => {
+    let [frame, missed] = [0, 0];
+    const later = (left: number) => {
       cancelAnimationFrame(frame);
-      let left = frames;
-      const turn = () => {
-        if (left-- > 0) frame = requestAnimationFrame(turn);
-        else setValue(next);
-      };
-      turn();
+      frame = requestAnimationFrame(() => (left > 0 ? later(left - 1) : setValue(live.peek())));
+    };
+    const stop = live.subscribe((next) => {
+      if (next === null) return;
+      missed += 1;
+      if (!sight.isSeen && missed < OUT_OF_SIGHT) return;
+      missed = 0;
+      later(frames);
     });
+    const catchUp = () => later(0);
+    sight.listeners.add(catchUp);
     return () => {
       stop();
+      sight.listeners.delete(catchUp);
       cancelAnimationFrame(frame);
     };
-  }, [frames]);
+  }, [frames, sight]);
   return value;
 }
 
 export function bytesOf(text: string): Uint8Array {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text);
+  const found = new Uint8Array(letters.length);
+  for (let place = 0; place < letters.length; place++) found[place] = letters.charCodeAt(place);
+  return found;
 }

@@ -32,6 +32,14 @@ export function keep(state: Record<string, string | number | boolean>, defaults:
   }
 }
 
+/** One value of the query, the others left as they are; empty takes it out. */
+export function put(name: string, value: string): void {
+  const search = new URLSearchParams(query.peek());
+  if (value) search.set(name, value);
+  else search.delete(name);
+  keep(Object.fromEntries(search));
+}
+
 /** The query's values over the defaults, each of the kind its default is. */
 export function kept<T extends Record<string, string | number | boolean>>(defaults: T): T {
   const found: Record<string, string | number | boolean> = { ...defaults };

@@ -45,6 +45,7 @@ def is_switch(value: Value) -> bool:
 
 _LOAD: dict[str, Rule] = {
     "rate": number(0, 5000),
+    "users": number(1, 5000),
     "burstiness": number(0, 100),
     "num-requests": number(1, 10_000),
     "prompts": matches(_LENGTHS),

@@ -101,12 +101,12 @@ async def about(request: Request) -> Json:
             "served": [one.known_name for one in front.models],
             "residents": [resident_value(one) for one in front.models if one.resident is not None],
             "device": facts.device if facts else "",
-            "max_context": facts.max_context if facts else 0,
+            "max_context": model.max_context,
             "num_blocks": facts.num_blocks if facts else 0,
             "block_size": facts.block_size if facts else 0,
             "max_sequences": facts.max_sequences if facts else 0,
             "max_batch_tokens": facts.max_batch_tokens if facts else 0,
-            "can_generate": facts.can_generate if facts else True,
+            "can_generate": model.can_generate if facts or model.resident is not None else True,
             "memory": facts.memory if facts else (),
             "num_active_parameters": facts.num_active_parameters if facts else 0,
             "models": sorted(CONFIGS),
@@ -281,6 +281,7 @@ def resident_value(model: ServedModel) -> dict[str, Any]:
         "state": resident.state.value,
         "reason": resident.reason if resident.state is Residency.FAILED else "",
         "phase": resident.phase if resident.state is Residency.LOADING else "",
+        "loading_s": now - resident.load_start_s if resident.state is Residency.LOADING else None,
         "load_s": resident.load_s,
         "num_bytes": resident.num_bytes,
         "is_measured": resident.measured_bytes is not None,
@@ -309,7 +310,14 @@ async def list_residents(request: Request) -> Json:
 
 async def machine(request: Request) -> Json:
     """What this machine reaches; measured, some seconds long, when first asked for. Null if it is not known and may not be."""
-    front = _front(request)
+    front, client = _front(request), _client(request)
     body, _ = await front.body(request, MachineBody, {})
-    task = {"task": "machine", "measures": body.measures}
-    return Json(await front.tools.result(_client(request), "machine", task))
+    known = await front.tools.result(client, "machine", {"task": "machine", "measures": False})
+    if known is not None or not body.measures:
+        return Json(known)
+    if front.num_open:
+        message = (
+            "answers are being written: what is measured now would be too little; try again when the server is idle"
+        )
+        raise ApiError(ErrorKind.CONFLICT, message, code="server_busy")
+    return Json(await front.tools.result(client, "machine", {"task": "machine", "measures": True}))

@@ -21,7 +21,7 @@ from penstock.metrics.summary import quantile
 from penstock.server.http.admission import Admission
 from penstock.server.http.meters import Meters
 from penstock.server.ui.ledger import RequestLedger, RequestRecord
-from penstock.server.ui.utilisation import RequestMix, capacity_per_s, step_times
+from penstock.server.ui.utilisation import RequestMix, capacity_per_s, frontier, full_batch, step_times
 
 TICK_S = 0.4
 LOOK_S = 3.0
@@ -182,33 +182,36 @@ class LiveView:
             "mean_e2e_s": sum(e2e) / len(e2e) if e2e else None,
         }
 
-    def _queue(self, now: float) -> dict[str, float | None]:
+    def _queue(self, now: float) -> dict[str, Any]:
         """Utilisation and Little's law, of everybody's requests: how many came, how long they stayed, how many were inside."""
         ended = [one for one in self.ledger.ended if now - (one.end_s or now) < WINDOW_S and one.last_s is not None]
         arrivals = [one for one in (*ended, *self.ledger.open.values()) if now - one.arrival_s < WINDOW_S]
         rate = len(arrivals) / max(min(WINDOW_S, now - self._since_s), 1.0)
         stays = [one.last_s - one.arrival_s for one in ended if one.last_s is not None]
         inside = [counts[-1] for counts in self._counts]
-        capacity = self._capacity(ended)
+        capacity, points = self._capacity(ended)
         return {
             "arrivals_per_s": rate,
             "mean_time_s": sum(stays) / len(stays) if stays else None,
             "mean_inside": sum(inside) / len(inside) if inside else None,
             "capacity_per_s": capacity,
             "rho": rate / capacity if capacity else None,
+            "frontier": points,
         }
 
-    def _capacity(self, ended: list[RequestRecord]) -> float | None:
+    def _capacity(self, ended: list[RequestRecord]) -> tuple[float | None, list[tuple[float, ...]]]:
+        """Requests a second that full batches would carry, and what batches of fewer sequences come to."""
         facts, times = self._client.facts, step_times(tuple(self.steps))
         if facts is None or times is None or not ended:
-            return None
+            return None, []
         count = len(ended)
         mix = RequestMix(
             num_computed=sum(one.num_prompt - one.num_cached for one in ended) / count,
             num_tokens=sum(one.num_tokens for one in ended) / count,
             num_context=sum(one.num_prompt + one.num_tokens for one in ended) / count,
         )
-        return capacity_per_s(times, mix, facts.max_sequences, facts.num_cached_tokens)
+        size = full_batch(mix, facts.max_sequences, facts.num_cached_tokens)
+        return capacity_per_s(times, mix, size), [tuple(one) for one in frontier(times, mix, size)]
 
     def _misses(self, tenant: str | None) -> list[tuple[str, int, int]]:
         """(why, requests, prompt tokens computed for it) of requests that ended, what cost most first."""

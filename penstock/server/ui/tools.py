@@ -24,8 +24,8 @@ MAX_PER_CLIENT = 4
 WALL_S = 240.0
 """Longest time a job may take, its waiting aside; its processor time is bounded more tightly by the worker itself."""
 MAX_LINE_BYTES = 64 << 20
-LOADS = ("bench",)
-"""Tasks that make the answers they would give way to."""
+FREE = ("bench", "machine")
+"""Tasks that give way to nothing: one makes the answers it would give way to, one would measure its own pauses."""
 
 
 class ToolJob:
@@ -111,7 +111,7 @@ class Tools:
         if job.is_superseded:
             raise _superseded()
         process = await self._take_spare()
-        if task["task"] in LOADS:
+        if task["task"] in FREE:
             self._throttle.free(process)
         job.take(process)
         stdin, stdout = process.stdin, process.stdout

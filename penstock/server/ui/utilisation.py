@@ -4,6 +4,7 @@ Busy is not utilised: a step of one sequence keeps a machine as busy as a step o
 batches would give, with requests like those of the last minute. Pure.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -60,10 +61,33 @@ def _line(points: Sequence[tuple[int, float, int]]) -> tuple[float, float]:
     return mean_y - slope * mean_x, slope
 
 
-def capacity_per_s(times: StepTimes, mix: RequestMix, max_sequences: int, num_kv_tokens: int) -> float:
-    """Requests a second with full batches: each takes its share of the steps it decodes in, and its prompt's time."""
+class OperatingPoint(NamedTuple):
+    """What so many sequences at once come to."""
+
+    num_sequences: float
+    tpot_s: float
+    tokens_per_s: float
+
+
+def full_batch(mix: RequestMix, max_sequences: int, num_kv_tokens: int) -> float:
+    """Sequences that can run at once: by the limit, or by what fits the KV cache."""
     fitting = num_kv_tokens / max(mix.num_context, 1.0)
-    size = max(min(float(max_sequences), fitting), 1.0)
-    share_s = (times.base_s + times.sequence_s * size) / size
-    cost_s = mix.num_tokens * share_s + mix.num_computed * times.prompt_token_s
-    return 1.0 / max(cost_s, 1e-9)
+    return max(min(float(max_sequences), fitting), 1.0)
+
+
+def point_at(size: float, times: StepTimes, mix: RequestMix) -> OperatingPoint:
+    """Steady decoding of `size` sequences; the prompts of those that take the place of others lengthen the steps."""
+    prompts_s = size / max(mix.num_tokens, 1.0) * mix.num_computed * times.prompt_token_s
+    tpot_s = max(times.base_s + times.sequence_s * size + prompts_s, 1e-9)
+    return OperatingPoint(size, tpot_s, size / tpot_s)
+
+
+def capacity_per_s(times: StepTimes, mix: RequestMix, size: float) -> float:
+    """Requests a second with full batches of `size`."""
+    return point_at(size, times, mix).tokens_per_s / max(mix.num_tokens, 1.0)
+
+
+def frontier(times: StepTimes, mix: RequestMix, size: float) -> list[OperatingPoint]:
+    """Tokens a second against what each user sees, from one sequence to a full batch of `size`."""
+    sizes = [2.0**power for power in range(max(math.ceil(math.log2(size)), 0))]
+    return [point_at(one, times, mix) for one in (*sizes, size)]

@@ -1,9 +1,12 @@
 /** The planner: what to buy and how to launch it, as a form. */
 import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
 import { about } from "../about";
 import { post } from "../api";
 import { count, money, percent, seconds, significant } from "../format";
+import { useLive, useStream } from "../live";
 import { commandOf, type Flags, LANE } from "../tools";
+import { type Dot, Frontier, present } from "../ui/frontier";
 import { useAsked, useKept } from "../ui/hooks";
 import { Badge, Card, Command, Note, PageHead, Select, Slider, SourceBadge, Spinner, Stat, Stats, Table, TextField } from "../ui/kit";
 
@@ -78,6 +81,7 @@ function Plan({ data }: { data: Data }): JSX.Element {
           />
         </Card>
       )}
+      {list(data["pareto"]).length > 0 && <Pareto data={data} />}
       {list(data["what_ifs"]).length > 0 && (
         <Card title="What if">
           <Ranked rows={list(data["what_ifs"])} />
@@ -92,6 +96,21 @@ function Plan({ data }: { data: Data }): JSX.Element {
         <Leaves data={object(data["trust"])} />
       </Card>
     </>
+  );
+}
+
+/** Loads that were simulated and met the SLO, without those that another beats in both respects. */
+function Pareto({ data }: { data: Data }): JSX.Element {
+  useEffect(useStream, []);
+  const now = useLive(1);
+  const points = list(data["pareto"]).map((one) => ({ user: Number(one["tokens_per_s_per_user"]), all: Number(one["tokens_per_s_per_device"]), text: `${String(one["name"])}\nat ${significant(Number(one["rate"]))} requests/s a copy` }));
+  const [chosen, load] = [object(data["chosen"]), object(data["at_load"])];
+  const made = Number(load["rate"] ?? NaN) * Number(object(data["demand"])["mean_answer"] ?? NaN);
+  const asked: Dot = { user: 1 / Number(object(load["tpot"])["p50"] ?? NaN), all: made / Number(chosen["num_devices"] ?? NaN), label: "the plan at this load", text: String(chosen["name"] ?? ""), colour: "accent", shape: "diamond" };
+  return (
+    <Card title="Frontier" about="Tokens a second of a device against those of each user, within the SLO.">
+      <Frontier label="Pareto front" allLabel="tokens/s a device" curves={[{ label: "best loads of all configurations", colour: "decode", points }]} dots={[asked, ...present(now)]} />
+    </Card>
   );
 }
 

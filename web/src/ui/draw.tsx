@@ -4,24 +4,34 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { colours, type Colours } from "../theme";
+import { tip } from "./tip";
 
 export interface Pen {
   ctx: CanvasRenderingContext2D;
   width: number;
   height: number;
   c: Colours;
+  /** Nothing is drawn yet: of a drawing that is kept, all of it has to be. */
+  isFresh: boolean;
 }
+
+type Place = readonly [number, number];
 
 export function Canvas(props: {
   height: number;
   label: string;
   draw: (pen: Pen) => void;
+  /** What the drawing shows: it is drawn anew only when this changes. Without it, whenever its page is. */
+  stamp?: unknown;
+  /** What was drawn stays, and only changes are drawn over it. */
+  isKept?: boolean;
   tip?: (x: number, y: number, width: number) => string | null;
   onPick?: (x: number, y: number, width: number) => void;
 }): JSX.Element {
   const ref = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
-  const [at, setAt] = useState<{ x: number; y: number; place: readonly [number, number] } | null>(null);
+  const drawn = useRef<readonly unknown[]>([]);
+  const at = useRef<{ x: number; y: number; place: Place } | null>(null);
   const c = colours.value;
   useEffect(() => {
     const parent = ref.current!.parentElement!;
@@ -30,23 +40,32 @@ export function Canvas(props: {
     return () => observer.disconnect();
   }, []);
   useEffect(() => {
-    const canvas = ref.current!;
-    const scale = Math.min(devicePixelRatio || 1, 2);
-    if (width < 2) return;
-    const [w, h] = [Math.round(width * scale), Math.round(props.height * scale)];
-    if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
-    const ctx = canvas.getContext("2d")!;
-    ctx.setTransform(scale, 0, 0, scale, 0, 0);
-    ctx.clearRect(0, 0, width, props.height);
-    ctx.font = "12px system-ui, sans-serif";
-    ctx.textBaseline = "middle";
-    props.draw({ ctx, width, height: props.height, c });
+    const shape = [width, props.height, c] as const;
+    const isFresh = shape.some((value, index) => value !== drawn.current[index]);
+    const isSame = props.stamp !== undefined && props.stamp === drawn.current[3];
+    if (width < 2 || (!isFresh && isSame)) return;
+    drawn.current = [...shape, props.stamp];
+    const ctx = prepared(ref.current!, width, props.height, isFresh || !props.isKept);
+    props.draw({ ctx, width, height: props.height, c, isFresh });
   });
-  const place = (event: MouseEvent) => {
-    const box = ref.current!.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top] as const;
+  const tell = () => {
+    const { current } = at;
+    const text = current && props.tip ? props.tip(...current.place, width) : null;
+    tip.value = current && text ? { x: current.x, y: current.y, text } : null;
   };
-  const text = at && props.tip ? props.tip(...at.place, width) : null;
+  useEffect(() => {
+    if (at.current) tell();
+  });
+  useEffect(
+    () => () => {
+      if (at.current) tip.value = null;
+    },
+    [],
+  );
+  const place = (event: MouseEvent): Place => {
+    const box = ref.current!.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
   return (
     <div class="figure">
       <canvas
@@ -55,18 +74,31 @@ export function Canvas(props: {
         aria-label={props.label}
         style={{ width: "100%", height: `${props.height}px`, cursor: props.onPick ? "pointer" : "default" }}
         onMouseMove={(event) => {
-          if (props.tip) setAt({ x: event.clientX, y: event.clientY, place: place(event) });
+          if (!props.tip) return;
+          at.current = { x: event.clientX, y: event.clientY, place: place(event) };
+          tell();
         }}
-        onMouseLeave={() => setAt(null)}
+        onMouseLeave={() => {
+          if (at.current) tip.value = null;
+          at.current = null;
+        }}
         onClick={(event) => props.onPick?.(...place(event), width)}
       />
-      {at && text && (
-        <div class="tip" style={{ left: `${Math.min(at.x + 14, innerWidth - 330)}px`, top: `${Math.min(at.y + 14, innerHeight - 80)}px` }}>
-          {text}
-        </div>
-      )}
     </div>
   );
+}
+
+/** The canvas at its size in pixels of the screen, emptied if it is to be. */
+function prepared(canvas: HTMLCanvasElement, width: number, height: number, isCleared: boolean): CanvasRenderingContext2D {
+  const scale = Math.min(devicePixelRatio || 1, 2);
+  const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
+  if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
+  const ctx = canvas.getContext("2d")!;
+  ctx.setTransform(scale, 0, 0, scale, 0, 0);
+  if (isCleared) ctx.clearRect(0, 0, width, height);
+  ctx.font = "12px system-ui, sans-serif";
+  ctx.textBaseline = "middle";
+  return ctx;
 }
 
 /** Diagonal lines over a rectangle: reserved but unused, lost, cut. */
@@ -95,6 +127,25 @@ export function box(pen: Pen, x: number, y: number, w: number, h: number, fill: 
   ctx.beginPath();
   ctx.roundRect(x, y, w, h, Math.min(radius, w / 2, h / 2));
   ctx.fill();
+}
+
+/** Many rectangles by colour: x, y, width, height one after the other. No path is made of them, and a colour is set once. */
+export class Boxes {
+  private readonly byFill = new Map<string, number[]>();
+
+  add(fill: string, x: number, y: number, w: number, h: number): void {
+    if (w <= 0 || h <= 0) return;
+    const found = this.byFill.get(fill);
+    if (found) found.push(x, y, w, h);
+    else this.byFill.set(fill, [x, y, w, h]);
+  }
+
+  draw({ ctx }: Pen): void {
+    for (const [fill, places] of this.byFill) {
+      ctx.fillStyle = fill;
+      for (let i = 0; i < places.length; i += 4) ctx.fillRect(places[i]!, places[i + 1]!, places[i + 2]!, places[i + 3]!);
+    }
+  }
 }
 
 export function words(pen: Pen, text: string, x: number, y: number, colour?: string, align: CanvasTextAlign = "left", size = 12): void {

@@ -10,6 +10,7 @@ import { Plot } from "../../ui/draw";
 import { useFrames } from "../../ui/hooks";
 import { Badge, Button, Card, Command, Legend, Note, PageHead, Segments, Slider, SourceBadge, Spinner, Stat, Stats, Table } from "../../ui/kit";
 import { costOf, FigureTable, rhoOf } from "./figures";
+import { CockpitFrontier } from "./frontier";
 import { cleaned, Knobs } from "./knobs";
 import { loadAt, Stage } from "./stage";
 
@@ -113,6 +114,7 @@ export function Cockpit(): JSX.Element {
             </Card>
           )}
           {a.run && <Curves side={a} />}
+          {a.run && <CockpitFrontier sides={[{ run: a.run, flags: a.ran }, ...(b?.run ? [{ run: b.run, flags: b.ran }] : [])]} />}
           <Card title="The same as a command">
             <div class="stack">
               <Command text={commandOf("simulate", cleaned(edited.flags))} />

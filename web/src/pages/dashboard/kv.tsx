@@ -1,20 +1,17 @@
 /** The KV block map: every block a cell, as the engine's pool has it. */
 import type { JSX } from "preact";
 import { useMemo, useRef, useState } from "preact/hooks";
-import { about, withModel } from "../../about";
-import { get } from "../../api";
+import { about } from "../../about";
+import { get, withModel } from "../../api";
 import { count, percent } from "../../format";
 import { bytesOf, type Pool } from "../../live";
 import { Canvas, type Pen } from "../../ui/draw";
 import { Stat, Stats } from "../../ui/kit";
+import { BlockPainter, CACHED, HELD, HELD_PINNED, MAP_HEIGHT, PINNED, shapeOf, SHARED } from "./painter";
 
-const [HELD, SHARED, CACHED, PINNED, HELD_PINNED] = [1, 2, 3, 4, 5];
 const NAMES = ["free", "held", "held and shared", "cached", "pinned", "held and pinned"];
 
 const quoted = (text: string) => `“${text.replaceAll("\n", "⏎").slice(0, 90)} …”`;
-
-/** Cells smaller than this are painted as pixels: a pool may have a hundred thousand blocks. */
-const TINY = 6;
 
 interface BlockFacts {
   requests: { request_id: number; num_prompt: number; phase: string }[];
@@ -37,25 +34,23 @@ function useBlock(): [(block: number) => BlockFacts | null, (block: number) => v
   return [(block) => (known?.block === block ? known.facts : null), ask];
 }
 
+/** How many blocks are in each state. */
+function counted(cells: Uint8Array): number[] {
+  const sums = new Array<number>(NAMES.length).fill(0);
+  for (let block = 0; block < cells.length; block++) sums[cells[block]!]! += 1;
+  return sums;
+}
+
 export function KvMap({ pool }: { pool: Pool }): JSX.Element {
   const cells = useMemo(() => bytesOf(pool.states), [pool.states]);
-  const totals = useMemo(() => cells.reduce((sums, state) => ((sums[state]! += 1), sums), [0, 0, 0, 0, 0, 0]), [cells]);
+  const totals = useMemo(() => counted(cells), [cells]);
+  const painter = useMemo(() => new BlockPainter(), []);
   const [factsOf, ask] = useBlock();
-  const shape = (width: number) => {
-    const size = Math.max(Math.min(Math.floor(Math.sqrt((width * 190) / Math.max(cells.length, 1))), 16), 2);
-    return { size, columns: Math.max(Math.floor(width / size), 1) };
-  };
-  const draw = (pen: Pen) => {
-    const { size, columns } = shape(pen.width);
-    const { c } = pen;
-    const fills = [c.sunken, c.decode, c.cached, c.cached, c.draft, c.draft];
-    if (size < TINY) paint(pen, cells, fills, size, columns);
-    else boxes(pen, cells, fills, size, columns);
-  };
+  const draw = (pen: Pen) => painter.draw(pen, cells);
   const tip = (x: number, y: number, width: number) => {
-    const { size, columns } = shape(width);
+    const { size, columns, each } = shapeOf(cells.length, width);
     const column = Math.floor(x / size);
-    const block = column >= columns ? -1 : Math.floor(y / size) * columns + column;
+    const block = column >= columns ? -1 : (Math.floor(y / size) * columns + column) * each;
     if (block < 0 || block >= cells.length) return null;
     if (cells[block]) ask(block);
     const facts = factsOf(block);
@@ -68,12 +63,12 @@ export function KvMap({ pool }: { pool: Pool }): JSX.Element {
   const size = about.value?.block_size ?? 16;
   return (
     <div class="stack">
-      <Canvas height={200} label={`${count(pool.num_blocks)} blocks: ${held} held, ${totals[CACHED]} cached, ${pinned} pinned, ${totals[0]} free`} draw={draw} tip={tip} />
+      <Canvas height={MAP_HEIGHT + 10} label={`${count(pool.num_blocks)} blocks: ${held} held, ${totals[CACHED]} cached, ${pinned} pinned, ${totals[0]} free`} draw={draw} stamp={pool.states} isKept tip={tip} />
       <Stats>
         <Stat label="held" name="kv-held" value={count(held)} note={percent(held / pool.num_blocks)} />
         <Stat label="shared" name="kv-shared" value={count(totals[SHARED]!)} note="more than one holder" />
         <Stat label="cached" name="kv-cached" value={count(totals[CACHED]!)} note={`${count(totals[CACHED]! * size)} tokens`} />
-        <Stat label="pinned" name="kv-pinned" value={count(pinned)} note={totals[HELD_PINNED] ? `${count(totals[HELD_PINNED])} of them held` : "kept for a while"} />
+        <Stat label="pinned" name="kv-pinned" value={count(pinned)} note={totals[HELD_PINNED] ? `${count(totals[HELD_PINNED]!)} of them held` : "kept for a while"} />
         <Stat label="free" name="kv-free" value={count(totals[0]!)} note={`${count(pool.num_evictions)} evictions`} />
       </Stats>
       {pool.prefixes.length > 0 && (
@@ -90,42 +85,4 @@ export function KvMap({ pool }: { pool: Pool }): JSX.Element {
       )}
     </div>
   );
-}
-
-function boxes({ ctx, c }: Pen, cells: Uint8Array, fills: string[], size: number, columns: number): void {
-  for (let state = 0; state < fills.length; state++) {
-    ctx.fillStyle = fills[state]!;
-    ctx.globalAlpha = state === CACHED ? 0.45 : 1;
-    for (let block = 0; block < cells.length; block++) {
-      if (cells[block] !== state) continue;
-      const [x, y] = [(block % columns) * size, Math.floor(block / columns) * size];
-      ctx.fillRect(x, y, size - 1, size - 1);
-      if ((state === SHARED || state === HELD_PINNED) && size > 6) {
-        ctx.fillStyle = c.decode;
-        ctx.fillRect(x + 1, y + 1, (size - 1) / 2.4, (size - 1) / 2.4);
-        ctx.fillStyle = fills[state]!;
-      }
-    }
-  }
-  ctx.globalAlpha = 1;
-}
-
-/** A pixel a block, made larger in one go. */
-function paint({ ctx }: Pen, cells: Uint8Array, fills: string[], size: number, columns: number): void {
-  const rows = Math.max(Math.ceil(cells.length / columns), 1);
-  const small = new OffscreenCanvas(columns, rows);
-  const brush = small.getContext("2d", { willReadFrequently: true })!;
-  const colours = fills.map((fill, state) => {
-    brush.clearRect(0, 0, 1, 1);
-    brush.globalAlpha = state === CACHED ? 0.45 : 1;
-    brush.fillStyle = fill;
-    brush.fillRect(0, 0, 1, 1);
-    return new Uint32Array(brush.getImageData(0, 0, 1, 1).data.buffer)[0]!;
-  });
-  const image = brush.createImageData(columns, rows);
-  const pixels = new Uint32Array(image.data.buffer);
-  for (let block = 0; block < cells.length; block++) pixels[block] = colours[cells[block]!]!;
-  brush.putImageData(image, 0, 0);
-  ctx.imageSmoothingEnabled = false;
-  ctx.drawImage(small, 0, 0, columns * size, rows * size);
 }

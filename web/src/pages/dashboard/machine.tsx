@@ -67,7 +67,9 @@ export function Machine(): JSX.Element {
             <Button kind="s" disabled={busy} onClick={() => void ask(true)}>
               {busy ? "Measuring" : "Measure this machine"}
             </Button>
-            <span class="small muted">Some seconds, once; in a process of low priority. MBU and MFU need it.</span>
+            <span class="small muted">
+              MBU and MFU need to know what this machine reaches: some seconds, once, while nothing is answered. <code>penstock profile</code> does it, too.
+            </span>
           </div>
         )}
         {machine && <p class="tiny faint">Ceilings: {machine.source}</p>}

@@ -7,10 +7,12 @@ import { count, percent, seconds, significant } from "../../format";
 import { connection, history, live, steps, useLive, useStream } from "../../live";
 import { Plot } from "../../ui/draw";
 import { Badge, Card, Legend, Note, PageHead, SourceBadge, Stat, Stats } from "../../ui/kit";
-import { ModelPicker } from "../../ui/models";
+import { ModelPicker, Standing } from "../../ui/models";
+import { Part } from "../../ui/sight";
 import { Heat } from "./heat";
 import { KvMap } from "./kv";
 import { Machine } from "./machine";
+import { Operating } from "./operating";
 import { Misses, Refusals } from "./refusals";
 import { Requests } from "./requests";
 import { Strip } from "./strip";
@@ -26,6 +28,7 @@ export function Dashboard(): JSX.Element {
         <Connection />
         <SourceBadge source="live" />
       </PageHead>
+      <Standing />
       {isThere.value ? <Parts /> : <Note>Waiting for the first view of the engine.</Note>}
     </div>
   );
@@ -35,26 +38,43 @@ export function Dashboard(): JSX.Element {
 function Parts(): JSX.Element {
   return (
     <>
-      <Numbers />
-      <Why />
-      <Card title="Steps" about="A bar a step: its height is its time, its colours what was computed." aside={<Legend items={[["prompt", "prompt tokens"], ["decode", "decoding"], ["draft", "drafts"]]} />}>
-        <Steps />
-      </Card>
-      <div class="grid">
-        <Card class="c7" title="KV blocks" aside={<Legend items={[["decode", "held"], ["cached", "cached, shared"], ["draft", "pinned"], ["idle", "free"]]} />}>
-          <Blocks />
+      <Part>
+        <Numbers />
+      </Part>
+      <Part>
+        <Why />
+      </Part>
+      <Part>
+        <Card title="Steps" about="A bar a step: its height is its time, its colours what was computed." aside={<Legend items={[["prompt", "prompt tokens"], ["decode", "decoding"], ["draft", "drafts"]]} />}>
+          <Steps />
         </Card>
-        <Card class="c5" title="Load" about="Sequences running and waiting, and tokens a second.">
-          <History />
-        </Card>
-      </div>
-      <Inside />
-      <Heats />
-      <div class="grid">
-        <Machine />
-        <Misses />
-      </div>
-      <Refusals />
+      </Part>
+      <Part>
+        <div class="grid">
+          <Card class="c7" title="KV blocks" aside={<Legend items={[["decode", "held"], ["cached", "cached, shared"], ["draft", "pinned"], ["idle", "free"]]} />}>
+            <Blocks />
+          </Card>
+          <Card class="c5" title="Load" about="Sequences running and waiting, and tokens a second.">
+            <History />
+          </Card>
+        </div>
+      </Part>
+      <Part>
+        <Inside />
+      </Part>
+      <Part>
+        <Heats />
+      </Part>
+      <Part>
+        <div class="grid">
+          <Operating />
+          <Machine />
+          <Misses />
+        </div>
+      </Part>
+      <Part>
+        <Refusals />
+      </Part>
     </>
   );
 }
@@ -73,10 +93,10 @@ function Inside(): JSX.Element {
   const [picked, setPicked] = useState<number | null>(null);
   const now = useLive(4);
   return (
-    <>
+    <div class="stack">
       <Requests rows={now?.requests ?? []} ended={now?.ended ?? []} picked={picked} onPick={setPicked} />
       {picked !== null && <Waterfall id={picked} key={picked} onClose={() => setPicked(null)} />}
-    </>
+    </div>
   );
 }
 
@@ -101,7 +121,7 @@ function Connection(): JSX.Element {
 }
 
 function Numbers(): JSX.Element {
-  const now = live.value!;
+  const now = (useLive(0) ?? live.peek())!;
   const { load, rates, latency } = now;
   const most = about.value?.max_sequences ?? 0;
   const tight = (latency.ttft.p99 ?? 0) > 0.5 || (latency.tpot.p99 ?? 0) > 0.05;
@@ -122,7 +142,7 @@ function Numbers(): JSX.Element {
 }
 
 function Why(): JSX.Element {
-  const { findings, load } = live.value!;
+  const { findings, load } = (useLive(0) ?? live.peek())!;
   const first = findings.find((one) => one.verdict !== "ok");
   if (!first) {
     return <Note title="Why is it slow?">{load.num_running + load.num_waiting ? "No rule of the doctor fires: nothing stands in the way but the work itself." : "It is idle."}</Note>;

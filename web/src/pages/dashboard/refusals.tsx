@@ -32,7 +32,7 @@ export function Misses(): JSX.Element {
   const { misses, rates } = (useLive(6) ?? live.peek())!;
   const hit = rates.prompt_per_s > 0 ? percent(rates.cached_per_s / rates.prompt_per_s) : "–";
   return (
-    <Card class="c6" title="Prefix cache" about={`Of the prompt tokens of the last ten seconds ${hit} were cached. Why no more was found, by requests that ended; a request's own row names the token that differed.`}>
+    <Card title="Prefix cache" about={`Of the prompt tokens of the last ten seconds ${hit} were cached. Why no more was found, by requests that ended; a request's own row names the token that differed.`}>
       {misses.length === 0 ? <p class="muted small">Nothing has missed lately.</p> : <Table label="Why prefixes missed" columns={[["why", ""], ["requests", "n"], ["tokens computed", "n"]]} rows={misses.map(([why, requests, tokens]) => [why, count(requests), count(tokens)])} />}
     </Card>
   );

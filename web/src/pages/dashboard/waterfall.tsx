@@ -1,11 +1,11 @@
 /** Where the time of one request went. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { get, told } from "../../api";
+import { get, told, withModel } from "../../api";
 import { count, ms } from "../../format";
 import { type Colours } from "../../theme";
 import { box, Canvas, hatch, type Pen, words } from "../../ui/draw";
-import { Button, Card, Legend, Note } from "../../ui/kit";
+import { Button, Card, Legend, Note, type Swatch } from "../../ui/kit";
 import { miss } from "./requests";
 
 export interface Fall {
@@ -26,7 +26,16 @@ export interface Fall {
   stalls: { start_ms: number; gap_ms: number; cause: string; by: number[] }[];
 }
 
-const COLOURS: Record<string, keyof Colours> = { receive: "idle", tokenize: "cached", queue: "idle", prefill: "prompt", decode: "decode", flush: "cached" };
+const COLOURS: Record<string, keyof Colours> = { client: "idle", router: "draft", network: "draft", receive: "idle", tokenize: "cached", load: "bad", queue: "idle", prefill: "prompt", decode: "decode", flush: "cached" };
+const LEGEND: readonly (readonly [Swatch, string, readonly string[]])[] = [
+  ["idle", "client (its network and browser)", ["client"]],
+  ["draft", "router, network to the replica", ["router", "network"]],
+  ["bad", "load of the model", ["load"]],
+  ["idle", "receive, queue", ["receive", "queue"]],
+  ["cached", "tokenize, flush", ["tokenize", "flush"]],
+  ["prompt", "prefill, a bar a chunk", ["prefill"]],
+  ["decode", "decode, a tick a token", ["decode"]],
+];
 
 export function Waterfall({ id, onClose }: { id: number; onClose: () => void }): JSX.Element {
   const [fall, setFall] = useState<Fall | null>(null);
@@ -34,7 +43,7 @@ export function Waterfall({ id, onClose }: { id: number; onClose: () => void }):
   useEffect(() => {
     let timer = 0;
     const ask = () =>
-      void get<Fall>(`/app/v1/requests/${id}`).then(
+      void get<Fall>(withModel(`/app/v1/requests/${id}`)).then(
         (found) => {
           setFall(found);
           if (!found.is_over) timer = window.setTimeout(ask, 400);
@@ -67,7 +76,7 @@ export function FallView({ fall }: { fall: Fall }): JSX.Element {
         {fall.outcome && `; ended: ${fall.outcome}`}
       </p>
       <Canvas height={fall.spans.length * 28 + 26} label={fall.spans.map((one) => `${one.name} ${ms(one.end_ms - one.start_ms)}`).join(", ")} draw={(pen) => draw(pen, fall)} />
-      <Legend items={[["idle", "receive, queue"], ["cached", "tokenize, flush"], ["prompt", "prefill, a bar a chunk"], ["decode", "decode, a tick a token"], ["bad", "stall"]]} />
+      <Legend items={legendOf(fall)} />
       {fall.miss && <p class="small">Prefix cache: {miss(fall)}{fall.differs_text && ` (“${fall.differs_text[0]}” where “${fall.differs_text[1]}” is cached)`}</p>}
       {fall.stalls.length > 0 && (
         <ul class="plain small">
@@ -81,6 +90,12 @@ export function FallView({ fall }: { fall: Fall }): JSX.Element {
       )}
     </div>
   );
+}
+
+function legendOf(fall: Fall): (readonly [Swatch, string])[] {
+  const there = new Set(fall.spans.map((span) => span.name));
+  const rows = LEGEND.filter(([, , names]) => names.some((name) => there.has(name))).map(([kind, text]) => [kind, text] as const);
+  return fall.stalls.length ? [...rows, ["bad", "stall"]] : rows;
 }
 
 function draw(pen: Pen, fall: Fall): void {

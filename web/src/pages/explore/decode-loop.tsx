@@ -1,7 +1,7 @@
 /** 2: one token at a time from the real model; temperature, top-k and top-p re-applied exactly to its log probabilities. */
 import type { JSX } from "preact";
 import { useRef, useState } from "preact/hooks";
-import { post, told } from "../../api";
+import { naming, post, told } from "../../api";
 import { card } from "../../data/cards";
 import { percent, significant } from "../../format";
 import { useKept } from "../../ui/hooks";
@@ -83,7 +83,7 @@ export function DecodeLoop(): JSX.Element {
   };
   /** The prompt is ids, the chosen tokens among them: text made into tokens again may become others. */
   const ask = async (ids: number[]): Promise<Rival[]> => {
-    const found = await post<Completion>("/v1/completions", { prompt: ids, max_tokens: 1, temperature: 0, logprobs: 20, return_token_ids: true });
+    const found = await post<Completion>("/v1/completions", naming({ prompt: ids, max_tokens: 1, temperature: 0, logprobs: 20, return_token_ids: true }));
     const top = Object.entries(found.choices[0]!.logprobs.top_token_ids[0] ?? {}).map(([id, logprob]) => ({ id: Number(id), logprob }));
     await spell(top.map((one) => one.id));
     return top.map((one) => ({ ...one, token: spelled.current.get(one.id) ?? "" }));
@@ -93,7 +93,7 @@ export function DecodeLoop(): JSX.Element {
     setFault("");
     let [list, at] = [chips, rivals];
     try {
-      const prompt = (await post<{ tokens: number[] }>("/tokenize", { prompt: state.prompt })).tokens;
+      const prompt = (await post<{ tokens: number[] }>("/tokenize", naming({ prompt: state.prompt }))).tokens;
       const now = (after: Chip[]) => [...prompt, ...after.map((chip) => chip.id)];
       for (let i = 0; i < times; i++) {
         if (!at.length) {

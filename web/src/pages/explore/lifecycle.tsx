@@ -1,8 +1,8 @@
 /** 1: a real request through its stations. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { about } from "../../about";
-import { get, told } from "../../api";
+import { about, fleet } from "../../about";
+import { get, told, withModel } from "../../api";
 import { card } from "../../data/cards";
 import { bytes, count, ms } from "../../format";
 import { useStream } from "../../live";
@@ -10,6 +10,7 @@ import { box, Canvas, type Pen, words } from "../../ui/draw";
 import { useFrames, useKept } from "../../ui/hooks";
 import { Button, Card, Note, Slider, Stat, Stats, TextField } from "../../ui/kit";
 import { type Fall, FallView } from "../dashboard/waterfall";
+import { fallOf } from "../playground/fall";
 import { answers } from "../playground/stream";
 import { Tree } from "../playground/tree";
 import { Frame } from "./frame";
@@ -31,14 +32,14 @@ export function Lifecycle(): JSX.Element {
     setBusy(true);
     setFault("");
     abort.current = new AbortController();
-    const body = { messages: [{ role: "user", content: state.prompt }], max_tokens: state.tokens, temperature: 0.7 };
+    const body = { messages: [{ role: "user", content: state.prompt }], max_tokens: state.tokens, temperature: 0.7, stream: true, stream_options: { include_usage: true }, return_timings: true };
     try {
       const tree = new Tree();
       const turns = Array.from({ length: state.copies }, () => tree.add("assistant", "", 0));
       const ids = await answers(turns, turns.map(() => body), abort.current.signal, () => undefined);
       const failed = turns.find((turn) => turn.state === "failed");
       if (failed) throw new Error(failed.note);
-      setFalls(await Promise.all(ids.map((id) => get<Fall>(`/app/v1/requests/${encodeURIComponent(id)}`))));
+      setFalls(fleet.value?.is_router ? turns.map(fallOf) : await Promise.all(ids.map((id) => get<Fall>(withModel(`/app/v1/requests/${encodeURIComponent(id)}`)))));
       setTime(0);
     } catch (problem) {
       setFault(told(problem));

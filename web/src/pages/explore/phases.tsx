@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { about } from "../../about";
-import { post, told } from "../../api";
+import { naming, post, told } from "../../api";
 import { card } from "../../data/cards";
 import { bytes, count, percent, seconds, significant } from "../../format";
 import { calculate } from "../../tools";
@@ -35,13 +35,13 @@ export function Phases(): JSX.Element {
   const tryLive = async () => {
     try {
       const prompt = "water ".repeat(Math.min(state.prompt, (about.value?.max_context ?? 2048) - state.answer - 32));
-      const found = await post<{ usage: { timings: Record<string, number>; prompt_tokens: number; completion_tokens: number } }>("/v1/completions", {
+      const found = await post<{ usage: { timings: Record<string, number>; prompt_tokens: number; completion_tokens: number } }>("/v1/completions", naming({
         prompt,
         max_tokens: Math.min(state.answer, 64),
         ignore_eos: true,
         return_timings: true,
         cache_salt: String(Math.random()),
-      });
+      }));
       setLive({ ...found.usage.timings, prompt: found.usage.prompt_tokens, tokens: found.usage.completion_tokens });
     } catch (problem) {
       setFault(told(problem));

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { about } from "../../about";
-import { get, headers, post, told } from "../../api";
+import { get, headers, naming, post, told, withModel } from "../../api";
 import { card } from "../../data/cards";
 import { count, ms, percent } from "../../format";
 import { useStream } from "../../live";
@@ -36,18 +36,18 @@ export function Prefix(): JSX.Element {
       const nonce = Math.floor(Math.random() * 1e9);
       const most = (about.value?.max_context ?? 2048) - 16;
       const text = (words: number, seed: number) => Array.from({ length: words }, (_, index) => ["water", "gate", "stone", "river", "pipe", "wheel", "valve"][(index * (seed % 5) + index + seed) % 7]).join(" ");
-      const tokens = async (what: string) => (await post<{ tokens: number[] }>("/tokenize", { prompt: what, add_special_tokens: false })).tokens;
+      const tokens = async (what: string) => (await post<{ tokens: number[] }>("/tokenize", naming({ prompt: what, add_special_tokens: false }))).tokens;
       const shared = (await tokens(`${nonce} ${text(state.prefix + 50, 1)}`)).slice(0, Math.min(state.prefix, most - state.own));
       const found: Row[] = [];
       for (let index = 0; index < state.requests; index++) {
         const own = (await tokens(`${nonce + index * 7} ${text(state.own + 50, index + 2)}`)).slice(0, state.own);
         const prompt = state.place === "last" ? [...shared, ...own] : [...own, ...shared];
-        const body = JSON.stringify({ prompt, max_tokens: 1, temperature: 0, return_timings: true, cache_salt: state.salt === "shared" ? `explore ${nonce}` : `explore ${nonce} ${index}` });
+        const body = JSON.stringify(naming({ prompt, max_tokens: 1, temperature: 0, return_timings: true, cache_salt: state.salt === "shared" ? `explore ${nonce}` : `explore ${nonce} ${index}` }));
         const response = await fetch("/v1/completions", { method: "POST", headers: headers(), body });
         const answer = (await response.json()) as { error?: { message: string }; usage: { prompt_tokens: number; prompt_tokens_details: { cached_tokens: number }; timings: Record<string, number> } };
         if (answer.error) throw new Error(answer.error.message);
         const id = response.headers.get("x-request-id") ?? "";
-        const fall = await get<Fall>(`/app/v1/requests/${encodeURIComponent(id)}`).catch(() => null);
+        const fall = await get<Fall>(withModel(`/app/v1/requests/${encodeURIComponent(id)}`)).catch(() => null);
         found.push({ prompt: answer.usage.prompt_tokens, cached: answer.usage.prompt_tokens_details.cached_tokens, ttft_ms: (answer.usage.timings["queue_ms"] ?? 0) + (answer.usage.timings["prefill_ms"] ?? 0), fall });
         setRows([...found]);
       }

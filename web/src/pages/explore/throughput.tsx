@@ -1,10 +1,13 @@
 /** 7: which batch. */
 import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
 import { about } from "../../about";
 import { card } from "../../data/cards";
 import { count, percent, seconds } from "../../format";
+import { useLive, useStream } from "../../live";
 import { calculate, only, simulate } from "../../tools";
 import { Plot } from "../../ui/draw";
+import { Frontier, present } from "../../ui/frontier";
 import { useAsked, useKept } from "../../ui/hooks";
 import { Card, Note, Select, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
 import { Frame } from "./frame";
@@ -77,6 +80,7 @@ export function Throughput(): JSX.Element {
           <Stat label="tokens/s at 512" value={count(rows.at(-1)?.tokens ?? 0)} note={seconds(rows.at(-1)?.step)} />
         </Stats>
       </Card>
+      <Trade rows={rows} />
       <Card title="Gain of each doubling">
         <Table label="Gain of each doubling" columns={[["batch", "n"], ["TPOT", "n"], ["tokens/s", "n"], ["gain", "n"], ["bound by", ""]]} rows={rows.map((row, index) => [count(row.batch), seconds(row.step), count(row.tokens), index ? `+${percent(row.tokens / rows[index - 1]!.tokens - 1)}` : "–", row.bound])} />
       </Card>
@@ -85,5 +89,17 @@ export function Throughput(): JSX.Element {
         {rates.fault && <Note kind="bad">{rates.fault}</Note>}
       </Card>
     </Frame>
+  );
+}
+
+/** The same batches, one against the other; and where this server is, if it writes anything now. */
+function Trade({ rows }: { rows: { batch: number; step: number; tokens: number }[] }): JSX.Element {
+  useEffect(useStream, []);
+  const now = useLive(1);
+  const points = rows.map((row) => ({ user: 1 / row.step, all: row.tokens, text: `batch ${row.batch}, TPOT ${seconds(row.step)}` }));
+  return (
+    <Card title="What all gain each one pays for" about="Each batch a point. A star is this server's present point, of the model it serves.">
+      <Frontier label="Throughput against what each user sees" allLabel="tokens/s" curves={[{ label: "batch 1 to 512", colour: "decode", points }]} dots={present(now)} />
+    </Card>
   );
 }

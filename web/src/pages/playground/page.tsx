@@ -1,12 +1,12 @@
 /** The playground: talk to the model that is served, and see what it does. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { about, chosenModel } from "../../about";
-import { ModelPicker } from "../../ui/models";
-import { post } from "../../api";
+import { about } from "../../about";
+import { naming, post } from "../../api";
 import { count } from "../../format";
-import { keep, kept } from "../../router";
+import { kept, put } from "../../router";
 import { Bar, Button, Card, Command, Note, PageHead, Segments } from "../../ui/kit";
+import { ModelPicker, Standing } from "../../ui/models";
 import { Compare } from "./compare";
 import { Copies } from "./copies";
 import { Panel } from "./panel";
@@ -25,11 +25,11 @@ export function Playground(): JSX.Element {
   const [settings, setSettings] = useState<Settings>(DEFAULTS);
   const change = (next: Mode) => {
     setMode(next);
-    keep({ mode: next }, { mode: "chat" });
+    put("mode", next === "chat" ? "" : next);
   };
   return (
     <div class="page">
-      <PageHead title="Playground" about={about.value ? `${about.value.model} on ${about.value.device}, up to ${count(about.value.max_context)} tokens of context. Nothing you write is kept.` : "Talk to the model that is being served."}>
+      <PageHead title="Playground" about={served()}>
         <Segments label="Mode" value={mode} options={[["chat", "Chat"], ["compare", "A / B"], ["copies", "k copies"]]} onChange={change} />
       </PageHead>
       {about.value && !about.value.can_generate && <Note kind="warn">This model makes vectors and generates no text; serve another one to talk to it.</Note>}
@@ -38,6 +38,13 @@ export function Playground(): JSX.Element {
       {mode === "copies" && <Copies settings={settings} />}
     </div>
   );
+}
+
+function served(): string {
+  const found = about.value;
+  if (!found) return "Talk to the model that is being served.";
+  const context = found.max_context ? `, up to ${count(found.max_context)} tokens of context` : "";
+  return `${found.model}${found.device ? ` on ${found.device}` : ""}${context}. Nothing you write is kept.`;
 }
 
 function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next: Settings) => void }): JSX.Element {
@@ -171,6 +178,7 @@ function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next:
       <aside class="stack">
         <Card title="Settings">
           <ModelPicker />
+          <Standing />
           <Panel value={settings} onChange={onSettings} />
         </Card>
         <Card title="Take it with you">
@@ -217,7 +225,7 @@ function Gauge({ path }: { path: Turn[] }): JSX.Element | null {
   const show = async () => {
     setShown(!shown);
     if (shown) return;
-    const found = await post<Tokenized>("/tokenize", { messages: last.asked, add_generation_prompt: true, return_token_strs: true, ...(chosenModel.value ? { model: chosenModel.value } : {}) });
+    const found = await post<Tokenized>("/tokenize", naming({ messages: last.asked, add_generation_prompt: true, return_token_strs: true }));
     setTokens(found.token_strs ?? []);
   };
   return (

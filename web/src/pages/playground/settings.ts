@@ -1,6 +1,5 @@
 /** What is asked of the model beside the words, and the same as code. */
-import { apiKey } from "../../api";
-import { chosenModel } from "../../about";
+import { apiKey, chosenModel } from "../../api";
 
 export interface Settings {
   system: string;

@@ -1,5 +1,5 @@
 /** One answer from the server, written into a turn as it comes. */
-import { ApiFault, chats, events, told } from "../../api";
+import { ApiFault, chats, events, timingOf, told } from "../../api";
 import type { Token, Turn, Usage } from "./tree";
 
 interface Entry {
@@ -28,11 +28,12 @@ const MAX_TOKENS_KEPT = 4000;
 export async function answer(turn: Turn, body: Record<string, unknown>, signal: AbortSignal, changed: () => void): Promise<void> {
   const start = performance.now();
   try {
-    for await (const { event, data } of events("/v1/chat/completions", body, signal)) {
+    for await (const { event, data } of events("/v1/chat/completions", body, signal, (headers) => (turn.way = timingOf(headers)))) {
       if (data === "[DONE]") break;
       const now = performance.now() - start;
       if (event === "progress") {
-        turn.note = progress(JSON.parse(data) as Progress);
+        const news = JSON.parse(data) as Progress;
+        [turn.note, turn.share] = [progress(news), (news.percent ?? 0) / 100];
       } else {
         take(turn, JSON.parse(data) as Chunk, now);
       }
@@ -58,6 +59,7 @@ export async function answers(turns: Turn[], bodies: Record<string, unknown>[], 
       const turn = turns[news.index]!;
       turn.total_ms = performance.now() - start;
       if (news.id) ids[news.index] = news.id;
+      if (news.timing) turn.way = news.timing;
       if (news.event && news.event.data !== "[DONE]") take(turn, JSON.parse(news.event.data) as Chunk, turn.total_ms);
       if (news.end && news.end !== "done") {
         turn.state = "failed";
@@ -78,15 +80,21 @@ export async function answers(turns: Turn[], bodies: Record<string, unknown>[], 
 
 interface Progress {
   stage: string;
-  percent?: number;
+  percent?: number | null;
+  /** Of a model that is being loaded: what its engine does. */
+  phase?: string;
+  /** In the queue, from 1. */
   position?: number;
   eta_s?: number | null;
 }
 
 function progress(news: Progress): string {
+  const eta = news.eta_s ? `, about ${Math.ceil(news.eta_s)} s` : "";
+  const share = news.percent ? `, ${news.percent} %` : "";
   if (news.stage === "prefill") return `reading the prompt, ${news.percent ?? 0} %`;
-  const eta = news.eta_s ? `, about ${Math.round(news.eta_s)} s` : "";
-  return `waiting, place ${(news.position ?? 0) + 1} in the queue${eta}`;
+  if (news.stage === "load") return `the model is being loaded: ${news.phase || "begun"}${share}${eta}`;
+  if (news.stage === "room") return news.phase ?? "waiting for memory";
+  return `waiting, place ${news.position ?? 1} in the queue${eta}`;
 }
 
 function take(turn: Turn, chunk: Chunk, now: number): void {

@@ -34,6 +34,10 @@ export interface Turn {
   chosen: number;
   state: "waiting" | "streaming" | "done" | "stopped" | "failed";
   note: string;
+  /** Of one that waits: how much of what it waits for is done. */
+  share: number;
+  /** What the answer's head said of its way: milliseconds in a router, between it and the replica. */
+  way: Record<string, number>;
   tokens: Token[];
   tools: ToolCall[];
   usage: Usage | null;
@@ -84,6 +88,8 @@ export class Tree {
       chosen: 0,
       state: role === "assistant" ? "waiting" : "done",
       note: "",
+      share: 0,
+      way: {},
       tokens: [],
       tools: [],
       usage: null,

@@ -1,9 +1,11 @@
 /** One turn of the conversation, with its times and what can be done with it. */
-import type { JSX } from "preact";
+import type { ComponentType, JSX } from "preact";
 import { useState } from "preact/hooks";
 import { count, ms, percent, significant } from "../../format";
-import { Button, Note, TextField } from "../../ui/kit";
+import { Bar, Button, Note, TextField } from "../../ui/kit";
 import { Answer } from "../../ui/text";
+import type { Fall } from "../dashboard/waterfall";
+import { fallOf, partsOf } from "./fall";
 import { Tokens } from "./tokens";
 import type { Rival, Turn } from "./tree";
 
@@ -89,11 +91,13 @@ export function TurnView(props: { turn: Turn; place: number; of: number; deeds: 
             </pre>
           ))}
           {turn.tools.length > 0 && turn.state === "done" && turn.children.length === 0 && <Answers turn={turn} busy={props.busy} onSend={(results) => deeds.results(turn, results)} />}
-          {turn.state === "waiting" && <p class="small muted">{turn.note || "sent"}</p>}
+          {turn.state === "waiting" && <p class="small muted" role="status">{turn.note || "sent"}</p>}
+          {turn.state === "waiting" && turn.share > 0 && <Bar share={turn.share} label="Done of what it waits for" plain />}
           {(turn.state === "failed" || turn.state === "stopped") && <Note kind={turn.state === "failed" ? "bad" : "warn"}>{turn.note}</Note>}
         </>
       )}
       {!isUser && turn.ticks.length > 0 && <Times turn={turn} />}
+      {!isUser && turn.state === "done" && turn.usage?.timings && <Where turn={turn} />}
     </article>
   );
 }
@@ -147,10 +151,9 @@ export function Times({ turn }: { turn: Turn }): JSX.Element {
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
   const timings = usage?.timings;
   const [checked, accepted] = [timings?.["draft_tokens"] ?? 0, timings?.["accepted_draft_tokens"] ?? 0];
-  const parts = timings
-    ? (["queue", "prefill", "decode", "flush"] as const).map((name) => [name, timings[`${name}_ms`] ?? 0] as const)
-    : [];
+  const parts = partsOf(turn);
   const total = parts.reduce((sum, [, value]) => sum + value, 0) || 1;
+  const told = parts.map(([name, value]) => `${name} ${ms(value)}`);
   return (
     <footer class="times">
       {usage && (
@@ -165,13 +168,27 @@ export function Times({ turn }: { turn: Turn }): JSX.Element {
       {turn.finish === "length" && <span class="warn">cut at max tokens</span>}
       <Spark ticks={turn.ticks} />
       {parts.length > 0 && (
-        <span class="phases" title={parts.map(([name, value]) => `${name} ${ms(value)}`).join("\n")} role="img" aria-label={parts.map(([name, value]) => `${name} ${ms(value)}`).join(", ")}>
+        <span class="phases" title={told.join("\n")} role="img" aria-label={told.join(", ")}>
           {parts.map(([name, value]) => (
-            <i key={name} class={name} style={{ width: `${(100 * Math.max(value, 0)) / total}%` }} />
+            <i key={name} class={name} style={{ width: `${(100 * value) / total}%` }} />
           ))}
         </span>
       )}
     </footer>
+  );
+}
+
+/** The answer's waterfall; what draws it is fetched when somebody wants to see it. */
+function Where({ turn }: { turn: Turn }): JSX.Element {
+  const [View, setView] = useState<{ of: ComponentType<{ fall: Fall }> } | null>(null);
+  const open = (event: Event) => {
+    if ((event.currentTarget as HTMLDetailsElement).open && !View) void import("../dashboard/waterfall").then(({ FallView }) => setView({ of: FallView }));
+  };
+  return (
+    <details class="where small" onToggle={open}>
+      <summary>Where the time went</summary>
+      {View && <View.of fall={fallOf(turn)} />}
+    </details>
   );
 }
 
