@@ -79,7 +79,7 @@ class Stream(asyncio.Protocol):
     """A request whose answer is thrown away as it comes: a client that costs next to nothing beside what is measured."""
 
     def __init__(self, host: str) -> None:
-        body = b'{"prompt": "once upon a time", "max_tokens": 100000, "ignore_eos": true, "stream": true}'
+        body = b'{"prompt": "once upon a time", "max_tokens": 8000, "ignore_eos": true, "stream": true}'
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         self._request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
         self.answer = b""
@@ -93,7 +93,7 @@ class Stream(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def load(url: str, num_streams: int) -> AsyncIterator[None]:
+async def load(url: str, num_streams: int) -> AsyncIterator[list[Stream]]:
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
     made = [
@@ -101,13 +101,16 @@ async def load(url: str, num_streams: int) -> AsyncIterator[None]:
         for _ in range(num_streams)
     ]
     try:
-        yield
-        refused = [one.answer for _, one in made if b" 200 " not in one.answer[:20]]
-        if refused:
-            raise RuntimeError(f"{len(refused)} of {num_streams} requests were refused: {refused[0][:300]!r}")
+        yield [one for _, one in made]
     finally:
         for transport, _ in made:
             transport.abort()
+
+
+def check(streams: list[Stream]) -> None:
+    refused = [one.answer for one in streams if one.answer and b" 200 " not in one.answer[:20]]
+    if refused:
+        raise RuntimeError(f"{len(refused)} of {len(streams)} requests were refused: {refused[0][:600]!r}")
 
 
 async def metrics(session: CDPSession) -> dict[str, float]:
@@ -147,9 +150,10 @@ async def dashboard(browser: Browser, url: str, num_streams: int) -> dict[str, A
     cdp, whole = await context.new_cdp_session(page), await browser.new_browser_cdp_session()
     await cdp.send("Performance.enable", {"timeDomain": "threadTicks"})
     await page.goto(f"{url}/#/dashboard")
-    async with load(url, num_streams):
+    async with load(url, num_streams) as streams:
         running = page.locator("[data-stat=running] .value")
         while int((await running.inner_text()).replace(",", "")) < num_streams:
+            check(streams)
             await asyncio.sleep(0.2)
         top = await watch(page, cdp, whole)
         await page.get_by_role("region", name="Requests in progress").scroll_into_view_if_needed()

@@ -147,7 +147,8 @@ async function* together(bodies: unknown[], signal?: AbortSignal): AsyncGenerato
 
 async function* apart(bodies: Record<string, unknown>[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
   const queue: StreamNews[] = [];
-  let [open, wake] = [bodies.length, () => undefined as void];
+  let open = bodies.length;
+  let wake = (): void => undefined;
   const tell = (news: StreamNews) => {
     queue.push(news);
     wake();

@@ -37,7 +37,7 @@ function useBlock(): [(block: number) => BlockFacts | null, (block: number) => v
 /** How many blocks are in each state. */
 function counted(cells: Uint8Array): number[] {
   const sums = new Array<number>(NAMES.length).fill(0);
-  for (let block = 0; block < cells.length; block++) sums[cells[block]!]! += 1;
+  for (const state of cells) sums[state]! += 1;
   return sums;
 }
 
