@@ -219,7 +219,8 @@ def test_a_machine_is_not_measured_while_answers_are_written(tmp_path: Path, mon
     with serving(model="oracle:step_ms=20") as server, server.http() as http:
         body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as answer:
-            next(answer.iter_bytes())
+            parts = answer.iter_bytes()
+            next(parts)
             refused = server.post("/app/v1/machine", {})
             assert (refused.status_code, refused.json()["error"]["code"]) == (409, "server_busy")
             assert server.post("/app/v1/machine", {"measures": False}).json() is None

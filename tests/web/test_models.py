@@ -10,6 +10,7 @@ from tests.web.conftest import Seen
 
 pytestmark = pytest.mark.web
 
+PICKER = "label.field:has(> span:text-is('Model')) select"
 SLOW = "b=oracle:load_ms=2500"
 
 
@@ -23,7 +24,7 @@ def test_a_cold_model_is_chosen_shown_while_it_loads_and_then_answers(browser: B
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         seen = Seen(context, server.url)
         page = seen.go("playground")
-        picker = page.get_by_label("Model", exact=True)
+        picker = page.locator(PICKER)
         expect(picker.locator("option")).to_have_text(["a (unloaded)", "b (unloaded)"])
         picker.select_option("b")
         expect(page.get_by_text("b is cold")).to_be_visible()
@@ -39,9 +40,9 @@ def test_a_cold_model_is_chosen_shown_while_it_loads_and_then_answers(browser: B
         page = seen.go("dashboard?model=b")
         page.reload()
         expect(page.get_by_text("streaming", exact=True)).to_be_visible()
-        expect(page.get_by_label("Model", exact=True)).to_have_value("b")
+        expect(page.locator(PICKER)).to_have_value("b")
         expect(page.locator("[data-stat=kv-free]")).to_be_visible()
-        page.get_by_label("Model", exact=True).select_option("a")
+        page.locator(PICKER).select_option("a")
         expect(page.get_by_text("a is cold")).to_be_visible()
         expect(page.get_by_text("The engine has not shown its cache yet.")).to_be_visible()
         assert not seen.faults

@@ -1,6 +1,6 @@
 /** What is served, and by whom: asked once, and again while the model loads or the server is gone. */
 import { signal } from "@preact/signals";
-import { ApiFault, apiKey, get, needsKey, withModel } from "./api";
+import { ApiFault, apiKey, get, isRouter, needsKey, withModel } from "./api";
 
 /** Where one of several models stands. */
 export interface Resident {
@@ -88,6 +88,7 @@ export const fleet = signal<FleetView | null>(null);
 export async function lookAtFleet(): Promise<void> {
   try {
     fleet.value = await get<FleetView>("/app/v1/fleet");
+    isRouter.value = fleet.value.is_router;
   } catch {
     fleet.value = null;
   }

@@ -23,6 +23,9 @@ export function naming(body: Record<string, unknown>): Record<string, unknown> {
   return chosenModel.value ? { model: chosenModel.value, ...body } : body;
 }
 
+/** Who answers: an engine's own server, or a router, which has no engine to look into. */
+export const isRouter = signal(false);
+
 export class ApiFault extends Error {
   constructor(
     readonly status: number,
@@ -119,12 +122,7 @@ export interface StreamNews {
  * A router has no such route: before one, each is asked by itself. */
 export async function* chats(bodies: Record<string, unknown>[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
   const asked = bodies.map(naming);
-  try {
-    yield* together(asked, signal);
-  } catch (fault) {
-    if (!(fault instanceof ApiFault && fault.status === 404)) throw fault;
-    yield* apart(asked, signal);
-  }
+  yield* isRouter.value ? apart(asked, signal) : together(asked, signal);
 }
 
 async function* together(bodies: unknown[], signal?: AbortSignal): AsyncGenerator<StreamNews> {
