@@ -1,89 +1,180 @@
-"""Ranks on one machine's CPU: one process against two ranks by turns, and what an exchange takes by size.
+"""Ranks on one machine's CPU: against one process, what an exchange takes, what a lost rank costs, whose tokens they give.
 
-python benchmarks/cpu/ranks.py                 SmolLM2-135M in float32, both on all processors
-python benchmarks/cpu/ranks.py --exchanges     microseconds of a sum over two processes, shared memory and gloo
+    python benchmarks/cpu/ranks.py turns       W1 to W3 of workloads.py, one process and two ranks by turns on all processors
+    python benchmarks/cpu/ranks.py exchanges   microseconds of a sum over two processes, shared memory and gloo
+    python benchmarks/cpu/ranks.py faults      a served answer while a rank is killed, and while one is stopped: seconds lost
+    python benchmarks/cpu/ranks.py tokens      200 prompts, greedy: how many answers are those of one process, by layout
+
+    [--model default ...] [--layouts tensor=2 pipeline=2 tensor=2,pipeline=2] [--dtype auto float32] [--turns 3] [--out FILE]
+
+An answer that differs is told with the logprob by which one process preferred its token to the next best where they part: a
+tie falls either way.
 """
 
 import argparse
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-import torch
+import httpx
+from workloads import Bench
 
 from penstock import LLM, SamplingParams
-from penstock.models.ranks import Ranks
-from penstock.ops.parallel.collective import sum_over
-from penstock.runtime.parallel.world import Meeting, World, open_store
 
-HOST = "127.0.0.1"
-SIZES = (576, 576 * 16, 576 * 256, 8192 * 512)
-NUM_SUMS = 100
+TEXTS = ("The capital of France is", "def fib(n):", "Water is made of", "Once upon a time, in a land far away,")
+PROMPTS = [f"{text} {number}" for number in range(50) for text in TEXTS]
+WORKLOADS = ("w1", "w2", "w3")
 
 
-def exchanges(rank: int, port: int, folder: str | None) -> None:
-    """One of two ranks: the first prints."""
-    torch.set_num_threads(1)
-    store = open_store(HOST, port, is_host=False)
-    world = World(Ranks(2).place(rank), Meeting(HOST, port, folder=folder), torch.device("cpu"), store)
-    for size in SIZES:
-        x = torch.ones(size)
-        for _ in range(5):
-            sum_over(x, world.tensor)
-        begin_s = time.perf_counter()
-        for _ in range(NUM_SUMS):
-            sum_over(x, world.tensor)
-        if rank == 0:
-            took_s = (time.perf_counter() - begin_s) / NUM_SUMS
-            how = "gloo" if folder is None else "shared memory"
-            print(json.dumps({"how": how, "bytes": size * 4, "us": round(took_s * 1e6, 1)}), flush=True)
-    world.close()
+def turns(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for model in asked.model:
+        for dtype in asked.dtype:
+            found.append({"model": Path(model).name, "dtype": dtype, **_by_turns(model, dtype, asked.turns)})
+    return found
 
 
-def measure_exchanges() -> None:
-    for shares in (True, False):
-        store = open_store(HOST, 0, is_host=True)
-        with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-            words = [sys.executable, __file__, "--port", str(store.port), "--folder", folder if shares else ""]
-            ranks = [subprocess.Popen([*words, "--rank", str(rank)]) for rank in range(2)]
-            for process in ranks:
-                process.wait()
+def _by_turns(model: str, dtype: str, num_turns: int) -> dict[str, Any]:
+    rates: dict[str, dict[str, list[float]]] = {name: {"one": [], "ranks": []} for name in WORKLOADS}
+    settings: dict[str, Any] = {"dtype": dtype, "max_context": 1024, "max_sequences": 32}
+    with LLM(model, **settings) as one, LLM(model, tensor=2, **settings) as ranks:
+        for turn in range(num_turns):
+            for name in WORKLOADS:
+                for who, llm in (("one", one), ("ranks", ranks)):
+                    (rate,) = getattr(Bench(llm, seed=turn), name)().values()
+                    rates[name][who].append(round(rate, 1))
+    best = {name: {who: max(each) for who, each in both.items()} for name, both in rates.items()}
+    ratios = {name: round(both["ranks"] / both["one"], 3) for name, both in best.items()}
+    return {"tokens_per_s": best, "ratio": ratios, "all": rates}
 
 
-def by_turns(model: str, turns: int) -> None:
-    prompts = [f"Tell me about number {number}." for number in range(8)]
-    params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
-    settings = {"dtype": "float32", "max_context": 512}
-    with LLM(model, **settings) as alone, LLM(model, tensor=2, **settings) as together:
-        rates: dict[str, list[float]] = {"one process": [], "two ranks": []}
-        for turn in range(turns + 1):
-            for name, llm in (("one process", alone), ("two ranks", together)):
-                begin_s = time.perf_counter()
-                llm.generate(prompts, params)
-                if turn:
-                    rates[name].append(8 * 32 / (time.perf_counter() - begin_s))
-    best = {name: round(max(found), 1) for name, found in rates.items()}
-    print(json.dumps({"tokens_per_s": best, "ratio": round(best["two ranks"] / best["one process"], 3)}))
+def exchanges(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    words = [sys.executable, "-m", "penstock.runtime.parallel.timing", "cpu"]
+    lines = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    return [
+        {"through": each["through"], "us": {str(size): round(1e6 * seconds, 1) for size, seconds in each["timed"]}}
+        for each in found
+    ]
+
+
+def faults(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for model in asked.model:
+        words = [
+            sys.executable,
+            "-m",
+            "penstock",
+            "serve",
+            model,
+            "--port",
+            "0",
+            "--tensor",
+            "2",
+            "--max-context",
+            "512",
+        ]
+        server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            banner = iter(server.stdout)
+            url = next(match.group() for line in banner if (match := re.search(r"http://[^/\s]+", line)))
+            right, _ = _answer(url, server.pid, None)
+            for number in (signal.SIGKILL, signal.SIGSTOP):
+                text, lost_s = _answer(url, server.pid, number)
+                found.append(
+                    {
+                        "model": Path(model).name,
+                        "signal": number.name,
+                        "seconds_without_a_token": round(lost_s, 2),
+                        "same_text": text == right,
+                    }
+                )
+        finally:
+            server.terminate()
+            server.wait(60)
+    return found
+
+
+def _answer(url: str, pid: int, number: signal.Signals | None) -> tuple[str, float]:
+    """A streamed text, and the longest gap after a signal was sent to a rank in the middle of it."""
+    body = {"model": "default", "prompt": TEXTS[3], "max_tokens": 48, "temperature": 0, "stream": True}
+    pieces: list[str] = []
+    gap_s = last_s = 0.0
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300.0) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            now = time.monotonic()
+            if len(pieces) > 5:
+                gap_s = max(gap_s, now - last_s)
+            last_s = now
+            pieces.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+            if len(pieces) == 5 and number is not None:
+                os.kill(_rank_of(pid), number)
+                last_s = time.monotonic()
+    return "".join(pieces), gap_s
+
+
+def _rank_of(server: int) -> int:
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    children = {row[0] for row in rows if row[1] == str(server)}
+    return next(int(row[0]) for row in rows if row[1] in children and "rank_worker" in row[2])
+
+
+def tokens(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for model in asked.model:
+        for dtype in asked.dtype:
+            one = _answers(model, dtype, {})
+            for layout in asked.layouts:
+                counts = {name: int(count) for name, count in (part.split("=") for part in layout.split(","))}
+                ranks = _answers(model, dtype, counts)
+                apart = [_margin(mine, theirs) for mine, theirs in zip(one, ranks) if mine[0] != theirs[0]]
+                row = {"model": Path(model).name, "dtype": dtype, "layout": layout, "prompts": len(one)}
+                found.append(row | {"equal": len(one) - len(apart), "margins": sorted(apart, reverse=True)})
+                print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+Answer = tuple[list[int], list[float]]
+"""Tokens, and by how much each was preferred to the next best."""
+
+
+def _answers(model: str, dtype: str, layout: dict[str, int]) -> list[Answer]:
+    params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=2)
+    with LLM(model, dtype=dtype, max_context=512, max_batch_tokens=256, **layout) as llm:  # type: ignore[arg-type]
+        choices = [completion.choices[0] for completion in llm.generate(PROMPTS, params)]
+    return [(list(each.token_ids), [one.top[0][1] - one.top[1][1] for one in each.logprobs or ()]) for each in choices]
+
+
+def _margin(one: Answer, ranks: Answer) -> float:
+    place = next((i for i, pair in enumerate(zip(one[0], ranks[0])) if pair[0] != pair[1]), len(one[0]) - 1)
+    return round(one[1][place], 4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default")
+    parser.add_argument("what", choices=("turns", "exchanges", "faults", "tokens"))
+    parser.add_argument("--model", nargs="+", default=["default"])
+    parser.add_argument("--layouts", nargs="+", default=["tensor=2", "pipeline=2", "tensor=2,pipeline=2"])
+    parser.add_argument("--dtype", nargs="+", default=["auto"])
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--exchanges", action="store_true")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--folder")
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    if asked.rank is not None:
-        exchanges(asked.rank, asked.port, asked.folder or None)
-    elif asked.exchanges:
-        measure_exchanges()
-    else:
-        by_turns(asked.model, asked.turns)
+    found = {"turns": turns, "exchanges": exchanges, "faults": faults, "tokens": tokens}[asked.what](asked)
+    text = json.dumps({asked.what: found}, indent=1)
+    print(text)
+    if asked.out is not None:
+        kept = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+        asked.out.write_text(json.dumps(kept | {asked.what: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

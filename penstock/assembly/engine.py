@@ -32,6 +32,7 @@ from penstock.files import ModelFiles, dummy_spec, open_files
 from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models.ranks import RankPlace
+from penstock.models.sharding import shard_model
 from penstock.models.spec import ModelSpec
 from penstock.ops.packed import TILE
 from penstock.runtime.ceilings import gpu_product_rate, product_rate
@@ -44,6 +45,7 @@ from penstock.runtime.load.quantize import quantize_fp8
 from penstock.runtime.native.decoder import NativeDecoder
 from penstock.runtime.native.load import load_native
 from penstock.runtime.native.runner import NativeRunner
+from penstock.runtime.parallel.native import NativePart, load_native_part
 from penstock.runtime.parallel.part import ModelPart, rank_runner
 from penstock.runtime.parallel.runner import LeadingRunner, follow
 from penstock.runtime.parallel.stage import StagedDecoder
@@ -79,7 +81,7 @@ Progress = Callable[[str, int, int | None], None]
 class LoadedModel:
     """Weights on a device, and the files they came from unless they are made up."""
 
-    network: Decoder | Encoder | NativeDecoder | StagedDecoder
+    network: Decoder | Encoder | NativeDecoder | NativePart | StagedDecoder
     device: Device
     files: ModelFiles | None
     group: RankGroup | None = None
@@ -140,10 +142,15 @@ def _load_part(
     files: ModelFiles | None,
     place: RankPlace,
     reported: Callable[[int, int], None] | None = None,
-) -> ModelPart:
+) -> ModelPart | NativePart:
     spec = dummy_spec(config.model.model) if files is None else files.spec
     if spec is None:
         raise ConfigError(f"{config.model.model} names no model")
+    if files is not None and isinstance(device, CpuDevice) and _can_be_native(config):
+        shard = shard_model(spec, place.ranks, place.rank)
+        native = load_native_part(shard, files.model.recipes, files.checkpoint, device.num_threads)
+        if native is not None:
+            return native
     part = ModelPart(spec, place.ranks, place.rank, device.torch_device, device.dtype(config.model.dtype))
     if files is None:
         part.make_up()
@@ -286,10 +293,14 @@ def _room(config: EngineConfig, sizing: Sizing) -> tuple[int, int, int, int]:
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:
     """On a CPU, unless a number type was asked for: packed weights and native steps where model and machine allow."""
-    can_cache = config.cache.kv in ("auto", "int8") and config.cache.block_size % TILE == 0
-    if not isinstance(device, CpuDevice) or not _is_plain(config) or not can_cache:
+    if not isinstance(device, CpuDevice) or not _can_be_native(config):
         return None
     return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads, config.model.invariant)
+
+
+def _can_be_native(config: EngineConfig) -> bool:
+    can_cache = config.cache.kv in ("auto", "int8") and config.cache.block_size % TILE == 0
+    return _is_plain(config) and can_cache
 
 
 def _check_invariance(config: EngineConfig) -> None:

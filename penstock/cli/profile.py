@@ -12,7 +12,7 @@ from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConf
 from penstock.console.output import check_writable, write_file
 from penstock.errors import ConfigError
 from penstock.measure.this_machine import NAME as THIS_MACHINE
-from penstock.measure.this_machine import cache_folder, find_hardware
+from penstock.measure.this_machine import all_reduce_path, cache_folder, find_hardware, machine_facts
 
 if TYPE_CHECKING:
     from penstock.cost.profile import Profile
@@ -110,7 +110,11 @@ def _measured(config: Config) -> "Profile":
     from penstock.cost.profile import Profile
     from penstock.measure.calibration import Calibration, StepRecorder
     from penstock.measure.profiles import Measuring
+    from penstock.measure.ranks import keep_all_reduce, measure_all_reduce
 
+    facts = machine_facts()
+    all_reduce = measure_all_reduce(facts)
+    keep_all_reduce(all_reduce_path(facts), all_reduce)
     with ProgressBar() as progress:
         loaded = load(config.engine, progress=progress)
     sizing = size(config.engine, loaded)
@@ -132,6 +136,8 @@ def _measured(config: Config) -> "Profile":
         **Measuring(name, config.engine, sizing, loaded.spec.vocab_size, engine.depth).facts(),
         fitted=fit_steps(kept, overlaps=engine.depth > 1),
         measuring=measuring,
+        shape={"num_layers": loaded.spec.num_layers, "hidden_size": loaded.spec.hidden_size},
+        all_reduce=all_reduce,
     )
     return replace(profile, back_test=back_test(profile, config, calibration).as_data())
 
@@ -185,9 +191,27 @@ def _print(profile: "Profile", path: Path) -> None:
     percent = [[f"{100 * value:.1f} %" for value in (one.median, one.p95, one.bias)] for one in fitted.errors.values()]
     rows = [(kind, one.num_cells, *each) for (kind, one), each in zip(fitted.errors.items(), percent)]
     print_table(("error on steps not fitted", "cells", "median", "p95", "bias"), rows)
+    _print_all_reduce(profile)
     if profile.back_test:
         print()
         headings = ("proof on a workload not fitted", "predicted", "by the moment", "measured", "error")
         print_table(headings, moment_rows(profile.back_test))
     print()
     print(f"penstock simulate --profile {path}")
+
+
+def _print_all_reduce(profile: "Profile") -> None:
+    """Microseconds by size, and the line that simulator and planner charge layouts of several ranks."""
+    from penstock.amounts import format_bytes
+    from penstock.console.show import print_table
+
+    if not profile.all_reduce:
+        return
+    print()
+    rows = []
+    for each in profile.all_reduce:
+        link = each.link("socket")
+        times = [f"{1e6 * timed.seconds:,.0f}" for timed in each.timed]
+        rows.append((each.through, *times, str(link), f"{100 * each.error:.0f} %"))
+    sizes = [format_bytes(timed.size_bytes) for timed in profile.all_reduce[0].timed]
+    print_table(("all-reduce of two ranks, us", *sizes, "fitted", "off by"), rows)

@@ -11,6 +11,7 @@ from typing import Literal
 from penstock.errors import ConfigError
 
 NumberFormat = Literal["fp32", "bf16", "fp16", "fp8", "int8"]
+LinkKind = Literal["nvlink", "pcie", "infinity fabric", "socket", "network"]
 
 COMPUTE_FRACTION = 0.74
 """Share of the dense peak that large bf16 matrix products reached on an H200; assumed where nothing was measured."""
@@ -27,11 +28,14 @@ LINK_FRACTION = 0.8
 class Link:
     """How a device reaches others."""
 
-    kind: Literal["nvlink", "pcie", "infinity fabric", "socket", "network"]
+    kind: LinkKind
     bandwidth_bytes_per_s: float
     """One way, as large messages reach it."""
     latency_s: float
     """Of a small message, from kernel to kernel."""
+
+    def __str__(self) -> str:
+        return f"{1e6 * self.latency_s:,.1f} us a message, {self.bandwidth_bytes_per_s / 1e9:,.1f} GB/s"
 
 
 def _network(gigabits: float) -> Link:
@@ -99,17 +103,37 @@ class Hardware:
     """Of one device to another machine."""
     price_per_hour: float | None = None
     """List price in US dollars of one device, its share of the machine included; None where there is no common one."""
+    measured_link: Link | None = None
+    """The interconnect as all-reduces found it, if they were timed."""
+    num_parts: int = 1
+    """Of how many equal parts of a machine's processor this is one; ranks that share it have one each."""
 
     def link(self, num_devices: int) -> Link:
         """What a group of that many devices talks over: the interconnect inside a machine, else the network."""
         if num_devices > self.devices_per_machine:
             return self.network
+        if self.measured_link is not None:
+            return self.measured_link
         one_way = self.interconnect_bytes_per_s / 2
         return Link(self.interconnect, one_way * LINK_FRACTION, _LATENCY_S[self.interconnect])
 
     @property
     def achievable(self) -> Ceilings:
         return self.measured or self.peak.scaled(COMPUTE_FRACTION, BANDWIDTH_FRACTION)
+
+    def part(self, count: int) -> "Hardware":
+        """One of that many equal parts, which reach each other inside the machine."""
+        share = 1.0 / count
+        return replace(
+            self,
+            name=f"{self.name}/{count}",
+            memory_bytes=self.memory_bytes // count,
+            peak=self.peak.scaled(share, share),
+            measured=self.measured and self.measured.scaled(share, share),
+            devices_per_machine=count,
+            price_per_hour=None if self.price_per_hour is None else self.price_per_hour * share,
+            num_parts=count,
+        )
 
 
 def find(name: str) -> Hardware:

@@ -8,6 +8,7 @@
 It knows shapes and links, no batches and no clock.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.cost.hardware import Hardware, Link
@@ -15,6 +16,8 @@ from penstock.errors import ConfigError
 from penstock.models.spec import GQA, MLP, Attention, ModelSpec, MoE
 
 MAX_DEVICES = 100_000
+CPU_VALUE_BYTES = 4
+"""Of a number that CPU ranks add up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,12 @@ def traffic_of(spec: ModelSpec, layout: Layout, hardware: Hardware, value_bytes:
         pipeline_link=hardware.link(layout.devices_per_copy),
         expert_link=hardware.link(layout.expert),
     )
+
+
+def measured_traffic(shape: Mapping[str, int], layout: Layout, link: Link) -> Traffic:
+    """Of ranks of one machine, on a CPU, over the link that was measured between them."""
+    vector_bytes = shape["hidden_size"] * CPU_VALUE_BYTES
+    return Traffic(layout, shape["num_layers"], 0, 0, vector_bytes, link, layout.devices_per_copy, link, link, link)
 
 
 def _indivisible(count: int, kind: str, total: int, parts: str) -> str:

@@ -20,6 +20,7 @@ from functools import lru_cache
 from penstock.core.batch import Batch
 from penstock.core.features import Features, features_of
 from penstock.cost.fit import CostRamp, Errors
+from penstock.cost.layout import Traffic
 from penstock.cost.slowdown import Slowdown
 from penstock.cost.warmth import Cooling
 
@@ -126,6 +127,23 @@ class MeasuredCost:
         self.num_outside += num_steps
         for name in self.outside(last):
             self.furthest[name] = max(self.furthest.get(name, 0), getattr(last, name))
+
+
+class RankedCost(MeasuredCost):
+    """An engine that was measured in one process, cut over ranks that share its processor: they compute as much between them
+    with as many cores, and what they exchange comes on top."""
+
+    def __init__(self, fitted: Fitted, traffic: Traffic) -> None:
+        super().__init__(fitted)
+        self.traffic = traffic
+
+    def __copy__(self) -> "RankedCost":
+        return RankedCost(self.fitted, self.traffic)
+
+    def run_s(self, batch: Batch, num_steps: int) -> list[float]:
+        num_tokens = batch.num_tokens
+        exchanged_s = self.traffic.seconds(num_tokens) + self.traffic.hops_s(num_tokens)
+        return [seconds + exchanged_s for seconds in super().run_s(batch, num_steps)]
 
 
 class _Line:

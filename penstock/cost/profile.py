@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime
+from penstock.cost.all_reduce import AllReduce, read_all_reduce
 from penstock.cost.fit import CostRamp, Errors
 from penstock.cost.measured import VALUES, Fitted
 from penstock.cost.slowdown import MAX_FACTOR, MIN_FACTOR, MIN_SLOWDOWN_S, Slowdown
@@ -38,9 +39,14 @@ class Profile:
     """How it was measured: when, how long, how disturbed."""
     back_test: Mapping[str, Any] = field(default_factory=dict)
     """A workload that was not fitted, predicted and measured."""
+    shape: Mapping[str, int] = field(default_factory=dict)
+    """Of the model, what decides how much ranks exchange: `num_layers`, `hidden_size`."""
+    all_reduce: tuple[AllReduce, ...] = ()
+    """Between two ranks of the machine; the way that they take first."""
 
     def to_json(self) -> str:
         data = {"penstock_profile": VERSION, **asdict(self)}
+        data["all_reduce"] = [each.as_data() for each in self.all_reduce]
         data["fitted"] |= {
             "device": [_written(ramp) for ramp in self.fitted.device],
             "host": [_written(ramp) for ramp in self.fitted.host],
@@ -59,8 +65,10 @@ def read_profile(text: str, name: str) -> Profile:
         if version != VERSION:
             raise ConfigError(f"{name} is a profile of version {version}; this program reads {VERSION}: make it again")
         fitted = data.pop("fitted")
+        all_reduce = tuple(read_all_reduce(each) for each in data.pop("all_reduce", ()))
         profile = Profile(
             **data,
+            all_reduce=all_reduce,
             fitted=Fitted(
                 device=tuple(_ramp(row) for row in fitted["device"]),
                 host=tuple(_ramp(row) for row in fitted["host"]),

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.core.features import StepTime
-from penstock.cost.measured import MeasuredCost
+from penstock.cost.layout import SINGLE, Layout, measured_traffic
+from penstock.cost.measured import MeasuredCost, RankedCost
 from penstock.cost.profile import MAX_PROFILE_BYTES, Profile, read_profile
 from penstock.engine.step_log import StepFile
 from penstock.errors import ConfigError
@@ -78,9 +79,37 @@ def sizing_of(profile: Profile, config: EngineConfig) -> Sizing:
     )
 
 
-def fleet_of(profile: Profile, config: EngineConfig, **rest: Any) -> Fleet:
-    """The engine that was measured, in virtual time."""
-    return Fleet(config, sizing_of(profile, config), MeasuredCost(profile.fitted), depth=profile.depth, **rest)
+def fleet_of(profile: Profile, config: EngineConfig, layout: Layout = SINGLE, **rest: Any) -> Fleet:
+    """The engine that was measured, in virtual time, or the same cut over ranks."""
+    return Fleet(config, sizing_of(profile, config), cost_of(profile, layout), depth=profile.depth, **rest)
+
+
+def cost_of(profile: Profile, layout: Layout = SINGLE) -> MeasuredCost:
+    """Raises ConfigError if the profile does not say what ranks of such a layout would take."""
+    asked = {name: getattr(layout, name) for name in ("tensor", "pipeline", "expert")}
+    if asked == dict.fromkeys(asked, 1) or asked == profile.config.get("parallel"):
+        return MeasuredCost(profile.fitted)
+    obstacle = _ranks_obstacle(profile, layout)
+    if obstacle is not None:
+        flags = " ".join(f"--{name} {count}" for name, count in asked.items() if count > 1)
+        raise ConfigError(
+            f"this profile does not tell what {layout} takes: {obstacle}; measure penstock profile {flags}"
+        )
+    link = profile.all_reduce[0].link("socket")
+    return RankedCost(profile.fitted, measured_traffic(profile.shape, layout, link))
+
+
+def _ranks_obstacle(profile: Profile, layout: Layout) -> str | None:
+    if profile.machine.get("gpus"):
+        return "it is of one GPU"
+    if any(count != 1 for count in dict(profile.config.get("parallel", {})).values()):
+        return "it is of other ranks"
+    if not profile.all_reduce or {"num_layers", "hidden_size"} - profile.shape.keys():
+        return "no all-reduce was measured with it"
+    if layout.expert > 1:
+        return "experts are not in it"
+    most = int(profile.machine.get("num_processors", 1))
+    return f"its machine has {most} processors" if layout.devices_per_copy > most else None
 
 
 def _versions() -> dict[str, str]:

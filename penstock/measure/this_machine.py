@@ -1,5 +1,7 @@
 """The machine we run on: what tells it from others, what it reaches, and where what was measured on it is kept.
 
+`this-machine/2` is one of two equal parts of its processor, as each of two ranks has one.
+
 Measured once and kept under the user's cache directory by fingerprint: a moved home directory or another processor is
 measured anew.
 """
@@ -10,13 +12,15 @@ import math
 import os
 import platform
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.console.output import write_file
 from penstock.cost import hardware as devices
 from penstock.cost.hardware import Ceilings, Flops, Hardware
+from penstock.errors import ConfigError
+from penstock.measure.ranks import kept_all_reduce
 
 NAME = "this-machine"
 VERSION = 1
@@ -45,20 +49,52 @@ def fingerprint(facts: dict[str, Any]) -> str:
 
 
 def find_hardware(name: str, model_bytes: int = TYPICAL_BYTES) -> Hardware:
-    """A device of the table, or `this-machine`, measured if it has not been."""
-    if name.strip().lower() != NAME:
+    """A device of the table, or `this-machine`, measured if it has not been, or a part of it."""
+    whole, slash, count = name.strip().lower().partition("/")
+    if whole != NAME:
         return devices.find(name)
     facts = machine_facts()
     known = _read(_path(facts))
-    if known is not None:
-        return known
-    print("penstock: measuring this machine, once; a few seconds", file=sys.stderr)
-    return _measure(facts, model_bytes)
+    if known is None:
+        print("penstock: measuring this machine, once; a few seconds", file=sys.stderr)
+        known = _measure(facts, model_bytes)
+    known = _linked(known, facts)
+    return known if not slash else _part(known, count, facts)
+
+
+def parts_of(hardware: Hardware, most: int) -> tuple[Hardware, ...]:
+    """The machine, and its parts that ranks can have, if what lies between them was measured."""
+    if hardware.name != NAME or hardware.kind != "cpu" or hardware.measured_link is None:
+        return (hardware,)
+    most = min(most, machine_facts()["num_processors"])
+    return hardware, *(hardware.part(count) for count in (2, 4, 8) if count <= most)
+
+
+def all_reduce_path(facts: dict[str, Any]) -> Path:
+    return cache_folder() / "machines" / f"{fingerprint(facts)}.all-reduce.json"
+
+
+def _linked(hardware: Hardware, facts: dict[str, Any]) -> Hardware:
+    """With the link between ranks, if `penstock profile` has measured it."""
+    found = kept_all_reduce(all_reduce_path(facts))
+    if found is None:
+        return hardware
+    num_devices = len(facts["gpus"]) if hardware.kind == "gpu" else 1
+    return replace(hardware, measured_link=found.link(hardware.interconnect), devices_per_machine=num_devices)
+
+
+def _part(hardware: Hardware, count: str, facts: dict[str, Any]) -> Hardware:
+    most = facts["num_processors"] if hardware.kind == "cpu" else 1
+    if not count.isdecimal() or not 2 <= int(count) <= most:
+        raise ConfigError(f"{NAME}/{count} is no part of this machine; choose {NAME}, or {NAME}/2 to {NAME}/{most}")
+    return hardware.part(int(count))
 
 
 def known_hardware() -> Hardware | None:
     """This machine, if it has been measured."""
-    return _read(_path(machine_facts()))
+    facts = machine_facts()
+    known = _read(_path(facts))
+    return known and _linked(known, facts)
 
 
 def _measure(facts: dict[str, Any], model_bytes: int) -> Hardware:
@@ -103,7 +139,7 @@ def _read(path: Path) -> Hardware | None:
 
 
 def _hardware(kind: str, memory_bytes: int, ceilings: Ceilings, source: str) -> Hardware:
-    """One device by itself: what lies between several was not measured."""
+    """One device by itself: what lies between several is measured apart."""
     return Hardware(
         NAME,
         "gpu" if kind == "gpu" else "cpu",

@@ -59,6 +59,17 @@ class Grouped:
         minimums = None if self.minimums is None else self.minimums.index_select(0, rows)
         return Grouped(self.values.index_select(0, rows), self.scales.index_select(0, rows), minimums, self.order)
 
+    def take_columns(self, columns: range) -> "Grouped":
+        """Those between whole groups."""
+        if columns.start % GROUP or columns.stop % GROUP:
+            raise ModelFileError(
+                f"columns {columns.start:,} to {columns.stop:,} of a packed matrix do not lie between groups of {GROUP}; "
+                "choose other ranks, or load the model with --dtype bfloat16"
+            )
+        held = slice(columns.start // GROUP, columns.stop // GROUP)
+        minimums = None if self.minimums is None else self.minimums[:, held].contiguous()
+        return Grouped(self.values[:, held].contiguous(), self.scales[:, held].contiguous(), minimums)
+
     def to(self, device: torch.device) -> "Grouped":
         """Its numbers on a device; `order` stays."""
         minimums = None if self.minimums is None else self.minimums.to(device)

@@ -76,13 +76,20 @@ def explore_file(
         if hardware.kind == "cpu":
             whole = precision_of("bf16", "bf16", hardware.achievable)
             precision = replace(whole, weight_bytes=file_bytes / spec.num_parameters)
-            plain = Candidate(spec, hardware, SINGLE, "file", "bf16", precision, max_context=search_space.max_context)
-            try:
-                _check_capacity(plain, demand)
-                found.append(_with_best_limits(plain, demand, slo))
-            except ConfigError as error:
-                rejected.append(Rejected(plain.name, str(error)))
+            for layout in _ranks_of_parts(spec, hardware, search_space.max_devices):
+                context = search_space.max_context
+                plain = Candidate(spec, hardware, layout, "file", "bf16", precision, max_context=context)
+                try:
+                    _check_capacity(plain, demand)
+                    found.append(_with_best_limits(plain, demand, slo))
+                except ConfigError as error:
+                    rejected.append(Rejected(plain.name, str(error)))
     return found, rejected
+
+
+def _ranks_of_parts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> tuple[Layout, ...]:
+    """One process on a whole machine; on parts of one, as many ranks."""
+    return (SINGLE,) if hardware.num_parts == 1 else tuple(layouts(spec, hardware, max_devices))
 
 
 def candidates(spec: ModelSpec, search_space: SearchSpace, rejected: dict[str, Rejected]) -> Iterator[Candidate]:
@@ -108,6 +115,8 @@ def layouts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> Iterator[L
         for tensor in TENSOR:
             if tensor > hardware.devices_per_machine or tensor * pipeline > max_devices:
                 continue
+            if hardware.num_parts > 1 and tensor * pipeline != hardware.num_parts:
+                continue  # the machine's other parts would have nothing to do
             choices = [Layout(tensor, pipeline)]
             if has_experts and pipeline == 1 and tensor > 1:
                 choices.append(Layout(tensor, expert=tensor))

@@ -67,6 +67,37 @@ def test_the_simulator_says_when_a_profile_is_stretched(profile, capsys):
     assert "beyond what was measured (num_chunks 60" in capsys.readouterr().out
 
 
+def test_ranks_exchange_as_fast_as_was_measured_between_them(profile, monkeypatch, capsys):
+    """By what the profile keeps, and by what is known of this machine since."""
+    path, hardware = profile
+    kept = read_profile(path.read_text(), str(path)).all_reduce
+    assert [each.through for each in kept] == ["shared memory", "gloo"]
+    assert hardware.measured_link == kept[0].link("socket")
+    words = ["--num-requests", "5", "--prompts", "5-40", "--answers", "5-20", "--pipeline", "2"]
+    assert main(["simulate", "--profile", str(path), *words]) == 0
+    assert f"all-reduce  {hardware.measured_link}; measured" in capsys.readouterr().out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path.parents[2]))
+    assert main(["simulate", "--hardware", NAME, "--model", "smollm2-135m", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "this-machine/2" in printed
+    assert f"all-reduce  {hardware.measured_link}; measured" in printed
+    assert main(["simulate", "--hardware", f"{NAME}/1", "--model", "smollm2-135m", *words]) == 2
+    assert "no part of this machine" in capsys.readouterr().err
+
+
+def test_the_planner_considers_ranks_of_this_machine_by_what_was_measured(profile, monkeypatch, capsys):
+    path, hardware = profile
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path.parents[2]))
+    load = ["--prompts", "20-60", "--answers", "3-12", "--rate", "1", "--slo", "ttft<20s,tpot<5s"]
+    words = ["plan", "qwen2.5-0.5b", "--hardware", NAME, "--weights", "bf16", "--kv", "bf16", *load]
+    assert main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    (ranks,) = (one for one in data["options"] if one["hardware"] == f"{NAME}/2")
+    assert ranks["layout"]["tensor"] == 2
+    assert "--tensor 2" in ranks["launch"][0] or "model's directory" in ranks["launch"][0]
+    assert data["trust"]["exchanges"] == {f"{NAME}/2": f"{hardware.measured_link}; timed between ranks of it"}
+
+
 def test_a_profile_of_other_blocks_is_refused(profile, capsys):
     path, _ = profile
     assert main(["simulate", "--profile", str(path), "--block-size", "32"]) == 2

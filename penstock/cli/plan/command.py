@@ -5,6 +5,7 @@ Puts the parts of `penstock.planner` together; they are imported when the comman
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,15 +78,16 @@ def target_of(goal: PlanGoal) -> "SloTarget":
 
 def search_of(config: Config, progress: "PlanProgress") -> "Search":
     from penstock.cli.plan.launch import gaps_of
-    from penstock.measure.this_machine import find_hardware
+    from penstock.measure.this_machine import find_hardware, parts_of
     from penstock.planner.search import Search
     from penstock.planner.space import SearchSpace
 
     space = config.space
     if space.profile is not None:
-        hardware: tuple[Hardware, ...] = (_measured_hardware(space.profile),)
+        hardware: tuple[Hardware, ...] = _measured_hardware(space.profile, space.max_devices)
     else:
-        hardware = tuple(dict.fromkeys(find_hardware(name) for name in _listed("--hardware", space.hardware)))
+        named = dict.fromkeys(find_hardware(name) for name in _listed("--hardware", space.hardware))
+        hardware = tuple(dict.fromkeys(part for one in named for part in parts_of(one, space.max_devices)))
     search_space = SearchSpace(
         hardware=hardware,
         weights=_formats("--weights", space.weights, WeightFormat),
@@ -96,16 +98,30 @@ def search_of(config: Config, progress: "PlanProgress") -> "Search":
     prices = {one.name: one.price_per_hour for one in hardware if one.price_per_hour is not None}
     for name, price in _prices(space.price):
         prices[MEASURED if name == MEASURED else find_hardware(name).name] = price
+    prices |= {
+        f"{MEASURED}/{one.num_parts}": prices[MEASURED] / one.num_parts for one in hardware if _is_part(one, prices)
+    }
     return Search(target_of(config.goal), search_space, prices, config.money, gaps_of, progress.show)
 
 
-def _measured_hardware(path: Path) -> Hardware:
-    """The machine of a profile, as far as names go: memory and times come from the profile itself."""
+def _is_part(hardware: Hardware, prices: dict[str, float]) -> bool:
+    return hardware.num_parts > 1 and MEASURED in prices
+
+
+def _measured_hardware(path: Path, max_devices: int) -> tuple[Hardware, ...]:
+    """The machine of a profile, as far as names go: memory and times come from the profile itself. Its parts, if what lies
+    between ranks was measured."""
     from penstock.cost.hardware import find
     from penstock.measure.profiles import open_profile
 
-    is_gpu = bool(open_profile(path).machine.get("gpus"))
-    return replace(find("h100-sxm" if is_gpu else "cloud-2core"), name=MEASURED, price_per_hour=None, measured=None)
+    profile = open_profile(path)
+    is_gpu = bool(profile.machine.get("gpus"))
+    named = replace(find("h100-sxm" if is_gpu else "cloud-2core"), name=MEASURED, price_per_hour=None, measured=None)
+    if is_gpu or not profile.all_reduce:
+        return (named,)
+    most = min(max_devices, int(profile.machine.get("num_processors", 1)))
+    linked = replace(named, measured_link=profile.all_reduce[0].link("socket"))
+    return linked, *(linked.part(count) for count in (2, 4, 8) if count <= most)
 
 
 def explore(
@@ -115,20 +131,19 @@ def explore(
     from penstock.planner import space
 
     if config.space.profile is not None:
-        return [profiled(config, described, demand, search)], []
+        return list(profiled(config, described, demand, search)), []
     search_space = search.search_space
     if described.file_bytes is None:
         return space.explore(described.spec, search_space, demand, search.target.slo)
     return space.explore_file(described.spec, described.file_bytes, search_space, demand, search.target.slo)
 
 
-def profiled(config: Config, described: "Described", demand: "Demand", search: "Search") -> "Found":
-    from penstock.cost.layout import SINGLE
-    from penstock.cost.measured import MeasuredCost
+def profiled(config: Config, described: "Described", demand: "Demand", search: "Search") -> Iterator["Found"]:
+    """The engine that was measured, and the same cut over ranks where the profile says what those take."""
     from penstock.cost.precision import Precision
-    from penstock.measure.profiles import open_profile, sizing_of
+    from penstock.measure.profiles import cost_of, open_profile, sizing_of
     from penstock.planner.candidate import Candidate, MeasuredEngine
-    from penstock.planner.space import Found
+    from penstock.planner.space import Found, layouts
     from penstock.planner.steady import bound
 
     if config.space.profile is None:
@@ -137,20 +152,16 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
     if profile.vocab_size != described.spec.vocab_size:
         raise ConfigError(f"the profile is of {profile.model}, another model than {config.model}; give its own")
     asked = profile.config.get("scheduler", {})
-    candidate = Candidate(
-        described.spec,
-        search.search_space.hardware[0],
-        SINGLE,
-        "file",
-        "bf16",
-        Precision(),
-        max_sequences=int(asked.get("max_sequences", 256)),
-        max_batch_tokens=int(asked.get("max_batch_tokens") or profile.sizing.get("max_batch_tokens", MAX_BATCH_TOKENS)),
-        max_context=config.space.max_context,
-    )
-    engine = MeasuredEngine(MeasuredCost(profile.fitted), sizing_of(profile, candidate.engine), profile.depth)
-    candidate = replace(candidate, measured=engine)
-    return Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.mean_repeated))
+    budget = int(asked.get("max_batch_tokens") or profile.sizing.get("max_batch_tokens", MAX_BATCH_TOKENS))
+    sequences, context = int(asked.get("max_sequences", 256)), config.space.max_context
+    for hardware in search.search_space.hardware:
+        for layout in layouts(described.spec, hardware, hardware.num_parts):
+            candidate = Candidate(
+                described.spec, hardware, layout, "file", "bf16", Precision(), sequences, budget, context
+            )
+            engine = MeasuredEngine(cost_of(profile, layout), sizing_of(profile, candidate.engine), profile.depth)
+            candidate = replace(candidate, measured=engine)
+            yield Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.mean_repeated))
 
 
 def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, Any]) -> None:

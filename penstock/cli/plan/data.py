@@ -157,6 +157,7 @@ def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
         "scheduling": "the engine's own scheduler under a virtual clock",
         "load": "a recorded trace" if plan.demand.trace is not None else "drawn from distributions of lengths",
         "capacity_resolution": 2 ** (1 / 32) - 1,
+        "exchanges": _exchanges(plan),
     }
     path, chosen = config.space.profile, plan.chosen
     if path is not None and chosen is not None:
@@ -169,6 +170,7 @@ def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
             "measured": dict(profile.measuring),
             "step_error": profile.fitted.errors["all"].median,
             "back_test": dict(profile.back_test),
+            "all_reduce": [each.as_data() for each in profile.all_reduce],
             "extrapolated_fraction": share,
             "is_extrapolating": share > 0.01,
         }
@@ -180,6 +182,20 @@ def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
         "back_test": None,
         "is_extrapolating": True,
     }
+
+
+def _exchanges(plan: Plan) -> dict[str, str]:
+    """What ranks talk over, by device, where layouts of several were considered."""
+    found = {}
+    for option in plan.options:
+        device, count = option.candidate.hardware, option.candidate.layout.devices_per_copy
+        if count > 1:
+            link = device.link(count)
+            origin = (
+                "timed between ranks of it" if link == device.measured_link else f"from the figures of its {link.kind}"
+            )
+            found[device.name] = f"{link}; {origin}"
+    return found
 
 
 def _cost_data(search: Search, plan: Plan) -> dict[str, Any] | None:

@@ -218,6 +218,7 @@ def _print_trust(trust: Data) -> None:
                 "no back-test on such a device; measure with penstock profile there, or penstock plan verify",
             ),
         ]
+    rows += [("all-reduce", f"{name}: {words}") for name, words in trust["exchanges"].items()]
     rows += [
         ("memory", trust["memory"]),
         ("scheduling", trust["scheduling"]),

@@ -20,6 +20,7 @@ from penstock.cli.simulate.techniques import Techniques
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, RoutingPolicy, SchedulerConfig
 from penstock.console.output import check_writable, write_file
 from penstock.console.show import print_json
+from penstock.cost.hardware import Hardware
 from penstock.cost.layout import Layout
 from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
@@ -36,6 +37,8 @@ from penstock.sizing import Memory, batch_tokens, pace_of, size_engine
 from penstock.workload.workload import Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
+MEASURED_LINK = "measured between ranks of this machine"
+TABLE_LINK = "from the device's figures"
 CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 
 
@@ -184,7 +187,7 @@ def data_of(config: Config, outcome: SimulatedOutcome) -> dict[str, Any]:
 def roofline_basis(config: Config) -> Basis:
     """A known model on a known device."""
     spec = read_spec(config.model)
-    machines, device = config.machines, find_hardware(config.machines.hardware)
+    machines, device = config.machines, device_of(config.machines)
     precision = precision_of(machines.weights, config.kv_format, device.achievable)
     reach = "measured" if device.measured else "assumed"
     rate = device.achievable.bandwidth_bytes_per_s / 1e9
@@ -194,6 +197,7 @@ def roofline_basis(config: Config) -> Basis:
             ("model", f"{config.model}, {machines.weights} weights of {format_bytes(fleet.sizing.weight_bytes)}"),
             ("fleet", f"{_fleet(config)} x {device.name} of {format_bytes(device.memory_bytes)}, {machines.policy}"),
             ("step times", f"roofline at {reach} {rate:,.0f} GB/s; not calibrated on a live engine"),
+            *_link_rows(device, machines.layout),
         ]
 
     data = {"from": "roofline", "hardware": asdict(device), "achievable": asdict(device.achievable)}
@@ -202,14 +206,15 @@ def roofline_basis(config: Config) -> Basis:
 
 def profile_basis(config: Config, path: Path) -> Basis:
     """An engine as it was measured."""
-    from penstock.cost.measured import MeasuredCost
+    from penstock.cost.measured import MeasuredCost, RankedCost
     from penstock.measure.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
 
     profile, machines = open_profile(path), config.machines
+    layout = replace(machines.layout, data=1) if machines.expert == 1 else machines.layout
 
     def make(asked: Config) -> Fleet:
         engine = EngineConfig(ModelConfig(profile.model, max_context=asked.max_context), asked.cache, asked.scheduler)
-        fleet = fleet_of(profile, engine, num_replicas=machines.replicas, **_ways(asked))
+        fleet = fleet_of(profile, engine, layout, num_replicas=machines.replicas, **_ways(asked))
         return replace(fleet, split=asked.techniques.split(fleet.sizing.block_bytes / fleet.sizing.block_size, None))
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:
@@ -222,6 +227,8 @@ def profile_basis(config: Config, path: Path) -> Basis:
             ("step times", reported),
         ]
         cost = fleet.cost
+        if isinstance(cost, RankedCost):
+            found.append(("all-reduce", f"{cost.traffic.tensor_link}; {MEASURED_LINK}"))
         if isinstance(cost, MeasuredCost) and cost.num_outside:
             share = 100.0 * cost.num_outside / cost.num_asked
             beyond = ", ".join(f"{name} {most:,}" for name, most in cost.furthest.items())
@@ -231,6 +238,21 @@ def profile_basis(config: Config, path: Path) -> Basis:
     return Basis(profile.vocab_size, make, rows, {"from": "profile", "profile": json.loads(profile.to_json())})
 
 
+def device_of(machines: Machines) -> Hardware:
+    """What each rank of a replica computes on: ranks of this machine's processor share it."""
+    device, num_ranks = find_hardware(machines.hardware), machines.layout.devices_per_copy
+    has_parts = device.kind == "cpu" and device.measured_link is not None and device.num_parts == 1
+    return device.part(num_ranks) if has_parts and num_ranks > 1 else device
+
+
+def _link_rows(device: Hardware, layout: Layout) -> list[tuple[str, str]]:
+    """What ranks exchange over, if there are several."""
+    if layout.devices_per_copy == 1:
+        return []
+    link = device.link(layout.devices_per_copy)
+    return [("all-reduce", f"{link}; {MEASURED_LINK if link == device.measured_link else TABLE_LINK}")]
+
+
 def read_spec(model: str) -> ModelSpec:
     """The spec of a known model, or of a config.json, a directory or a GGUF file."""
     return describe(model).spec
@@ -238,7 +260,7 @@ def read_spec(model: str) -> ModelSpec:
 
 def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     machines = config.machines
-    device, layout = find_hardware(machines.hardware), machines.layout
+    device, layout = device_of(machines), machines.layout
     layout.check(spec)
     engine = EngineConfig(ModelConfig(config.model, max_context=config.max_context), config.cache, config.scheduler)
     reached = device.achievable

@@ -24,6 +24,8 @@ HALVES = 2
 BEYOND = 2
 """Status of a step that reaches beyond a row."""
 INTERRUPTED = 3
+LOST = 4
+"""Status of a step that missed a rank."""
 KERNELS = ("portable", "avx2", "avx512", "amx", "amx-emulated")
 """Families of kernels; the last is chosen by name alone."""
 AVX2, AVX512, AMX = 1, 2, 4
@@ -125,6 +127,16 @@ class Allowed(Structure):
     _fields_ = (("bits", c_void_p), ("masks", c_void_p), ("stride", c_int64))
 
 
+ADD_UP = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
+"""Adds up some floats over all ranks, in place; what it returns is not zero if a rank was lost."""
+
+
+class Sharing(Structure):
+    """Repeats `native/step.h`."""
+
+    _fields_ = (("add_up", ADD_UP), ("inputs", c_void_p), ("first_token", c_int64))
+
+
 STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)
 """In the order in which the library lists them."""
 
@@ -142,6 +154,20 @@ class Library:
 
     def step(self, model: NativeModel, step: NativeStep) -> None:
         self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
+
+    @property
+    def has_sharing(self) -> bool:
+        """It was built from code that knows of ranks."""
+        return hasattr(self._handle, "penstock_shared_step")
+
+    def shared_step(self, model: NativeModel, step: NativeStep, sharing: Sharing) -> bool:
+        """False, with nothing of use computed, if a rank was lost meanwhile."""
+        arguments = ctypes.byref(model), ctypes.byref(step), ctypes.byref(sharing)
+        status = self._handle.penstock_shared_step(self._context, *arguments)
+        if status == LOST:
+            return False
+        self._check(status)
+        return True
 
     def step_rows(self, model: NativeModel, step: RowsStep) -> bool:
         """False, with nothing done, if a chunk reaches beyond its row's blocks. Raises StepInterruptedError if it yields and
@@ -288,6 +314,8 @@ def _load() -> ctypes.CDLL | None:
         handle.penstock_choose_allowed.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
         handle.penstock_interrupt.argtypes = (c_void_p, ctypes.c_int)
         handle.penstock_interrupt.restype = None
+        if hasattr(handle, "penstock_shared_step"):
+            handle.penstock_shared_step.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
         handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         return handle
     return None

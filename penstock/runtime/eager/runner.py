@@ -126,9 +126,10 @@ class ModelRunner(StepRunner):
         max_sequences: int,
         max_context: int,
         cache_dtype: torch.dtype | None = None,
+        cache: KVCache | None = None,
     ) -> None:
         spec, device = model.spec, model.device
-        cache = KVCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, device)
+        cache = cache or KVCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, device)
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device)
         sampler = Sampler(rows.tokens, rows.sampling)
         forward = EagerForward(model, rows, cache, Rotations(spec, max_context, device), sampler)

@@ -7,6 +7,7 @@ to 1/254      all others: 8-bit values nearest to the file's numbers, relative t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,17 @@ def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAu
             return _group_tensor(audit.reached.setdefault(recipe.name, checkpoint.tensor(recipe.name)), audit)
         case recipes.RowRange(axis=0):
             return join_rows([group_recipe(part, checkpoint, audit) for part in recipe.parts])
+        case recipes.Take(recipes.Tensor(name), axis=0, step=1):
+            raw = audit.reached.setdefault(name, checkpoint.tensor(name))
+            start, stop, _ = slice(recipe.start, recipe.stop).indices(raw.num_rows)
+            return _group_tensor(replace(raw, shape=(stop - start, raw.row_size), data=raw.rows[start:stop]), audit)
         case recipes.Take(axis=0):
             matrix = group_recipe(recipe.part, checkpoint, audit)
             wanted = range(*slice(recipe.start, recipe.stop, recipe.step).indices(matrix.num_rows))
             return matrix.take(torch.arange(wanted.start, wanted.stop, wanted.step))
+        case recipes.Take(axis=1, step=1) if not has_order(recipe, checkpoint):
+            matrix = group_recipe(recipe.part, checkpoint, audit)
+            return matrix.take_columns(range(*slice(recipe.start, recipe.stop).indices(matrix.num_columns)))
         case recipes.HalvesPaired():
             matrix = group_recipe(recipe.part, checkpoint, audit)
             order = torch.arange(matrix.num_rows).view(recipe.num_heads, -1, 2).transpose(1, 2).flatten()

@@ -108,8 +108,8 @@ class NativeDecoder:
         yield from (matrix.data for matrix in self._weights.matrices.values())
         yield from self._weights.vectors.values()
 
-    def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
-        """Final hidden states [tokens, hidden], in float32."""
+    def __call__(self, token_ids: Tensor, step: Step, sharing: native.Sharing | None = None) -> Tensor:
+        """Final hidden states [tokens, hidden], in float32; of no use where one of several ranks was lost."""
         if step.caches is not self._caches:
             self._bind(step.caches)
         layout = step.layout
@@ -120,22 +120,23 @@ class NativeDecoder:
         slots, starts, contexts = layout.slots, layout.query_starts, layout.context_lengths
         angles = [step.angles[first] for first in self._first_with]
         cosines, sines = (pointers([each[i] for each in angles if each is not None]) for i in range(2))
-        self._library.step(
-            self._model,
-            native.NativeStep(
-                token_ids.data_ptr(),
-                slots.data_ptr(),
-                layout.block_tables.data_ptr(),
-                starts.data_ptr(),
-                contexts.data_ptr(),
-                cosines,
-                sines,
-                hidden.data_ptr(),
-                len(token_ids),
-                len(contexts),
-                layout.block_tables.stride(0),
-            ),
+        told = native.NativeStep(
+            token_ids.data_ptr(),
+            slots.data_ptr(),
+            layout.block_tables.data_ptr(),
+            starts.data_ptr(),
+            contexts.data_ptr(),
+            cosines,
+            sines,
+            hidden.data_ptr(),
+            len(token_ids),
+            len(contexts),
+            layout.block_tables.stride(0),
         )
+        if sharing is None:
+            self._library.step(self._model, told)
+        else:
+            self._library.shared_step(self._model, told, sharing)
         return hidden
 
     def compute(self, step: native.RowsStep, caches: Sequence[AnyCache]) -> bool:
@@ -184,7 +185,11 @@ class NativeDecoder:
         self._caches = caches
 
     def _matrix(self, name: str) -> native.Matrix:
-        return native.matrix_of(self._weights.matrices[f"{name}.weight"], self._weights.vectors.get(f"{name}.bias"))
+        """An empty one where another stage of a pipeline has it."""
+        packed = self._weights.matrices.get(f"{name}.weight")
+        return (
+            native.Matrix() if packed is None else native.matrix_of(packed, self._weights.vectors.get(f"{name}.bias"))
+        )
 
     def _vector(self, name: str) -> int | None:
         vector = self._weights.vectors.get(name)

@@ -10,7 +10,8 @@ from penstock.formats.checkpoint import Checkpoint, RawTensor
 from penstock.formats.mapping import let_go
 from penstock.models import weights as recipes
 from penstock.models.spec import GatedMLP, ModelSpec
-from penstock.ops.cpu.library import open_library
+from penstock.models.weights import sources
+from penstock.ops.cpu.library import Library, open_library
 from penstock.ops.packed import GROUP, Grouped, pack
 from penstock.runtime.load.audit import TensorAudit
 from penstock.runtime.load.grouping import group_recipe, has_order, is_quantized
@@ -27,9 +28,26 @@ def load_native(
     spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int, is_invariant: bool = False
 ) -> NativeDecoder | None:
     """None where the library, the model or the file does not lend itself to it: the torch decoder serves all."""
+    library = packing_library(spec, recipes, checkpoint, num_threads)
+    if library is None:
+        return None
+    weights = fill_native(recipes, checkpoint, spec)
+    check_all_used(checkpoint.names, {name for recipe in recipes.values() for name in sources(recipe)}, spec)
+    return NativeDecoder(spec, weights, library, is_invariant)
+
+
+def packing_library(
+    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int
+) -> Library | None:
+    """The library, if it computes such a model from such a file."""
     library = open_library(num_threads)
     if library is None or native_obstacle(spec) is not None or not _is_packable(recipes, checkpoint):
         return None
+    return library
+
+
+def fill_native(recipes: recipes.Recipes, checkpoint: Checkpoint, spec: ModelSpec) -> NativeWeights:
+    """Read and pack; what was read of the file is let go."""
     matrices, vectors = {}, {}
     arena = Arena(MOST_BYTES_PER_WEIGHT * spec.num_parameters)
     used: dict[str, RawTensor] = {}
@@ -42,12 +60,11 @@ def load_native(
             vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
         leaves.check()
         used |= leaves.reached
-    check_all_used(checkpoint.names, set(used), spec)
     for raw in used.values():
         let_go(raw.data)
     # From here on the library's threads do the work; torch's, which wait for more by spinning, would only be in their way.
     torch.set_num_threads(1)
-    return NativeDecoder(spec, NativeWeights(matrices, vectors), library, is_invariant)
+    return NativeWeights(matrices, vectors)
 
 
 def _is_packable(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:

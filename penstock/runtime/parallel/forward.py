@@ -3,11 +3,13 @@
 Each finds the best of its own tokens; what is exchanged is three numbers a row instead of a vocabulary's.
 """
 
+from typing import Protocol
+
 import torch
+from torch import Tensor
 
 from penstock.core.batch import Chunk
 from penstock.layers.decoder import Decoder
-from penstock.layers.parallel import VocabularyScores
 from penstock.layers.step import Rotations, Step
 from penstock.ops.rows import keep_drawn
 from penstock.ops.sampling.whole import NOT_DRAWN
@@ -17,13 +19,23 @@ from penstock.runtime.eager.rows import Rows
 from penstock.runtime.eager.runner import StepRunner
 from penstock.runtime.eager.sampler import DrawPlan, Sampler
 from penstock.runtime.kv_cache import KVCache
+from penstock.runtime.native.cache import NativeCache
+from penstock.runtime.parallel.native import NativePart
+from penstock.runtime.parallel.stage import StagedDecoder
+
+
+class SharedTable(Protocol):
+    """The part of a vocabulary that a rank has."""
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest token of all ranks' after each hidden state, and whether its scores are finite."""
 
 
 class SharedForward(EagerForward):
     def __init__(
         self,
-        model: Decoder,
-        table: VocabularyScores,
+        model: Decoder | NativePart,
+        table: SharedTable,
         rows: Rows,
         cache: KVCache,
         rotations: Rotations,
@@ -65,15 +77,24 @@ class SharedRunner(StepRunner):
 
     def __init__(
         self,
-        model: Decoder,
-        table: VocabularyScores,
+        model: Decoder | NativePart,
+        table: SharedTable,
         room: tuple[int, int, int, int],
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         num_blocks, block_size, max_sequences, max_context = room
         spec, device = model.spec, model.device
-        cache = KVCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, device)
+        cache = make_cache(model, num_blocks, block_size, cache_dtype)
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device)
         sampler = Sampler(rows.tokens, rows.sampling)
         forward = SharedForward(model, table, rows, cache, Rotations(spec, max_context, device), sampler)
         super().__init__(rows, cache, forward, sampler, spec.vocab_size)
+
+
+def make_cache(
+    model: Decoder | NativePart | StagedDecoder, num_blocks: int, block_size: int, dtype: torch.dtype | None
+) -> KVCache:
+    """Of the rank's own layers and heads, laid out as its steps write it."""
+    if isinstance(model, NativePart):
+        return NativeCache(model.spec, num_blocks, block_size, dtype or model.cache_dtype)
+    return KVCache(model.spec, num_blocks, block_size, dtype or model.cache_dtype, model.device)

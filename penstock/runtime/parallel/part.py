@@ -15,6 +15,7 @@ from penstock.runtime.cuda.runner import CudaRunner
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.load.parameters import check_all_used, fill_dummy, fill_model
 from penstock.runtime.parallel.forward import SharedRunner
+from penstock.runtime.parallel.native import NativePart
 from penstock.runtime.parallel.runner import RankRunner, StageRunner
 from penstock.runtime.parallel.split import build_shard, join_shard
 from penstock.runtime.parallel.stage import StagedDecoder
@@ -51,8 +52,10 @@ class ModelPart:
 def rank_runner(
     network: object, world: World, room: tuple[int, int, int, int], cache_dtype: torch.dtype | None
 ) -> RankRunner:
-    if isinstance(network, StagedDecoder):
+    if isinstance(network, StagedDecoder) or (isinstance(network, NativePart) and world.place.ranks.pipeline > 1):
         return StageRunner(network, world, room, cache_dtype)
+    if isinstance(network, NativePart):
+        return SharedRunner(network, network, room, cache_dtype)
     if not isinstance(network, Decoder):
         raise TypeError(f"{type(network).__name__} is no part of a model")
     if world.device.type == "cuda":

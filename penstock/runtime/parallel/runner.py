@@ -17,8 +17,10 @@ import torch
 from penstock.core.batch import Batch, StepOutput
 from penstock.errors import RankLostError
 from penstock.runtime.eager.runner import EagerTicket, ModelRunner, TokenMasks
+from penstock.runtime.parallel.forward import make_cache
 from penstock.runtime.parallel.frames import FilledMasks, decode_output, decode_step, encode_output, encode_step
 from penstock.runtime.parallel.micro import joined, micro_batches
+from penstock.runtime.parallel.native import NativePart
 from penstock.runtime.parallel.stage import StagedDecoder
 from penstock.runtime.parallel.world import World
 
@@ -147,12 +149,13 @@ class StageRunner(ModelRunner):
 
     def __init__(
         self,
-        model: StagedDecoder,
+        model: StagedDecoder | NativePart,
         world: World,
         room: tuple[int, int, int, int],
         cache_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(model, *room, cache_dtype)  # type: ignore[arg-type]  # it stands where a decoder stands
+        cache = make_cache(model, room[0], room[1], cache_dtype)
+        super().__init__(model, *room, cache_dtype, cache)  # type: ignore[arg-type]  # it stands where a decoder stands
         self._world = world
         self._awaited: deque[MicroStep] = deque()
         """Parts of steps whose tokens have not come back, oldest first."""

@@ -1,5 +1,5 @@
 // The C interface. Functions return 0, or 1 when memory ran out; arguments were checked by the caller. A step told by rows
-// returns 2 if it reaches beyond a row's blocks, 3 if it was interrupted.
+// returns 2 if it reaches beyond a row's blocks, 3 if it was interrupted; a step of several ranks 4 if one of them was lost.
 #include "dispatch.h"
 #include "layout.h"
 #include "rows.h"
@@ -56,6 +56,12 @@ const char* penstock_kernels(void* context) { return ((Context*)context)->kernel
 
 int penstock_step(void* context, const Model* model, const Step* step) {
   return guarded([&] { run_step(*(Context*)context, *model, *step); });
+}
+
+int penstock_shared_step(void* context, const Model* model, const Step* step, const Sharing* sharing) {
+  bool is_whole = true;
+  const int status = guarded([&] { is_whole = run_step(*(Context*)context, *model, *step, false, *sharing); });
+  return is_whole ? status : 4;
 }
 
 int penstock_rows(void* context, const Model* model, const RowsStep* step) {

@@ -24,6 +24,8 @@ struct Run {
   Items items;
   Panels panels;  // none if products are shared out by outputs
   bool yields;    // it may be interrupted
+  Sharing sharing = {};
+  bool is_lost = false;  // another rank; the first thread's to say
 
   int qkv_size() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int q_size() const { return model.num_heads * model.head_dim; }
@@ -168,29 +170,61 @@ struct Beginning : Ahead {
   }
 };
 
-// A product added to the stream, at once or, where its own norm comes between, when `read_stream` runs.
-void multiply_into_stream(const Member& member, Run& run, const Rows& rows, const Matrix& matrix, bool is_normed,
-                          Ahead& ahead) {
-  Target target{&matrix, is_normed ? run.sublayer : run.stream, run.model.hidden_size, !is_normed};
-  multiply(member, run.c, rows, matrix, kTilesAtOnce, sink_of(target).beside(ahead));
+// A sublayer's output that is not in the stream yet: its own norm comes between, or other ranks have parts of it.
+struct Waiting {
+  bool is_there = false;
+  const float* norm = nullptr;  // none where only other ranks were waited for
+
+  static Waiting of(const float* norm, bool is_shared = false) { return {norm || is_shared, norm}; }
+};
+
+// The numbers of all ranks become their sum. Whoever calls has met the other threads, and meets them here again.
+void add_up(const Member& member, Run& run, float* numbers) {
+  if (member.index == 0 && !run.is_lost)
+    run.is_lost = run.sharing.add_up(numbers, (int64_t)run.step.num_tokens * run.model.hidden_size) != 0;
+  member.barrier();
 }
 
-// Finishes the sublayer before, if its output waits for a norm, and returns the normed stream of a row.
-const float* read_row(const Member& member, Run& run, const float* waiting, const float* weight, int row) {
+// A product added to the stream, at once or, where it has to wait, when `read_row` runs.
+void multiply_into_stream(const Member& member, Run& run, const Rows& rows, const Matrix& matrix, bool is_normed,
+                          Ahead& ahead) {
+  const bool waits = is_normed || run.sharing.add_up;
+  Target target{&matrix, waits ? run.sublayer : run.stream, run.model.hidden_size, !waits};
+  multiply(member, run.c, rows, matrix, kTilesAtOnce, sink_of(target).beside(ahead));
+  if (run.sharing.add_up) add_up(member, run, run.sublayer);
+}
+
+// Finishes the sublayer before, if its output waits, and returns the stream of a row, normed unless there is no norm.
+const float* read_row(const Member& member, Run& run, Waiting waiting, const float* weight, int row) {
   const Model& m = run.model;
   float* line = run.lines + (int64_t)member.index * m.hidden_size;
   float* stream = run.stream + (int64_t)row * m.hidden_size;
-  if (waiting) run.c.kernels->add(run.sublayer + (int64_t)row * m.hidden_size, waiting, m.eps, m.hidden_size, stream);
+  const float* sublayer = run.sublayer + (int64_t)row * m.hidden_size;
+  if (waiting.norm) {
+    run.c.kernels->add(sublayer, waiting.norm, m.eps, m.hidden_size, stream);
+  } else if (waiting.is_there) {
+    for (int i = 0; i < m.hidden_size; ++i) stream[i] += sublayer[i];
+  }
+  if (!weight) return stream;
   run.c.kernels->norm(stream, weight, m.eps, m.hidden_size, line);
   return line;
 }
 
+// Of a vocabulary that ranks share, tokens of others are zeros here.
 void embed_row(Run& run, int row) {
   const Model& m = run.model;
-  run.c.kernels->embed(m.embedding, run.step.token_ids[row], m.embedding_scale, run.stream + (int64_t)row * m.hidden_size);
+  float* stream = run.stream + (int64_t)row * m.hidden_size;
+  const int64_t token = run.step.token_ids[row] - run.sharing.first_token;
+  if (run.sharing.inputs) {
+    std::memcpy(stream, run.sharing.inputs + (int64_t)row * m.hidden_size, sizeof(float) * m.hidden_size);
+  } else if (token < 0 || token >= m.embedding.num_rows) {
+    std::memset(stream, 0, sizeof(float) * m.hidden_size);
+  } else {
+    run.c.kernels->embed(m.embedding, token, m.embedding_scale, stream);
+  }
 }
 
-void finish_row(const Member& member, Run& run, const float* waiting, int row) {
+void finish_row(const Member& member, Run& run, Waiting waiting, int row) {
   const float* line = read_row(member, run, waiting, run.model.norm, row);
   std::memcpy(run.step.hidden + (int64_t)row * run.model.hidden_size, line, sizeof(float) * run.model.hidden_size);
 }
@@ -202,14 +236,16 @@ void walk(void* context, const Member& member) {
   const Model& m = run.model;
   const Kernels& k = *run.c.kernels;
   const int count = run.step.num_tokens;
+  const bool is_shared = run.sharing.add_up;
   each_row(member, count, [&](int row) { embed_row(run, row); });
-  const float* waiting = nullptr;
+  if (is_shared && !run.sharing.inputs) add_up(member, run, run.stream);
+  Waiting waiting;
   Ahead nothing;
   Beginning next(run, m.layers[0], member);
   for (int i = 0; i < m.num_layers; ++i) {
     if (i && run.c.leaves[(i - 1) % 2]) return k.finish();
     const Layer& layer = m.layers[i];
-    const auto read = [&](const float* waiting, const float* weight) {
+    const auto read = [&](Waiting waiting, const float* weight) {
       each_row(member, count, [&](int row) { k.encode(read_row(member, run, waiting, weight, row), run.input, row); });
     };
     read(waiting, layer.attention_norm);
@@ -221,11 +257,11 @@ void walk(void* context, const Member& member) {
     attend(member, run, layer);
     multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm, nothing);
     if (i + 1 < m.num_layers) next = Beginning(run, m.layers[i + 1], member);
-    read(layer.attention_post_norm, layer.mlp_norm);
+    read(Waiting::of(layer.attention_post_norm, is_shared), layer.mlp_norm);
     GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation};
     multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates).beside(next));
     multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm, next);
-    waiting = layer.mlp_post_norm;
+    waiting = Waiting::of(layer.mlp_post_norm, is_shared);
   }
   each_row(member, count, [&](int row) { finish_row(member, run, waiting, row); });
   k.finish();
@@ -255,12 +291,12 @@ struct Stage {
     multiply(rows, matrix, sink_of(target));
   }
 
-  void read(const float* waiting, const float* weight) {
+  void read(Waiting waiting, const float* weight) {
     for (int row = 0; row < count; ++row)
       run.c.kernels->encode(read_row(member, run, waiting, weight, first + row), input, row);
   }
 
-  void before_attention(const Layer& layer, const float* waiting) {
+  void before_attention(const Layer& layer, Waiting waiting) {
     read(waiting, layer.attention_norm);
     Target target{&layer.qkv, run.qkv + (int64_t)first * run.qkv_size(), run.qkv_size(), false};
     multiply(input, layer.qkv, sink_of(target));
@@ -269,7 +305,7 @@ struct Stage {
 
   void after_attention(const Layer& layer) {
     multiply_into_stream(run.attended.part(first / kTile, count), layer.out, layer.attention_post_norm);
-    read(layer.attention_post_norm, layer.mlp_norm);
+    read(Waiting::of(layer.attention_post_norm), layer.mlp_norm);
     GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation};
     multiply(input, layer.gate_up, sink_of(gates));
     multiply_into_stream(gated, layer.down, layer.mlp_post_norm);
@@ -287,7 +323,7 @@ void walk_panels(void* context, const Member& member) {
     }
     Stage stage(member, run, *panel);
     const int i = panel->num_done, end = panel->first + panel->count;
-    const float* waiting = i ? m.layers[i - 1].mlp_post_norm : nullptr;
+    const Waiting waiting = i ? Waiting::of(m.layers[i - 1].mlp_post_norm) : Waiting{};
     for (int item = panel->first_item; i && item < panel->end_item; ++item)
       attend_item(member, run, m.layers[i - 1], run.items.items[item]);
     if (i) stage.after_attention(m.layers[i - 1]);
@@ -318,7 +354,7 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
   run.stream = c.stream.reserve<float>(tokens * m.hidden_size);
   run.qkv = c.qkv.reserve<float>(tokens * qkv_size);
   run.attention = c.attention.reserve<float>(tokens * q_size);
-  run.sublayer = c.sublayer.reserve<float>(m.layers[0].attention_post_norm ? tokens * m.hidden_size : 1);
+  run.sublayer = c.sublayer.reserve<float>(m.layers[0].attention_post_norm || !in_panels ? tokens * m.hidden_size : 1);
   run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * m.hidden_size);
   const int widest = m.hidden_size > m.mlp_width ? m.hidden_size : m.mlp_width;
   c.reserve_scratch(widest > q_size ? widest : q_size);
@@ -327,12 +363,13 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
 
 }  // namespace
 
-bool run_step(Context& c, const Model& model, const Step& step, bool yields) {
-  Run run = prepare(c, model, step, true);
+bool run_step(Context& c, const Model& model, const Step& step, bool yields, const Sharing& sharing) {
+  Run run = prepare(c, model, step, !sharing.add_up);  // ranks meet after every sublayer of all rows
   run.yields = yields;
+  run.sharing = sharing;
   c.leaves[0] = c.leaves[1] = false;
   c.pool.run(run.panels.most_rows() ? walk_panels : walk, &run);
-  return !c.leaves[0] && !c.leaves[1];
+  return !c.leaves[0] && !c.leaves[1] && !run.is_lost;
 }
 
 void run_attention(Context& c, const Model& model, const Step& step, float* qkv, float* out) {

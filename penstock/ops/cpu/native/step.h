@@ -24,8 +24,17 @@ struct Allowed {
 
 constexpr int64_t kNothingLeft = -2;  // in place of a place
 
-// False if it yields and was interrupted: then hidden states are not written.
-bool run_step(Context& context, const Model& model, const Step& step, bool yields = false);
+// A model of which this process has a part. Ranks that share layers call `add_up` in the same order: everybody's numbers become
+// their sum. A stage that is not the first takes hidden states in place of embeddings.
+struct Sharing {
+  int32_t (*add_up)(float* numbers, int64_t count) = nullptr;  // null where nobody shares the layers; nonzero if a rank is lost
+  const float* inputs = nullptr;                               // [tokens, hidden_size], or null
+  int64_t first_token = 0;                                     // of the embedding's first row
+};
+
+// False if it yields and was interrupted: then hidden states are not written. False if a rank was lost: what was computed is of
+// no use.
+bool run_step(Context& context, const Model& model, const Step& step, bool yields = false, const Sharing& sharing = {});
 void run_product(Context& context, const Matrix& matrix, const Product& product, const Allowed& allowed = {});
 // The first layer's placing of keys and values and its attention; qkv is written, out is [tokens, heads * head_dim].
 void run_attention(Context& context, const Model& model, const Step& step, float* qkv, float* out);
