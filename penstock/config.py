@@ -126,10 +126,22 @@ class ParallelConfig:
     """Stages that layers are dealt out to, one after another"""
     expert: int = 1
     """Ranks of a stage that experts are dealt out to; divides --tensor or is a multiple of it"""
+    nodes: int = 1
+    """Machines that the stages lie on, as many on each; the others run penstock rank"""
+    rendezvous: str | None = None
+    """HOST:PORT of this machine where the ranks of the others meet it, on a network that only they reach"""
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline", "expert"):
+        for name in ("tensor", "pipeline", "expert", "nodes"):
             _check_positive("--" + name, getattr(self, name))
+        if self.pipeline % self.nodes:
+            raise ConfigError(
+                f"--nodes {self.nodes} for --pipeline {self.pipeline}: each machine has whole stages; choose a multiple"
+            )
+        if self.nodes > 1 and self.rendezvous is None:
+            raise ConfigError("--nodes takes --rendezvous HOST:PORT, where the other machines find this one")
+        if self.rendezvous is not None:
+            split_address(self.rendezvous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +399,15 @@ def bytes_of(flag: str, text: str) -> int:
     if not 0 < count < 2**60:
         raise ConfigError(f"{flag} is {text!r}; write an amount with its unit, such as 512MiB or 2GiB")
     return count
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT, or [HOST]:PORT where the host has colons."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"{address} is no address; give HOST:PORT, such as 10.0.0.1:29500")
+    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

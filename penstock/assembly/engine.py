@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, ranks_of
+from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, place_on_node, ranks_of
 from penstock.assembly.speculation.drafting import (
     Drafting,
     check_files,
@@ -124,10 +124,11 @@ def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | N
     spec = dummy_spec(config.model.model)
     files = None if spec is not None else open_files(config.model.model, cache, progress)
     ranks.check(spec or files.spec)  # type: ignore[union-attr]
-    check_machine(ranks, device)
+    check_machine(ranks, device, config.parallel.nodes)
     group = RankGroup(config, ranks)
     try:
-        device = settle(device, 0, ranks.num_ranks)
+        group.await_nodes()
+        device = settle(device, *place_on_node(config, 0))
         reported = None if progress is None else lambda done, total: progress("load", done, total)
         part = _load_part(config, device, files, ranks.place(0), reported)
         return LoadedModel(part.join(group.join(device)), device, files, group)
@@ -163,7 +164,7 @@ def _load_part(
 def run_rank(setup: RankSetup) -> None:
     """The life of a rank that is not the first: it loads its part, joins, and computes what is announced."""
     config, place = setup.config, ranks_of(setup.config).place(setup.rank)
-    device = settle(open_device(config.model.device), place.rank, place.ranks.num_ranks)
+    device = settle(open_device(config.model.device), *place_on_node(config, place.rank))
     files = None if dummy_spec(config.model.model) is not None else open_files(config.model.model)
     part = _load_part(config, device, files, place)
     world = World(place, setup.meeting, device.torch_device)
@@ -183,9 +184,9 @@ def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_
 
 def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizing:
     spec = loaded.spec
-    num_ranks = ranks_of(config).num_ranks
-    if num_ranks > 1 and isinstance(loaded.device, CpuDevice):  # they share its memory
-        share = config.cache.memory_fraction / num_ranks
+    _, num_here = place_on_node(config, 0)
+    if num_here > 1 and isinstance(loaded.device, CpuDevice):  # they share its memory
+        share = config.cache.memory_fraction / num_here
         config = replace(config, cache=replace(config.cache, memory_fraction=share))
     pace = _pace(loaded.device, config, step_s)
     bytes_per_value = bytes_per_kv_value(spec, CACHE_DTYPES[config.cache.kv] or loaded.network.cache_dtype)

@@ -119,7 +119,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
 
 def _end(fault: str) -> None:
     """The engine cannot go on without a rank. Whoever watches this process starts another."""
-    LOGGER.error("%s; all ranks start anew", fault)
+    LOGGER.debug("the engine ends: %s", fault)
     os._exit(1)
 
 

@@ -4,21 +4,27 @@ The first rank is this process; it schedules. Another's whole life is `run_rank`
 """
 
 import contextlib
+import logging
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, split_address
 from penstock.errors import ConfigError, RankLostError
 from penstock.models.ranks import Ranks
 from penstock.runtime.device import Device, num_devices
 from penstock.runtime.parallel.frames import encode_step
 from penstock.runtime.parallel.processes import RankProcesses
-from penstock.runtime.parallel.world import Meeting, World
+from penstock.runtime.parallel.world import PATIENT, Meeting, World
 from penstock.sizing import Sizing
 
+LOGGER = logging.getLogger(__name__)
 HOST = "127.0.0.1"
+NODE_SETUP = "setup"
+"""Where other machines find what they are to compute parts of."""
+READY = "ready"
+"""What a machine says that can compute its part; another says why it cannot."""
 COMMAND = (sys.executable, "-m", "penstock.assembly.rank_worker")
 
 
@@ -41,7 +47,7 @@ def decode_setup(line: bytes) -> RankSetup:
     return decode(line, type=RankSetup)
 
 
-def _encoded(value: RankSetup | Sizing) -> bytes:
+def _encoded(value: RankSetup | Sizing | EngineConfig) -> bytes:
     from msgspec.json import encode  # one engine in one process needs none
 
     return encode(value)
@@ -53,18 +59,36 @@ def _sizing(data: bytes) -> Sizing:
     return decode(data, type=Sizing)
 
 
+def decode_node(line: bytes) -> EngineConfig:
+    from msgspec.json import decode
+
+    return decode(line, type=EngineConfig)
+
+
 def ranks_of(config: EngineConfig) -> Ranks:
     asked = config.parallel
     return Ranks(asked.tensor, asked.pipeline, asked.expert)
 
 
-def check_machine(ranks: Ranks, device: Device) -> None:
-    """Raise ConfigError if this machine has fewer devices than there are ranks."""
-    found = num_devices(device)
-    if found is not None and found < ranks.num_ranks:
+def ranks_of_node(ranks: Ranks, num_nodes: int, node: int) -> range:
+    """Whole stages, one after another."""
+    each = ranks.num_ranks // num_nodes
+    return range(node * each, (node + 1) * each)
+
+
+def place_on_node(config: EngineConfig, rank: int) -> tuple[int, int]:
+    """Which of the ranks of its machine a rank is, and of how many."""
+    each = ranks_of(config).num_ranks // config.parallel.nodes
+    return rank % each, each
+
+
+def check_machine(ranks: Ranks, device: Device, num_nodes: int = 1) -> None:
+    """Raise ConfigError if this machine has fewer devices than there are ranks on it."""
+    found, needed = num_devices(device), ranks.num_ranks // num_nodes
+    if found is not None and found < needed:
         raise ConfigError(
-            f"{ranks} takes {ranks.num_ranks} GPUs and this machine has {found}; choose fewer ranks, or place them on several "
-            "machines with penstock up"
+            f"{ranks} takes {needed} GPUs of a machine and this one has {found}; choose fewer ranks, or spread stages over "
+            "several machines with --nodes"
         )
 
 
@@ -73,11 +97,27 @@ class RankGroup:
 
     def __init__(self, config: EngineConfig, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.processes = RankProcesses(HOST)
+        self._num_nodes = config.parallel.nodes
+        host, port = (HOST, 0) if config.parallel.rendezvous is None else split_address(config.parallel.rendezvous)
+        self.processes = RankProcesses(host, port)
         self._world: World | None = None
-        self._meeting = Meeting(HOST, self.processes.store.port, folder=str(self.processes.folder))
-        for rank in range(1, ranks.num_ranks):
+        self._meeting = Meeting(host, self.processes.store.port, here=host, folder=str(self.processes.folder))
+        if self._num_nodes > 1:
+            self.processes.store.set(NODE_SETUP, _encoded(config).decode())
+        for rank in ranks_of_node(ranks, self._num_nodes, 0)[1:]:
             self.processes.begin(rank, COMMAND, encode_setup(RankSetup(config, rank, self._meeting)))
+
+    def await_nodes(self) -> None:
+        """Wait until the other machines have come; raise ConfigError if one of them cannot compute its part."""
+        store = self.processes.store
+        for node in range(1, self._num_nodes):
+            LOGGER.info(
+                "waiting for machine %d of %d: penstock rank %s", node + 1, self._num_nodes, self._meeting.address
+            )
+            store.wait([node_key(node)], PATIENT)
+            fault = store.get(node_key(node)).decode()
+            if fault != READY:
+                raise ConfigError(f"machine {node + 1} of {self._num_nodes} cannot compute its part: {fault}")
 
     @property
     def world(self) -> World:
@@ -91,7 +131,7 @@ class RankGroup:
             self._world = World(self.ranks.place(0), self._meeting, device.torch_device, self.processes.store)
         except (RuntimeError, RankLostError) as error:
             raise RankLostError(f"the ranks could not meet: {self.processes.ended() or error}") from error
-        self.processes.watch()
+        self.processes.watch(range(1, self.ranks.num_ranks))
         return self._world
 
     def agree(self, own: Sizing) -> Sizing:
@@ -136,6 +176,11 @@ def _with_room_of(own: Sizing, agreed: Sizing) -> Sizing:
         num_kept_blocks=agreed.num_kept_blocks,
         max_batch_tokens=agreed.max_batch_tokens,
     )
+
+
+def node_key(node: int) -> str:
+    """Where a machine says that it can."""
+    return f"node/{node}"
 
 
 def _sizing_key(rank: int) -> str:

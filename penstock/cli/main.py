@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command("penstock.cli.serve", "Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs"),
     "up": Command("penstock.cli.fleet.up", "Place replicas on a Ray cluster, route to them, replace and scale them"),
     "status": Command("penstock.cli.fleet.status", "Show what penstock up has placed, and how starts went"),
+    "rank": Command("penstock.cli.fleet.rank", "Compute a part of a model for an engine on another machine"),
     "route": Command("penstock.cli.fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
     "keys": Command("penstock.cli.fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
     "usage": Command("penstock.cli.fleet.usage", "Show what was used through a gateway and what it cost"),

@@ -87,9 +87,10 @@ def fleet_of(profile: Profile, config: EngineConfig, layout: Layout = SINGLE, **
 def cost_of(profile: Profile, layout: Layout = SINGLE) -> MeasuredCost:
     """Raises ConfigError if the profile does not say what ranks of such a layout would take."""
     asked = {name: getattr(layout, name) for name in ("tensor", "pipeline", "expert")}
-    if asked == dict.fromkeys(asked, 1) or asked == profile.config.get("parallel"):
+    had = {name: dict(profile.config.get("parallel", {})).get(name, 1) for name in asked}
+    if asked == dict.fromkeys(asked, 1) or asked == had:
         return MeasuredCost(profile.fitted)
-    obstacle = _ranks_obstacle(profile, layout)
+    obstacle = "it is of other ranks" if max(had.values()) > 1 else _ranks_obstacle(profile, layout)
     if obstacle is not None:
         flags = " ".join(f"--{name} {count}" for name, count in asked.items() if count > 1)
         raise ConfigError(
@@ -102,8 +103,6 @@ def cost_of(profile: Profile, layout: Layout = SINGLE) -> MeasuredCost:
 def _ranks_obstacle(profile: Profile, layout: Layout) -> str | None:
     if profile.machine.get("gpus"):
         return "it is of one GPU"
-    if any(count != 1 for count in dict(profile.config.get("parallel", {})).values()):
-        return "it is of other ranks"
     if not profile.all_reduce or {"num_layers", "hidden_size"} - profile.shape.keys():
         return "no all-reduce was measured with it"
     if layout.expert > 1:

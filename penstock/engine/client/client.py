@@ -355,7 +355,8 @@ class EngineClient:
             ends = self._requests.bury(time.monotonic())
             num_ended = len({delta.request_id for delta in ends})
             message = "the engine ended, %s: %d requests end with it, %d wait for the next"
-            LOGGER.error(message, _named(status), num_ended, len(self._requests))
+            words = f" ({self._last_words.message})" if self._last_words is not None else ""
+            LOGGER.error(message, _named(status) + words, num_ended, len(self._requests))
         self._report_ends(ends)
         for answer in self._embeddings.values():
             if not answer.done():

@@ -1,11 +1,12 @@
 """The processes of an engine's other ranks: begun, watched and ended by the first, which runs in this process.
 
 Each reads its setup, a line of JSON, on its input, and ends when that is closed: none outlives the first. All beat at the
-store by a thread of their own. One that ends, or is silent for too long, is lost, and with it the group: the others' exchanges
-with it fail, and so does the step that the first rank is in.
+store by a thread of their own, those of other machines too. One that ends, or is silent for too long, is lost, and with it the
+group: the others' exchanges with it fail, and so does the step that the first rank is in.
 """
 
 import contextlib
+import logging
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from penstock.runtime.parallel.world import open_store
 
+LOGGER = logging.getLogger(__name__)
 BEAT_S = 0.5
 SILENT_S = 10.0
 """A rank that has not beaten for this long is given up."""
@@ -32,8 +34,8 @@ OnLost = Callable[[str], None]
 class RankProcesses:
     """Ranks 1 and up. `close` may be called at any time, more than once, and leaves nothing behind."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.store = open_store(host, 0, is_host=True)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.store = open_store(host, port, is_host=True)
         home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-ranks-", dir=home))  # mode 0700
         self.on_lost: OnLost | None = None
@@ -45,16 +47,11 @@ class RankProcesses:
         self._watcher: threading.Thread | None = None
 
     def begin(self, rank: int, command: Sequence[str], setup: bytes) -> None:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE)
-        self._processes[rank] = process
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, as the watcher will tell
-                process.stdin.write(setup + b"\n")
-                process.stdin.flush()
+        self._processes[rank] = begin_rank(command, setup)
 
-    def watch(self) -> None:
+    def watch(self, ranks: Sequence[int]) -> None:
         """From here on: before that a rank that ends is missed by those who wait for it to join."""
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, args=(ranks,), name="ranks", daemon=True)
         self._watcher.start()
 
     def ended(self) -> str | None:
@@ -68,28 +65,20 @@ class RankProcesses:
 
     def close(self) -> None:
         self._closing.set()
-        for process in self._processes.values():
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
-        for process in self._processes.values():
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_ranks(list(self._processes.values()))
         self._processes.clear()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(END_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _watch(self) -> None:
+    def _watch(self, ranks: Sequence[int]) -> None:
         store = open_store(self.store.host, self.store.port, is_host=False)
-        heard = dict.fromkeys(self._processes, (-1, time.monotonic()))
+        heard = dict.fromkeys(ranks, (-1, time.monotonic()))
         while not self._closing.wait(BEAT_S):
             fault = self.ended() or self._silent(store, heard)
             if fault is not None:
                 self.lost = fault
+                LOGGER.error("%s; all ranks start anew", fault)
                 if self.on_lost is not None and not self._closing.wait(GRACE_S):
                     self.on_lost(fault)
                 return
@@ -101,9 +90,34 @@ class RankProcesses:
             if found != beats:
                 heard[rank] = (found, now)
             elif now - last_s > SILENT_S:
-                self._processes[rank].kill()  # what waits for it learns of it by that
-                return f"rank {rank} was silent for {SILENT_S:.0f} s and was killed"
+                if rank in self._processes:  # those of other machines are ended there
+                    self._processes[rank].kill()  # what waits for it learns of it by that
+                return f"rank {rank} was silent for {SILENT_S:.0f} s"
         return None
+
+
+def begin_rank(command: Sequence[str], setup: bytes) -> "subprocess.Popen[bytes]":
+    """A process that is told what it is by the first line of its input, and ends with that."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever watches will tell
+            process.stdin.write(setup + b"\n")
+            process.stdin.flush()
+    return process
+
+
+def end_ranks(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """All at once; those that do not end in time are killed."""
+    for process in processes:
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+    for process in processes:
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def beat_key(rank: int) -> str:

@@ -10,6 +10,7 @@ torch's global one, so that several worlds may live in one process. Nothing here
 """
 
 import contextlib
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from penstock.errors import RankLostError
+from penstock.errors import ConfigError, RankLostError
 from penstock.models.ranks import RankPlace
 from penstock.ops.parallel.collective import Alone, Peers
 from penstock.runtime.parallel.shared import SharedPeers
@@ -52,9 +53,13 @@ class Meeting:
     here: str = "127.0.0.1"
     """The address of this rank's machine, by which the others reach it."""
     folder: str | None = None
-    """Known to all ranks if they are on one machine and compute on its CPU: they share memory there."""
+    """Known to all ranks of this machine: those that share layers are on one, and share memory if they compute on its CPU."""
     step_s: float = 60.0
     """How long a rank waits for another in the middle of a step."""
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class GroupPeers:
@@ -189,8 +194,16 @@ class World:
 
 
 def open_store(host: str, port: int, *, is_host: bool) -> TCPStore:
-    """The place where ranks meet; the host may ask for any port by 0."""
-    return TCPStore(host, port, is_master=is_host, wait_for_workers=False, timeout=timedelta(seconds=JOIN_S))
+    """The place where ranks meet; the host may ask for any port by 0. It listens on that address alone."""
+    timeout = timedelta(seconds=JOIN_S)
+    if not is_host:
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"ranks cannot meet at {host}:{port}: {error.strerror}; choose another address") from error
+    port, number = listener.getsockname()[1], listener.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=number)
 
 
 def _pieces(frame: bytes) -> list[Tensor]:

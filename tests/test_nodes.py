@@ -1,0 +1,91 @@
+"""Ranks of one engine on two machines, which here are two addresses of one: the same text, nothing lost, faults told at once."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.config import ParallelConfig, split_address
+from penstock.errors import ConfigError
+from tests.real import DEFAULT, model_path
+from tests.server.serving import ROOT, serving
+from tests.test_ranks import PROMPTS, completed
+
+HERE, THERE = "127.0.0.1", "127.0.0.2"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def node(address: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    words = [sys.executable, "-m", "penstock", "rank", address, "--here", THERE]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30.0)
+
+
+def rank_of(node: "subprocess.Popen[bytes]") -> int:
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    (pid,) = re.findall(rf"^ *(\d+) +{node.pid} .*rank_worker", listed, re.MULTILINE)
+    return int(pid)
+
+
+def test_stages_on_two_machines_give_one_text_and_go_on_when_one_is_lost(tmp_path: Path) -> None:
+    model = str(model_path(DEFAULT))
+    address = f"{HERE}:{free_port()}"
+    flags = ("--pipeline", "2", "--nodes", "2", "--rendezvous", address, "--max-context", "512")
+    with node(address, tmp_path) as other, serving(*flags, model=model, is_real=True) as server:
+        right = completed(server)
+        first = rank_of(other)
+        assert completed(server, kill=signal.SIGKILL, rank=first) == right
+        assert rank_of(other) != first
+        assert server.metric("penstock_engine_restarts_total") == 1
+        assert server.stop() == 0
+        assert other.poll() is None, "it waits for the next engine"
+    with serving("--max-context", "512", model=model, is_real=True) as alone:
+        assert completed(alone) == right, PROMPTS[3]
+
+
+def test_a_machine_without_the_model_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    model = os.path.relpath(model_path(DEFAULT), ROOT)
+    address = f"{HERE}:{free_port()}"
+    words = [sys.executable, "-m", "penstock", "serve", model, "--port", "0", "--pipeline", "2", "--nodes", "2"]
+    with node(address, tmp_path) as other:
+        done = subprocess.run([*words, "--rendezvous", address], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, done.stderr
+        assert "machine 2 of 2 cannot compute its part" in done.stderr
+        assert other.wait(30.0) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"pipeline": 3, "nodes": 2, "rendezvous": "10.0.0.1:29500"}, "choose a multiple"),
+        ({"pipeline": 2, "nodes": 2}, "--rendezvous"),
+        ({"rendezvous": "10.0.0.1"}, "HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(asked: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ParallelConfig(**asked)  # type: ignore[arg-type]
+
+
+def test_addresses_of_either_kind_are_read() -> None:
+    assert split_address("10.0.0.1:29500") == ("10.0.0.1", 29500)
+    assert split_address("[::1]:1") == ("::1", 1)
