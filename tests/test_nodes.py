@@ -1,4 +1,4 @@
-"""Ranks of one engine on two machines, which here are two addresses of one: the same text, nothing lost, faults told at once."""
+"""Ranks of one engine on two machines, here two addresses of one: the same text, nothing lost, faults told at once."""
 
 import os
 import re
