@@ -205,6 +205,10 @@ class ClusterConfig:
     """Most replicas"""
     pending_target: float = 16.0
     """Pending requests per replica above which another is started"""
+    kv_target: float | None = None
+    """Share of a replica's KV blocks in use above which another is started (default: none is because of them)"""
+    ttft_target_s: float | None = None
+    """Another is started when fewer than 95 % of the requests that wait would have a first token within this (default: none)"""
     down_delay_s: float = 300.0
     """How long fewer replicas must suffice before one is drained and ended"""
     look_s: float = 1.0
@@ -222,6 +226,10 @@ class ClusterConfig:
             )
         if not self.pending_target > 0.0:
             raise ConfigError(f"--pending-target is {self.pending_target}; choose a number above 0")
+        if self.kv_target is not None and not 0.0 < self.kv_target <= 1.0:
+            raise ConfigError(f"--kv-target is {self.kv_target}; choose a share above 0, at most 1")
+        if self.ttft_target_s is not None and not 0.0 < self.ttft_target_s <= 86_400.0:
+            raise ConfigError(f"--ttft-target-s is {self.ttft_target_s}; choose seconds above 0")
         for name, least in (("down_delay_s", 0.0), ("look_s", 0.05)):
             if not least <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(

@@ -39,15 +39,29 @@ class RouterTraffic:
 
     def __init__(self, app: RouterApp) -> None:
         self._app = app
+        self._num_gone = 0
+        """Served by replicas that are no more."""
         app.fleet.add(COLD, "http://127.0.0.1:9")
 
     @property
     def num_waiting(self) -> int:
         return self._app.num_parked
 
+    @property
+    def num_served(self) -> int:
+        return self._num_gone + sum(replica.num_served for replica in self._app.fleet)
+
     def num_pending(self, name: str) -> int:
         replica = self._app.fleet.get(name)
         return 0 if replica is None else replica.num_pending
+
+    def num_queued(self, name: str) -> int:
+        replica = self._app.fleet.get(name)
+        return 0 if replica is None else replica.num_waiting
+
+    def kv_fraction(self, name: str) -> float:
+        replica = self._app.fleet.get(name)
+        return 0.0 if replica is None else replica.kv_usage_fraction
 
     def add(self, name: str, url: str) -> None:
         self._app.add_replica(name, url)
@@ -58,7 +72,9 @@ class RouterTraffic:
             self._app.fleet.drain(replica)
 
     def remove(self, name: str) -> None:
-        if self._app.fleet.get(name) is not None:
+        replica = self._app.fleet.get(name)
+        if replica is not None:
+            self._num_gone += replica.num_served
             self._app.remove_replica(name)
 
 
@@ -84,6 +100,8 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
         asked.pending_target,
         down_delay_s=asked.down_delay_s,
         interval_s=asked.look_s,
+        kv_target=asked.kv_target,
+        ttft_s=asked.ttft_target_s,
     )
     controller = Controller(
         scaling, lambda _: ray_cluster.place(cluster.serve), RouterTraffic(app), cluster.listen.drain_s, time.monotonic

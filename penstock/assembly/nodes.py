@@ -75,7 +75,7 @@ class Node:
         config = decode_node(store.get(NODE_SETUP))
         if node >= config.parallel.nodes:
             LOGGER.info("all machines of the engine at %s have come; this one waits for the next", self.address)
-            self._wait_for_end(store, [])
+            self._wait_for_end(lambda: store.add("nodes", 0), [])
             return
         try:
             self.check(config)
@@ -90,15 +90,15 @@ class Node:
         begun = [begin_rank(COMMAND, encode_setup(RankSetup(config, rank, meeting))) for rank in held]
         try:
             store.set(node_key(node), READY)
-            self._wait_for_end(store, begun)
+            self._wait_for_end(lambda: store.add("nodes", 0), begun)
         finally:
             end_ranks(begun)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _wait_for_end(self, store: object, begun: "list[subprocess.Popen[bytes]]") -> None:
+    def _wait_for_end(self, ask: Callable[[], object], begun: "list[subprocess.Popen[bytes]]") -> None:
         """Until a rank here has ended, or the engine is gone, or we are to stop."""
         while not self.stopping.wait(LOOK_S):
-            store.add("nodes", 0)  # type: ignore[attr-defined]  # raises RuntimeError once nobody is there
+            ask()  # raises RuntimeError once nobody is there
             if any(process.poll() is not None for process in begun):
                 return
 

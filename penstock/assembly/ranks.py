@@ -5,6 +5,7 @@ The first rank is this process; it schedules. Another's whole life is `run_rank`
 
 import contextlib
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -97,6 +98,8 @@ class RankGroup:
 
     def __init__(self, config: EngineConfig, ranks: Ranks) -> None:
         self.ranks = ranks
+        self._processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        """This process's before it became a rank's."""
         self._num_nodes = config.parallel.nodes
         host, port = (HOST, 0) if config.parallel.rendezvous is None else split_address(config.parallel.rendezvous)
         self.processes = RankProcesses(host, port)
@@ -151,6 +154,8 @@ class RankGroup:
         if self._world is not None:
             self._world.close()
             self._world = None
+        if self._processors is not None:
+            os.sched_setaffinity(0, self._processors)
 
 
 def agree_with_first(world: World, own: Sizing) -> Sizing:

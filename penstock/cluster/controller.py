@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.cluster.replica import CONFIG_STATUS, ServerReport
 from penstock.errors import ConfigError
-from penstock.sim.scaling import Scaler, Scaling
+from penstock.sim.scaling import Pressure, Scaler, Scaling, ServedRate
 
 MAX_FAILED = 3
 """Replicas in a row that end before they are ready before we stop trying."""
@@ -39,7 +39,17 @@ class RouterSide(Protocol):
     def num_waiting(self) -> int:
         """Requests that no replica has."""
 
+    @property
+    def num_served(self) -> int:
+        """Requests that were answered, by whatever replica."""
+
     def num_pending(self, name: str) -> int: ...
+
+    def num_queued(self, name: str) -> int:
+        """Requests that a replica has not begun."""
+
+    def kv_fraction(self, name: str) -> float:
+        """Of its KV blocks, those in use."""
 
     def add(self, name: str, url: str) -> None: ...
 
@@ -82,6 +92,7 @@ class Controller:
     replicas: dict[str, PlacedReplica] = field(default_factory=dict)
     events: list[ClusterEvent] = field(default_factory=list)
     _scaler: Scaler = field(init=False)
+    _served: ServedRate = field(default_factory=ServedRate)
     _num_placed: int = 0
     _num_failed: int = 0
 
@@ -103,11 +114,18 @@ class Controller:
         for replica in list(self.replicas.values()):
             await self._look_at(replica)
         now = self.clock()
-        wanted = self._scaler.wanted(self.num_there, self.num_pending, 0.0, now)
+        wanted = self._scaler.wanted(self.num_there, self.num_pending, 0.0, now, self._pressure(now))
         while self.num_there < wanted:
             await self._order()
         if self.num_there > wanted:
             self._let_go()
+
+    def _pressure(self, now: float) -> Pressure:
+        ready = [replica.name for replica in self.replicas.values() if replica.phase is ReplicaPhase.READY]
+        traffic = self.traffic
+        kv_fraction = sum(traffic.kv_fraction(name) for name in ready) / max(len(ready), 1)
+        num_waiting = traffic.num_waiting + sum(traffic.num_queued(name) for name in ready)
+        return Pressure(kv_fraction, num_waiting, self._served.note(traffic.num_served, len(ready), now))
 
     async def stop(self) -> None:
         for replica in list(self.replicas.values()):

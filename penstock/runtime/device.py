@@ -10,6 +10,7 @@ import torch
 
 from penstock.config import DType
 from penstock.errors import ConfigError
+from penstock.runtime.parallel.processors import pin
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -88,11 +89,13 @@ def num_devices(device: Device) -> int | None:
 
 
 def settle(device: Device, index: int, count: int) -> Device:
-    """One rank's of `count` on this machine: a GPU of its own, or its share of the processor's threads."""
+    """One rank's of `count` on this machine: a GPU of its own, or its share of the processor's threads, near their memory."""
     if device.torch_device.type == "cuda":
         torch.cuda.set_device(index)
         return device
     num_threads = max(1, torch.get_num_threads() // count)
+    num_cores = pin(index, count) if count > 1 else None
+    num_threads = num_threads if num_cores is None else min(num_threads, num_cores)
     torch.set_num_threads(num_threads)
     return CpuDevice(num_threads)
 

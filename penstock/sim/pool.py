@@ -10,7 +10,7 @@ from penstock.core.request import Request
 from penstock.router.policy import Policy, RoutedCall
 from penstock.sim.clock import EventQueue
 from penstock.sim.replica import Replica
-from penstock.sim.scaling import Scaler, Scaling
+from penstock.sim.scaling import Pressure, Scaler, Scaling, ServedRate
 
 MakeReplica = Callable[[str], Replica]
 
@@ -62,6 +62,7 @@ class Pool:
         self._live: list[Replica] = []
         self._scaling = scaling
         self._busy_s = 0.0
+        self._served = ServedRate()
         for _ in range(scaling.min_replicas if scaling else num_replicas):
             self._start(0.0, 0.0)
         self.num_starts = 0
@@ -138,7 +139,8 @@ class Pool:
         busy_s = sum(member.replica.busy_s for member in self.members)
         busy_fraction = (busy_s - self._busy_s) / scaling.interval_s / max(1, len(wanted_ones))
         self._busy_s = busy_s
-        wanted = self._scaler.wanted(len(wanted_ones), self.num_pending, min(1.0, busy_fraction), now)
+        pressure = self._pressure(now)
+        wanted = self._scaler.wanted(len(wanted_ones), self.num_pending, min(1.0, busy_fraction), now, pressure)
         for _ in range(wanted - len(wanted_ones)):
             self._start(now, now + scaling.cold_start_s)
         if wanted < len(wanted_ones):
@@ -147,6 +149,14 @@ class Pool:
             self._stop_drained(now)
         if self.has_more() or self.num_pending:
             self._events.post(now + scaling.interval_s, self._review)
+
+    def _pressure(self, now: float) -> Pressure:
+        views = [replica.view for replica in self._live]
+        ready = [view for view in views if view.is_ready]
+        kv_fraction = sum(view.kv_usage_fraction for view in ready) / max(len(ready), 1)
+        num_waiting = sum(replica.num_queued for replica in self._live) + len(self._queue)
+        num_served = self._num_calls - sum(view.num_pending for view in views)
+        return Pressure(kv_fraction, num_waiting, self._served.note(num_served, len(ready), now))
 
     def _stop_drained(self, now: float) -> None:
         for member in self.members:

@@ -112,6 +112,11 @@ class Replica:
         return scheduler.num_running + scheduler.num_waiting + len(self._inbox)
 
     @property
+    def num_queued(self) -> int:
+        """Of those, the ones that have not begun."""
+        return self.scheduler.num_waiting + len(self._inbox)
+
+    @property
     def view(self) -> ReplicaView:
         """What a router sees of it; made again only after something happened."""
         if self.last_view is None:

@@ -1,7 +1,7 @@
 """The controller by hand: time, placements and traffic are values that a test moves."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -33,6 +33,8 @@ class Bench:
     scaling: Scaling
     now: float = 0.0
     num_waiting: int = 0
+    num_served: int = 0
+    kv: float = 0.0
     pending: dict[str, int] = field(default_factory=dict)
     served: set[str] = field(default_factory=set)
     drained: set[str] = field(default_factory=set)
@@ -47,6 +49,12 @@ class Bench:
 
     def num_pending(self, name: str) -> int:
         return self.pending.get(name, 0)
+
+    def num_queued(self, name: str) -> int:
+        return self.pending.get(name, 0)
+
+    def kv_fraction(self, name: str) -> float:
+        return self.kv
 
     def add(self, name: str, url: str) -> None:
         self.served.add(name)
@@ -69,6 +77,33 @@ class Bench:
 
 def scaling(least: int, most: int) -> Scaling:
     return Scaling(least, most, 4.0, down_delay_s=10.0)
+
+
+def test_a_full_cache_asks_for_a_replica_that_pending_requests_do_not() -> None:
+    bench = Bench(replace(scaling(1, 3), kv_target=0.8))
+    bench.look()
+    bench.ready("replica-1")
+    assert len(bench.places) == 1
+    bench.kv = 0.95
+    bench.look()
+    assert len(bench.places) == 2
+
+
+def test_waiting_requests_that_would_be_late_ask_for_replicas() -> None:
+    """One replica serves four a second: of twelve that wait, in two seconds it begins eight."""
+    bench = Bench(replace(scaling(1, 3), target=100.0, ttft_s=2.0))
+    bench.look()
+    bench.ready("replica-1")
+    bench.num_served += 4
+    bench.look()
+    bench.pending["replica-1"] = 7
+    bench.num_served += 4
+    bench.look()
+    assert len(bench.places) == 1
+    bench.pending["replica-1"] = 12
+    bench.num_served += 4
+    bench.look()
+    assert len(bench.places) == 2
 
 
 def test_a_replica_serves_once_it_is_ready() -> None:

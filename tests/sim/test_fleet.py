@@ -5,12 +5,14 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cost.hardware import Link
 from penstock.errors import ConfigError
 from penstock.router.policy import POLICIES
 from penstock.sim.handover import Disaggregation
-from penstock.sim.scaling import Scaler, Scaling
+from penstock.sim.scaling import Pressure, Scaler, Scaling, ServedRate, predicted_attainment
 from penstock.sim.simulation import simulate
 from penstock.sim.speculation import Guessing
 from penstock.sim.tracing import SimulationTracer
@@ -144,6 +146,39 @@ def test_less_must_suffice_for_a_while():
     assert scaler.wanted(8, 5, 1.0, 80.0) == 7
     by_use = Scaler(Scaling(1, 8, target=0.5, by="utilisation"))
     assert by_use.wanted(3, 9, 1.0, 0.0) == 6
+
+
+@given(st.integers(0, 12), st.integers(0, 200), st.floats(0.01, 20.0), st.floats(0.05, 10.0))
+def test_as_many_replicas_are_wanted_as_predict_the_attainment(num_now, num_waiting, served_per_s, ttft_s):
+    scaling = Scaling(0, 50, target=1e6, ttft_s=ttft_s, down_delay_s=0.0)
+    pressure = Pressure(0.0, num_waiting, served_per_s)
+    wanted = Scaler(scaling).wanted(num_now, 0, 0.0, 0.0, pressure)
+    if wanted < 50:
+        assert predicted_attainment(wanted, pressure, ttft_s) >= 0.95
+    if wanted > num_now:
+        assert predicted_attainment(wanted - 1, pressure, ttft_s) < 0.95, "and no more"
+
+
+def test_blocks_in_use_ask_for_replicas():
+    scaler = Scaler(Scaling(1, 8, target=100.0, kv_target=0.5))
+    assert scaler.wanted(2, 5, 1.0, 0.0, Pressure(kv_fraction=0.9)) == 4
+    assert scaler.wanted(2, 500, 1.0, 0.0, Pressure(kv_fraction=0.9)) == 5, "the largest of all counts"
+
+
+def test_a_rate_is_that_of_the_best_moments():
+    rate = ServedRate()
+    assert rate.note(0, 1, 0.0) == 0.0
+    assert rate.note(10, 2, 1.0) == 5.0
+    assert rate.note(10, 2, 2.0) == pytest.approx(4.9)
+
+
+def test_a_fleet_that_scales_by_predicted_attainment_meets_more_of_it():
+    workload = make_workload(num_requests=900, arrivals=Constant(30.0), prompts=Fixed(100), answers=Fixed(200))
+    plain = Scaling(1, 4, target=1000.0, cold_start_s=5.0, interval_s=1.0)
+    alone = simulate(make_fleet(scaling=plain, max_sequences=16), workload)
+    scaled = simulate(make_fleet(scaling=replace(plain, ttft_s=2.0), max_sequences=16), workload)
+    assert (alone.num_starts, scaled.num_starts > 0) == (0, True)
+    assert scaled.summary.ttft.p50 < alone.summary.ttft.p50
 
 
 def test_a_full_fleet_refuses_and_counts_apart():

@@ -35,6 +35,10 @@ class Techniques:
     """What decides how many there should be"""
     scale_target: float | None = None
     """Pending requests a replica (default 16), or share of its time computing (default 0.7)"""
+    scale_kv: float | None = None
+    """Share of a replica's KV blocks in use above which another is started, whatever else decides"""
+    scale_ttft_s: float | None = None
+    """Another is started when fewer than 95 % of the requests that wait would have a first token within this"""
     cold_start_s: float = 60.0
     """Seconds until a started replica serves"""
     down_delay_s: float = 300.0
@@ -52,7 +56,16 @@ class Techniques:
         if self.scale_to is None:
             return None
         target = self.scale_target if self.scale_target is not None else {"pending": 16.0}.get(self.scale_by, 0.7)
-        return Scaling(num_replicas, self.scale_to, target, self.scale_by, self.cold_start_s, self.down_delay_s)
+        return Scaling(
+            num_replicas,
+            self.scale_to,
+            target,
+            self.scale_by,
+            self.cold_start_s,
+            self.down_delay_s,
+            kv_target=self.scale_kv,
+            ttft_s=self.scale_ttft_s,
+        )
 
     def split(self, kv_bytes_per_token: float, network: Link | None, num_devices: int = 1) -> Disaggregation | None:
         """The bytes are of the whole model; `network` is of one device, and each sends its own share at the same time."""
