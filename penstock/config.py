@@ -138,8 +138,6 @@ class ParallelConfig:
             raise ConfigError(
                 f"--nodes {self.nodes} for --pipeline {self.pipeline}: each machine has whole stages; choose a multiple"
             )
-        if self.nodes > 1 and self.rendezvous is None:
-            raise ConfigError("--nodes takes --rendezvous HOST:PORT, where the other machines find this one")
         if self.rendezvous is not None:
             split_address(self.rendezvous)
 
@@ -214,9 +212,9 @@ class ClusterConfig:
     look_s: float = 1.0
     """Seconds between checks of load and replicas"""
     replica_cpus: float | None = None
-    """Processors of a node that a replica takes (default: one a rank)"""
+    """Processors that a replica takes of each of its nodes (default: one a rank)"""
     replica_gpus: float | None = None
-    """GPUs of a node that a replica takes (default: one a rank with --device cuda, else none)"""
+    """GPUs that a replica takes of each of its nodes (default: one a rank with --device cuda, else none)"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas <= 10_000 or not self.max_replicas:

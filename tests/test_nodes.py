@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import LLM
 from penstock.config import ParallelConfig, split_address
 from penstock.errors import ConfigError
 from tests.real import DEFAULT, model_path
@@ -77,13 +78,17 @@ def test_a_machine_without_the_model_is_told_before_anything_is_loaded(tmp_path:
     ("asked", "words"),
     [
         ({"pipeline": 3, "nodes": 2, "rendezvous": "10.0.0.1:29500"}, "choose a multiple"),
-        ({"pipeline": 2, "nodes": 2}, "--rendezvous"),
         ({"rendezvous": "10.0.0.1"}, "HOST:PORT"),
     ],
 )
 def test_what_cannot_be_spread_is_refused(asked: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ParallelConfig(**asked)  # type: ignore[arg-type]
+
+
+def test_machines_that_cannot_find_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--rendezvous"):
+        LLM(str(model_path(DEFAULT)), pipeline=2, nodes=2)
 
 
 def test_addresses_of_either_kind_are_read() -> None:

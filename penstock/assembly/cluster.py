@@ -32,6 +32,9 @@ class Cluster:
     replica_key: str
     num_cpus: float
     num_gpus: float
+    """Of one node of a replica, as processors are."""
+    num_nodes: int = 1
+    """Of a replica."""
 
 
 class RouterTraffic:
@@ -82,7 +85,7 @@ def run_cluster(cluster: Cluster) -> int:
     """Serve until asked to stop; returns the exit status: 0 only if no answer was cut off."""
     import uvloop
 
-    ray_cluster = RayCluster(cluster.config.address, cluster.num_cpus, cluster.num_gpus)
+    ray_cluster = RayCluster(cluster.config.address, cluster.num_cpus, cluster.num_gpus, cluster.num_nodes)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(cluster, ray_cluster))

@@ -101,6 +101,8 @@ class RankGroup:
         self._processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         """This process's before it became a rank's."""
         self._num_nodes = config.parallel.nodes
+        if self._num_nodes > 1 and config.parallel.rendezvous is None:
+            raise ConfigError("--nodes takes --rendezvous HOST:PORT, where the other machines find this one")
         host, port = (HOST, 0) if config.parallel.rendezvous is None else split_address(config.parallel.rendezvous)
         self.processes = RankProcesses(host, port)
         self._world: World | None = None

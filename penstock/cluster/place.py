@@ -1,4 +1,4 @@
-"""Room for replicas on a Ray cluster: one node's for a replica whose ranks share it."""
+"""Room for replicas on a Ray cluster: on one node where all ranks of one share it, on several where its stages are spread."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.cluster.board import BOARD, NAMESPACE, Board
-from penstock.cluster.replica import ReplicaActor, ServerReport
+from penstock.cluster.replica import NodeActor, ReplicaActor, ServerReport
 from penstock.errors import ConfigError
 
 REPORT_S = 5.0
@@ -18,13 +18,14 @@ MAX_SILENT = 3
 
 
 class RayPlacement:
-    """A placement group of one bundle, and the actor in it once there is room."""
+    """A placement group of a bundle a node, and actors in it once there is room: the server's, and those of further nodes."""
 
     def __init__(self, group: Any, config: str, host: str | None) -> None:
         self._group = group
         self._host = host
         self._config = config
         self._actor: Any = None
+        self._others: list[Any] = []
         self._num_silent = 0
         self._is_gone = False
 
@@ -35,6 +36,8 @@ class RayPlacement:
             return ServerReport("", False, None, 0.0, (), "no node yet", "no node has room for it")
         try:
             report: ServerReport = await asyncio.wait_for(self._actor.report.remote(), REPORT_S)
+            for other in self._others:
+                await asyncio.wait_for(other.status.remote(), REPORT_S)
         except TimeoutError:
             self._num_silent += 1
             if self._num_silent >= MAX_SILENT:
@@ -52,15 +55,23 @@ class RayPlacement:
             await asyncio.wait_for(self._group.ready(), 0.5)
         except TimeoutError:
             return False
-        bundle = self._group.bundle_specs[0]
+        num_nodes = len(self._group.bundle_specs)
+        self._actor = self._on_node(0, ReplicaActor, self._config, self._host, num_nodes)
+        if num_nodes > 1:
+            rendezvous = await self._actor.rendezvous.remote()
+            self._others = [self._on_node(node, NodeActor, rendezvous) for node in range(1, num_nodes)]
+        return True
+
+    def _on_node(self, node: int, kind: type, *arguments: object) -> Any:
+        bundle = self._group.bundle_specs[node]
+        strategy = PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=node)
         options = {
             "num_cpus": bundle.get("CPU", 0),
             "num_gpus": bundle.get("GPU", 0),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(placement_group=self._group),
+            "scheduling_strategy": strategy,
             "max_restarts": 0,
         }
-        self._actor = ray.remote(ReplicaActor).options(**options).remote(self._config, self._host)
-        return True
+        return ray.remote(kind).options(**options).remote(*arguments)
 
     async def remove(self, drain_s: float) -> None:
         if self._actor is not None and not self._is_gone:
@@ -69,6 +80,9 @@ class RayPlacement:
                     await asyncio.wait_for(self._actor.stop.remote(drain_s), drain_s + REPORT_S)
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(self._actor)
+        for other in self._others:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(other)
         remove_placement_group(self._group)
 
 
@@ -81,8 +95,10 @@ def on_this_machine(address: str) -> dict[str, str]:
 class RayCluster:
     """A connection to a Ray cluster: one that runs, or one begun here for as long as this process lives."""
 
-    def __init__(self, address: str, num_cpus: float, num_gpus: float) -> None:
+    def __init__(self, address: str, num_cpus: float, num_gpus: float, num_nodes: int = 1) -> None:
+        """Processors and GPUs are those of one node of a replica."""
         self._host = "127.0.0.1" if address == "local" else None
+        self._num_nodes = num_nodes
         self._bundle = {"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {})
         try:
             ray.init(
@@ -105,10 +121,18 @@ class RayCluster:
                 f"a replica takes {num_cpus:g} processors and {num_gpus:g} GPUs of one node, and the largest has {most:g} and "
                 f"{most_gpus:g}; lower --tensor, --replica-cpus or --replica-gpus"
             )
+        if num_nodes > self.num_nodes():
+            found = self.num_nodes()
+            ray.shutdown()
+            raise ConfigError(
+                f"a replica takes {num_nodes} nodes and the cluster has {found}; add some, or lower --nodes"
+            )
         self.board = ray.remote(Board).options(name=BOARD, num_cpus=0, get_if_exists=True).remote()
 
     async def place(self, config: str) -> RayPlacement:
-        return RayPlacement(placement_group([self._bundle], strategy="STRICT_PACK"), config, self._host)
+        strategy = "STRICT_PACK" if self._num_nodes == 1 else "STRICT_SPREAD"
+        group = placement_group([self._bundle] * self._num_nodes, strategy=strategy)
+        return RayPlacement(group, config, self._host)
 
     def num_nodes(self) -> int:
         return sum(bool(node["Alive"]) for node in ray.nodes())

@@ -1,6 +1,7 @@
-"""One replica as an actor of Ray: a server's process on whatever node Ray chose, with the ranks it begins there.
+"""One replica as actors of Ray: a server's process on whatever node Ray chose, with the ranks it begins there, and on every
+further node of the replica the process of that node's ranks.
 
-The process ends with the actor, however that ends: it reads an input whose other end the actor holds.
+A process ends with its actor, however that ends: it reads an input whose other end the actor holds.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ class ServerReport(NamedTuple):
 class ReplicaActor:
     """Made by Ray on the node it chose."""
 
-    def __init__(self, config: str, host: str | None = None) -> None:
+    def __init__(self, config: str, host: str | None = None, num_nodes: int = 1) -> None:
         """`config` is a file of `penstock serve`, as text; it listens on the node's address, or another, on a free port."""
         self._begin_s = time.monotonic()
         self._ready_s: float | None = None
@@ -56,8 +57,10 @@ class ReplicaActor:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-replica-"))  # mode 0700
         path = self._folder / "serve.toml"
         path.write_text(config)
+        self._rendezvous = _address(host, _free_port(host))
+        words = [*COMMAND, "serve", "--config", str(path), "--host", host, "--port", str(self._port)]
         self._process = subprocess.Popen(
-            [*COMMAND, "--config", str(path), "--host", host, "--port", str(self._port)],
+            [*words, "--rendezvous", self._rendezvous] if num_nodes > 1 else words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -83,6 +86,10 @@ class ReplicaActor:
 
     def pid(self) -> int:
         return self._process.pid
+
+    def rendezvous(self) -> str:
+        """Where the ranks of the replica's other nodes meet it."""
+        return self._rendezvous
 
     def stop(self, drain_s: float) -> int | None:
         """End the server: it finishes what it answers. None if it did not end in time."""
@@ -114,6 +121,22 @@ class ReplicaActor:
             with contextlib.suppress(ValueError):  # closed under us
                 for line in self._process.stdout:
                     self._lines.append(line.rstrip())
+
+
+class NodeActor:
+    """A further node of a replica: its ranks, for as long as the actor lives."""
+
+    def __init__(self, rendezvous: str) -> None:
+        here = str(ray.util.get_node_ip_address())
+        self._process = subprocess.Popen([*COMMAND, "rank", rendezvous, "--here", here], stdin=subprocess.PIPE)
+
+    def status(self) -> int | None:
+        """Exit status of its process, once it has ended."""
+        return self._process.poll()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _free_port(host: str) -> int:

@@ -1,4 +1,7 @@
-"""A replica's `penstock serve`: `python -m penstock.cluster.server_process FLAGS`. Ends when its input does. Not for people."""
+"""A replica's `penstock serve`, or `penstock rank`: `python -m penstock.cluster.server_process serve FLAGS`. Not for people.
+
+It ends when its input does.
+"""
 
 import os
 import signal
@@ -14,7 +17,7 @@ def main() -> int:
     threading.Thread(target=_end_with_input, name="orphan", daemon=True).start()
     from penstock.cli.main import main as command
 
-    return command(["serve", *sys.argv[1:]])
+    return command(sys.argv[1:])
 
 
 def _end_with_input() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +55,30 @@ def test_a_node_is_killed_and_no_request_is_lost(nodes: Nodes, tmp_path: Path) -
         assert asyncio.run(law()) == []
         service.await_words("is lost")
         service.await_words("is ready on", 3)
+        assert service.stop() == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_stages_of_a_replica_lie_on_two_nodes_and_a_lost_one_is_replaced(nodes: Nodes, tmp_path: Path) -> None:
+    """Three nodes: one is spare, and takes the place of the one that is killed."""
+    flags = (str(model_path(DEFAULT)), "--pipeline", "2", "--nodes", "2", "--replica-cpus", "2", "--max-context", "512")
+    with up(tmp_path, *flags, address=nodes.cluster.address) as service:
+        service.await_words("is ready on")
+        assert asyncio.run(load(service.url, 20, 8, 8)) == []
+        (replica,) = service.status()["replicas"]
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        (there,) = re.findall(r"server_process rank \S+ --here (\S+)", listed)
+        assert there != replica["node"]
+        victim = next(node for node in nodes.others if node.node_ip_address in (there, replica["node"]))
+
+        async def law() -> list[str]:
+            running = asyncio.create_task(load(service.url, 60, 8, 16))
+            await asyncio.sleep(1.0)
+            nodes.cluster.remove_node(victim, allow_graceful=False)
+            return await running
+
+        assert asyncio.run(law()) == []
+        service.await_words("is ready on", 2)
         assert service.stop() == 0
 
 

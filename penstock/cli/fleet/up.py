@@ -60,6 +60,7 @@ def run(config: Config) -> int:
         )
     num_ranks = check(EngineConfig(config.model, config.cache, config.scheduler, config.parallel))
     asked = config.cluster
+    num_ranks //= config.parallel.nodes  # on one node
     on_gpus = num_ranks if config.model.device == "cuda" else 0
     replica_key = secrets.token_urlsafe(24)
     serve = ServeConfig(
@@ -78,6 +79,7 @@ def run(config: Config) -> int:
             replica_key=replica_key,
             num_cpus=num_ranks if asked.replica_cpus is None else asked.replica_cpus,
             num_gpus=on_gpus if asked.replica_gpus is None else asked.replica_gpus,
+            num_nodes=config.parallel.nodes,
         )
     )
 
