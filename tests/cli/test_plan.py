@@ -10,16 +10,22 @@ from penstock.cli import serve
 from penstock.cli.main import main
 from penstock.cli.plan.command import demand_of
 from penstock.cli.plan.config import ExpectedLoad, PlanGoal
+from penstock.cli.plan.launch import command, gaps_of, nodes_of
 from penstock.cli.plan.model import describe
 from penstock.cli.plan.report import _print_constraint, print_plan
 from penstock.cli.plan.verify import candidate_of, config_of, predict, read_plan
 from penstock.cli.simulate import command as simulate
 from penstock.console import config_file
 from penstock.console.args import build, parse
+from penstock.cost.hardware import find as find_hardware
+from penstock.cost.layout import Layout
+from penstock.cost.precision import Precision
 from penstock.errors import ConfigError
 from penstock.formats.hub import default_cache
 from penstock.formats.source import parse_source
 from penstock.formats.store import StoreEntry, commit, record_files, temporary_directory
+from penstock.models.catalog import find as find_model
+from penstock.planner.candidate import Candidate
 from penstock.planner.money import HOURS_PER_MONTH
 from penstock.sizing import Sizing
 from tests.cli.test_simulate import SHAPE
@@ -294,6 +300,21 @@ def test_a_model_over_several_devices_launches_and_its_cluster_file_reads_back(t
     assert config.model.model == str(tmp_path)
     assert config.parallel.tensor * config.parallel.pipeline == chosen["devices_per_replica"]
     assert config.cluster.min_replicas == max(chosen["num_replicas"], 1)
+
+
+def test_stages_on_several_machines_are_launched_on_each():
+    """Sixteen devices of machines of eight: two stages of a tensor group each."""
+    candidate = Candidate(
+        find_model("llama-3.1-70b"), find_hardware("h100"), Layout(8, 2), "bf16", "bf16", Precision(), max_context=4096
+    )
+    assert gaps_of(candidate) == ()
+    assert "--nodes 2 --rendezvous HOST:29500" in command(candidate, "MODEL")
+    uneven = replace(candidate, layout=Layout(8, 3))
+    assert nodes_of(uneven) == 3
+    assert gaps_of(uneven) == ()
+    assert gaps_of(replace(candidate, layout=Layout(4, 3))) == (
+        "TP4 x PP3: machines of 8 devices have whole stages each, as many on each",
+    )
 
 
 def test_users_become_the_rate_at_which_they_ask_if_they_wait_as_long_as_allowed():

@@ -20,6 +20,8 @@ from penstock.planner.search import Option
 
 SERVED_WEIGHTS = ("bf16", "fp8", "file")
 """Number formats that serve can be asked for, or that a file brings."""
+RENDEZVOUS = "HOST:29500"
+"""Stands for an address of the first of several machines."""
 SERVED_KV = ("bf16", "fp8", "int8")
 
 
@@ -38,11 +40,9 @@ def gaps_of(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _layout_gaps(candidate: Candidate) -> list[str]:
-    layout = candidate.layout
-    if layout.devices_per_copy > candidate.hardware.devices_per_machine:
-        return [
-            f"{layout}: the ranks of an engine start on one machine, of {candidate.hardware.devices_per_machine} devices"
-        ]
+    layout, most = candidate.layout, candidate.hardware.devices_per_machine
+    if layout.tensor > most or layout.pipeline % nodes_of(candidate):
+        return [f"{layout}: machines of {most} devices have whole stages each, as many on each"]
     if layout.num_sharing > 1:
         return [f"{layout}: copies of attention with requests of their own do not share experts yet"]
     try:
@@ -52,15 +52,22 @@ def _layout_gaps(candidate: Candidate) -> list[str]:
     return []
 
 
+def nodes_of(candidate: Candidate) -> int:
+    """Machines that one copy takes."""
+    return -(-candidate.layout.devices_per_copy // candidate.hardware.devices_per_machine)
+
+
 def serve_config(candidate: Candidate, source: str, port: int = 8000) -> serve.Config:
     """What serve must be told so that its engine is the one that was simulated."""
     is_fp8 = candidate.weights == "fp8"
+    layout, nodes = candidate.layout, nodes_of(candidate)
+    rendezvous = RENDEZVOUS if nodes > 1 else None
     return serve.Config(
         server=ServerConfig(port=port),
         model=ModelConfig(source, weights="fp8" if is_fp8 else "auto", max_context=candidate.max_context),
         cache=replace(CacheConfig(), kv={"fp8": "fp8", "int8": "int8"}.get(candidate.kv, "auto")),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(max_batch_tokens=candidate.max_batch_tokens, max_sequences=candidate.max_sequences),
-        parallel=ParallelConfig(candidate.layout.tensor, candidate.layout.pipeline, candidate.layout.expert),
+        parallel=ParallelConfig(layout.tensor, layout.pipeline, layout.expert, nodes, rendezvous),
     )
 
 
@@ -75,9 +82,12 @@ def launch_lines(option: Option, source: str) -> list[str]:
         return [f"not yet: {gap}" for gap in option.gaps]
     if not source:
         return ["give the model's directory, file or hf:ORG/NAME to get its command"]
-    count = max(option.num_replicas, 1)
+    count, nodes = max(option.num_replicas, 1), nodes_of(candidate)
+    others = [f"penstock rank {RENDEZVOUS}"] if nodes > 1 else []  # on every further machine
     if count == 1:
-        return [command(candidate, source)]
+        return [command(candidate, source), *others]
+    if others:
+        return [command(candidate, source), *others, f"... {count} such in all; or all by penstock up"]
     shown = [command(candidate, source, 8000 + number) for number in range(min(count, 2))]
     if candidate.hardware.kind == "gpu":
         each = candidate.layout.devices_per_copy
@@ -103,7 +113,9 @@ def config_text(option: Option, model: str, source: str, path: str, profile: Pat
     if option.gaps:
         lines += [f"# The engine cannot run this layout yet: {gap}" for gap in option.gaps]
     else:
-        lines.append(f"# {shlex.join(['penstock', 'serve', source or 'MODEL', '--config', path])}")
+        nodes = nodes_of(option.candidate)
+        spread = ["--nodes", str(nodes), "--rendezvous", RENDEZVOUS] if nodes > 1 else []
+        lines.append(f"# {shlex.join(['penstock', 'serve', source or 'MODEL', '--config', path, *spread])}")
     lines.append(f"# {simulate_command(option, model, path, profile)}")
     return "\n".join([*lines, "", *_settings(option.candidate), ""])
 
@@ -115,6 +127,8 @@ def cluster_text(option: Option, model: str, source: str, path: str) -> str:
     values = [f"model = {json.dumps(source)}", f"min-replicas = {count}", f"max-replicas = {count}"]
     if candidate.hardware.kind == "gpu":
         values.append('device = "cuda"')
+    if nodes_of(candidate) > 1:
+        values.append(f"nodes = {nodes_of(candidate)}")
     return "\n".join([*lines, *values, *_settings(candidate), ""])
 
 
