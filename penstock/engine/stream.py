@@ -64,15 +64,16 @@ class DeltaStream:
         """Everything has been read."""
         return not self.unended and not self._pending
 
-    def push(self, delta: Delta, now: float, *, at_once: bool = False) -> None:
-        """`at_once`: nothing else is about to arrive, so the reader may have it now. Finishes are left to the task."""
+    def push(self, delta: Delta, now: float, *, at_once: bool = False, is_held: bool = False) -> None:
+        """`at_once`: nothing else is about to arrive, so the reader may have it now, with what is held. `is_held`: more is,
+        and `release` follows. Finishes are left to the task."""
         self.is_started = True
         self.tokens[delta.choice] += delta.token_ids
         waiter = self._waiter
         is_awaited = waiter is not None and not waiter.done()
         if delta.finish is not None:
             self.unended.discard(delta.choice)
-        elif at_once and is_awaited and self.reader is not None and self.reader(delta, now):
+        elif at_once and is_awaited and self._offer(delta, now):
             return
         pending = self._pending
         if not pending:
@@ -80,7 +81,25 @@ class DeltaStream:
         pending.append(delta)
         if len(pending) >= MAX_PENDING:
             self._pending = folded(pending)
-        self.wake()
+        if not is_held or delta.finish is not None:
+            self.wake()
+
+    def release(self, now: float) -> None:
+        """Let the reader have what is held."""
+        if self._pending and self._waiter is not None and not self._waiter.done() and not self._offer(None, now):
+            self.wake()
+
+    def _offer(self, delta: Delta | None, now: float) -> bool:
+        """Offer the reader all that waits, this one last; it reads one choice."""
+        if self.reader is None:
+            return False
+        pending = self._pending
+        if pending or delta is None:
+            (delta,) = folded(pending if delta is None else [*pending, delta])
+        if not self.reader(delta, now):
+            return False
+        self._pending, self.waiting_since_s = [], None
+        return True
 
     def wake(self) -> None:
         """Wake the reading task."""

@@ -66,7 +66,11 @@ def test_telling_at_once_changes_neither_what_is_heard_nor_its_order(seed: int) 
 
         task = asyncio.create_task(follow())
         for number in range(300):
-            stream.push(Delta(1, 0, (number,), END if number == 299 else None), 0.0, at_once=random.random() < 0.7)
+            is_held = random.random() < 0.3
+            delta = Delta(1, 0, (number,), END if number == 299 else None)
+            stream.push(delta, 0.0, at_once=not is_held and random.random() < 0.9, is_held=is_held)
+            if is_held and random.random() < 0.7:
+                stream.release(0.0)
             for _ in range(random.randrange(4)):
                 await asyncio.sleep(0)
         await task

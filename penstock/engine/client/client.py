@@ -260,6 +260,7 @@ class EngineClient:
                     self._take_in(report, child, is_last=number == len(frames))
                 except Exception:  # a fault of a listener: the engine must still be heard
                     self._stumbled("a report could not be taken in")
+            self._requests.release(self._pulse.heard_s)
             await asyncio.sleep(0)  # frames that wait already must not keep the event loop from other tasks
 
     def _take_in(self, report: Report, child: Child, *, is_last: bool) -> None:

@@ -26,6 +26,8 @@ class OpenRequests:
         """`send` reaches the engine there is; what is sent while there is none is lost."""
         self._send = send
         self._streams: dict[int, DeltaStream] = {}
+        self._held: list[DeltaStream] = []
+        """Streams whose news wait for those of the frames that follow."""
         self._suspects: deque[DeltaStream] = deque()
         """Requests that saw two engines die: given to the next engine one by one."""
         self._suspect: DeltaStream | None = None
@@ -67,7 +69,7 @@ class OpenRequests:
             self._send(Cancel(request_id, choice))
 
     def take_in(self, step: StepReport, now: float, *, is_last: bool) -> None:
-        """Readers are woken at once unless more frames wait: then they find all of them together."""
+        """Readers have it at once unless more frames wait: then they find all of them together, after `release`."""
         streams = self._streams
         for request_id, num_computed, _ in step.prompts:
             if request_id in streams:
@@ -80,9 +82,19 @@ class OpenRequests:
                 self._acquit(stream)
             if delta.prefix is not None and stream.is_started and stream.request.resumed:
                 delta = delta._replace(prefix=None)  # reported already, by another engine
-            stream.push(delta, now, at_once=is_last)
+            if is_last:
+                stream.push(delta, now, at_once=True)
+            else:
+                stream.push(delta, now, is_held=True)
+                self._held.append(stream)
             if not stream.unended:
                 del streams[delta.request_id]
+
+    def release(self, now: float) -> None:
+        """The last frame that waited is taken in: let readers have what was held for it."""
+        for stream in self._held:
+            stream.release(now)
+        self._held.clear()
 
     def bury(self, now: float) -> tuple[Delta, ...]:
         """The engine is gone: end what no other can continue, and keep the rest for its successor. Returns the ends."""

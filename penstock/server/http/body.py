@@ -210,8 +210,7 @@ def convert(raw: Any, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tu
         raise invalid("the body must be a JSON object", code="invalid_type")
     if len(raw) > MAX_FIELDS:
         raise _too_many()
-    known = msgspec.structs.fields(type_)
-    names = {field.encode_name for field in known}
+    names = type_.__struct_encode_fields__
     for name, way_out in refused.items():
         if name not in names and raw.get(name):
             raise unsupported(name, way_out)
