@@ -101,3 +101,70 @@ def test_batch_requests_wait_in_places_of_their_own() -> None:
     assert scheduler.load.num_waiting == 5
     with pytest.raises(CapacityError):
         add(scheduler, 20)
+
+
+# Steps that are given up halfway
+
+
+def test_a_step_of_batch_requests_yields_and_is_bounded() -> None:
+    scheduler = make(batch_lane_tokens=6, max_batch_tokens=16)
+    add(scheduler, 1, num_prompt=12, is_batch=True)
+    assert scheduler.schedule(0.0).num_tokens == 6  # type: ignore[union-attr]
+    assert scheduler.yields
+    add(scheduler, 2, num_prompt=12)
+    assert scheduler.schedule(0.0).num_tokens == 12  # type: ignore[union-attr]
+    assert not scheduler.yields
+
+
+def test_an_abandoned_step_is_planned_again_as_it_was() -> None:
+    """At every length: also where the step took a block, which is given back."""
+    scheduler = make()
+    for number in (1, 2):
+        add(scheduler, number, num_prompt=3, max_tokens=20, is_batch=True)
+    advance(scheduler)
+    for _ in range(15):
+        num_held = scheduler.pool.num_held
+        batch = scheduler.schedule(0.0)
+        assert batch is not None
+        scheduler.abandon(batch)
+        scheduler.check()
+        assert scheduler.pool.num_held == num_held
+        again = scheduler.schedule(0.0)
+        assert again is not None
+        assert [chunk._replace(new_blocks=()) for chunk in again.chunks] == [
+            chunk._replace(new_blocks=()) for chunk in batch.chunks
+        ]
+        assert [len(chunk.new_blocks) for chunk in again.chunks] == [len(chunk.new_blocks) for chunk in batch.chunks]
+        scheduler.commit(again, output_of(again), 0.0)
+    assert not scheduler.flights
+
+
+def test_an_abandoned_prompt_is_computed_again_and_nobody_trusts_its_blocks() -> None:
+    scheduler = make(max_batch_tokens=64)
+    add(scheduler, 1, num_prompt=12, is_batch=True)
+    batch = scheduler.schedule(0.0)
+    assert batch is not None
+    scheduler.abandon(batch)
+    scheduler.check()
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 1)
+    again = scheduler.schedule(0.0)
+    assert again is not None
+    (chunk,) = again.chunks
+    assert (chunk.start, chunk.length) == (0, 12)
+    assert chunk.arrival is not None
+
+
+def test_drafts_of_an_abandoned_step_are_not_awaited() -> None:
+    scheduler = make()
+    add(scheduler, 1, num_prompt=3, max_tokens=20, is_batch=True)
+    advance(scheduler)
+    (sequence,) = scheduler.generating
+    scheduler.draft(sequence, (5, 6), "test")
+    batch = scheduler.schedule(0.0)
+    assert batch is not None
+    assert batch.chunks[0].num_drafts == 2
+    scheduler.abandon(batch)
+    scheduler.check()
+    again = scheduler.schedule(0.0)
+    assert again is not None
+    assert (again.chunks[0].start, again.chunks[0].length) == (batch.chunks[0].start, 1)
