@@ -190,6 +190,18 @@ def test_a_stream_survives_more_deaths_than_there_are_replicas():
     run(law)
 
 
+def test_a_stream_that_is_taken_over_outlives_replicas_that_say_nothing():
+    """The next one is gone before it begins, and the one after it is the first, back again."""
+
+    async def law():
+        begun, mute = ScriptedReplica("a", telling(5)), ScriptedReplica("b", dropping)
+        async with routed(begun, mute) as router:
+            status, _, body = await router.post(BODY | {"stream": True})
+            assert (status, body) == (200, SHOWN)
+
+    run(law)
+
+
 def test_a_replica_that_stops_answering_loses_its_streams_to_another():
     async def law():
         frozen, good = ScriptedReplica("a", telling(3, stall=True)), ScriptedReplica("b", telling())

@@ -37,6 +37,7 @@ class Relay:
         "_head",
         "_hedge",
         "_hedging",
+        "_is_marked",
         "_is_over",
         "_is_slow",
         "_shown",
@@ -66,7 +67,7 @@ class Relay:
         """A second try beside the first, while neither has answered."""
         self._hedging: asyncio.TimerHandle | None = None
         self._answer: ReplicaAnswer | None = None
-        self._is_over = self._is_slow = False
+        self._is_over = self._is_slow = self._is_marked = False
         self._status = 0
         self._head = b""
         self._shown: list[bytes] = []
@@ -157,6 +158,7 @@ class Relay:
             self.start()
             return
         self._answer = answer
+        self._is_marked = answer.is_marked
         self.count = answer.count or self.count
         if not self.has_begun:
             self._head = answer.lines + self._app.answer_headers(self) + self._timing(attempt)
@@ -263,9 +265,8 @@ class Relay:
         """
         self._leave(is_good=False)
         self._app.note_failure(attempt.replica, message, is_gone=is_gone)
-        answer, self._answer = self._answer, None
-        is_marked = answer is not None and answer.is_marked
-        if self.has_begun and not (is_marked and self.job.is_resumable):
+        self._answer = None
+        if self.has_begun and not (self._is_marked and self.job.is_resumable):
             self._give_up("the replica that was answering is gone; send the request again")
             return
         self.num_failovers += 1
