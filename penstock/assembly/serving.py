@@ -25,6 +25,7 @@ from penstock.log import say
 from penstock.server.app import make_app
 from penstock.server.front import Front
 from penstock.server.http.connection import Connection
+from penstock.server.http.large import keep_large_apart
 from penstock.server.http.record import TraceRecorder
 from penstock.server.http.trace import SpanTracer
 from penstock.server.jobs.endpoints import JobFloor
@@ -93,6 +94,8 @@ def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
 
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # every client is an open file
+
+    keep_large_apart()
 
     async def run() -> int:
         return await Serving(make(), server).run()

@@ -3,21 +3,25 @@
 The cases come from the route table and the body types: a new route or field is tested the day it is written.
 """
 
+import asyncio
+import gc
 import json
 import os
 import re
 import socket
+import weakref
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.config import ServerConfig
-from penstock.server.app import ROUTES, Route
+from penstock.server.app import ROUTES, Route, dialect_of
 from penstock.server.http.admission import Admission
-from penstock.server.http.faults import ApiError
-from penstock.server.http.guard import ApiKeys, is_public
+from penstock.server.http.faults import ApiError, ErrorKind
+from penstock.server.http.guard import ApiKeys, Guard, is_public
 from tests.server.bad_input import GOOD_BODIES, SLOW, check_reported, path_of, raw
 from tests.server.serving import KEY, Server, idle_client, serving, user
 
@@ -199,3 +203,38 @@ def test_logs_hold_no_secrets(locked: Server) -> None:
     reported = locked.errors.read_text() + locked.get("/metrics").text + locked.banner
     assert canary not in reported
     assert KEY not in reported
+
+
+# What is left of a request
+
+
+class Refused:
+    """Stands for a body."""
+
+
+def test_nothing_of_a_refused_request_stays_until_garbage_is_looked_for() -> None:
+    bodies: list[weakref.ref[Refused]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = Refused()
+        bodies.append(weakref.ref(body))
+        try:
+            raise ValueError("the cause")
+        except ValueError as error:
+            raise ApiError(ErrorKind.INVALID, f"{body} will not do") from error
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def session() -> None:
+        guard = Guard(app, ServerConfig(), dialect_of, lambda *_: None, lambda *_: None)
+        headers = [(b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "http_version": "1.1"}
+        await guard(scope, None, send)  # type: ignore[arg-type]
+
+    gc.disable()
+    try:
+        asyncio.run(session())
+        assert bodies[0]() is None
+    finally:
+        gc.enable()

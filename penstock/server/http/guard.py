@@ -135,6 +135,7 @@ class Guard:
             if leave is not None:
                 leave()
             self._on_end(scope, status, start_s)
+            _let_go(scope)
 
     def _check(self, scope: Scope, headers: "_Headers") -> None:
         is_old = scope.get("http_version") == "1.0"
@@ -248,6 +249,15 @@ def _host_name(host: bytes) -> str:
     text = host.decode("latin-1").lower()
     name, colon, port = text.rpartition(":")
     return name if colon and port.isdecimal() and not (name.startswith("[") and not name.endswith("]")) else text
+
+
+def _let_go(scope: Scope) -> None:
+    """What a request has in its scope points back at it, its body included: it would stay until garbage is looked for."""
+    scope.pop("penstock.send", None)
+    fault = scope.pop("penstock.fault", None)
+    while fault is not None:
+        fault.__traceback__ = None
+        fault = fault.__cause__ or fault.__context__
 
 
 def _fault(error: Exception, request_id: bytes) -> ApiError:
