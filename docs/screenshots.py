@@ -2,8 +2,8 @@
 
     python docs/screenshots.py http://127.0.0.1:8000 docs/screens [NAME ...]
 
-Needs a server with a model (`penstock serve --speculate auto`) and Chromium; `fleet` is best taken of a router. Every picture
-is of what the page showed: nothing is prepared but the clicks.
+Needs a server with a model (`penstock serve --speculate auto`) and Chromium; `fleet` is best taken of a router, `models` of a
+server with several. Every picture is of what the page showed: nothing is prepared but the clicks.
 """
 
 import re
@@ -44,13 +44,36 @@ def send(page: Page, number: int, tokens: int) -> None:
 
 
 def load(page: Page) -> None:
-    """A few have ended, more are running."""
+    """The machine is measured, a few requests have ended, more are running."""
     page.locator("[data-stat=running]").wait_for()
+    measure = page.get_by_role("button", name="Measure this machine")
+    measure.or_(page.get_by_text("Ceilings: ")).wait_for()
+    if measure.is_visible():
+        measure.click()
+        page.get_by_text("Ceilings: ").wait_for()
     send(page, 4, 40)
     page.get_by_role("button", name=re.compile(r"Ended \([1-9]")).wait_for()
     send(page, 8, 300)
     page.get_by_role("region", name="Requests in progress").locator("tbody tr").nth(6).wait_for()
     page.wait_for_timeout(3000)
+
+
+def frontier(page: Page) -> None:
+    page.locator("[data-figure='tokens/s A']").wait_for()
+    page.get_by_role("button", name="Draw the frontier").click()
+    page.locator("[data-frontier='tensor 4']").wait_for()
+    page.get_by_role("button", name="Draw the frontier").and_(page.locator(":enabled")).wait_for()
+
+
+def models(page: Page) -> None:
+    """The last of several models is asked while it is cold; of a server with one, that one."""
+    picker = page.locator("label.field:has(> span:text-is('Model')) select")
+    page.wait_for_timeout(1000)
+    if picker.count():
+        picker.select_option(index=picker.locator("option").count() - 1)
+    page.get_by_label("Message", exact=True).fill("What is a penstock?")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(1200)
 
 
 def split_view(page: Page) -> None:
@@ -100,7 +123,7 @@ SHOTS: dict[str, tuple[str, str, Callable[[Page], None]]] = {
     "playground-copies": ("playground", "dark", copies),
     "dashboard": ("dashboard", "dark", load),
     "dashboard-light": ("dashboard", "light", load),
-    "cockpit": ("cockpit", "dark", wait("[data-figure='tokens/s A']")),
+    "cockpit": ("cockpit", "dark", frontier),
     "cockpit-light": ("cockpit", "light", wait("[data-figure='tokens/s A']")),
     "planner": ("planner", "light", wait("[aria-label=Candidates], .note-box")),
     "bench": ("bench", "dark", bench),
@@ -116,6 +139,7 @@ SHOTS: dict[str, tuple[str, str, Callable[[Page], None]]] = {
     "hierarchy": ("explore/hierarchy", "dark", wait("[data-figure=HBM]")),
     "latency": ("explore/latency?answer=16", "light", press("Send 4", ".streams .badge.good")),
     "throughput": ("explore/throughput", "dark", wait("[aria-label='Simulated rates']")),
+    "models": ("playground", "light", models),
     "batching": ("explore/batching", "light", wait("[data-stat='continuous tokens']")),
     "attention": ("explore/attention", "dark", wait("[data-stat=tiled]")),
     "blocks": ("explore/blocks", "light", press("Send 4 real", "[aria-label^='Block tables'] tbody tr")),
