@@ -141,7 +141,7 @@ def test_utilisation_is_against_what_the_machine_was_measured_to_reach(seen: See
         value = page.locator(f"[data-stat={name}] .value")
         expect(value).to_contain_text("%")
         assert 0 < float(value.inner_text().removesuffix("%")) < 150
-    expect(page.locator("[data-frontier^='one sequence']")).to_be_visible()
+    expect(page.locator("[data-frontier^='batches of 1']")).to_be_visible()
     assert not seen.faults
 
 

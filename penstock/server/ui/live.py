@@ -31,6 +31,8 @@ LINGER_S = 300.0
 WINDOW_S = 60.0
 RATE_S = 10.0
 DOCTOR_S = 5.0
+EXTRAPOLATION = 4
+"""The frontier ends at batches this many times as large as any that was seen."""
 MAX_STEPS = 2000
 MAX_READERS = 64
 MAX_HOLDERS = 16
@@ -211,7 +213,9 @@ class LiveView:
             num_context=sum(one.num_prompt + one.num_tokens for one in ended) / count,
         )
         size = full_batch(mix, facts.max_sequences, facts.num_cached_tokens)
-        return capacity_per_s(times, mix, size), [tuple(one) for one in frontier(times, mix, size)]
+        seen = max(step.num_decoding for step in self.steps)
+        points = frontier(times, mix, min(size, EXTRAPOLATION * seen))
+        return capacity_per_s(times, mix, size), [tuple(one) for one in points]
 
     def _misses(self, tenant: str | None) -> list[tuple[str, int, int]]:
         """(why, requests, prompt tokens computed for it) of requests that ended, what cost most first."""

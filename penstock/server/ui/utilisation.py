@@ -88,6 +88,11 @@ def capacity_per_s(times: StepTimes, mix: RequestMix, size: float) -> float:
 
 
 def frontier(times: StepTimes, mix: RequestMix, size: float) -> list[OperatingPoint]:
-    """Tokens a second against what each user sees, from one sequence to a full batch of `size`."""
+    """Tokens a second against what each user sees, from one sequence to a full batch of `size`.
+
+    Nothing where steps of all sizes cost the same a sequence: they were too few or too uneven to tell what a batch gains.
+    """
+    if times.base_s <= 0.01 * times.sequence_s:
+        return []
     sizes = [2.0**power for power in range(max(math.ceil(math.log2(size)), 0))]
     return [point_at(one, times, mix) for one in (*sizes, size)]

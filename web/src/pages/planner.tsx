@@ -104,12 +104,13 @@ function Pareto({ data }: { data: Data }): JSX.Element {
   useEffect(useStream, []);
   const now = useLive(1);
   const points = list(data["pareto"]).map((one) => ({ user: Number(one["tokens_per_s_per_user"]), all: Number(one["tokens_per_s_per_device"]), text: `${String(one["name"])}\nat ${significant(Number(one["rate"]))} requests/s a copy` }));
+  const limits = list(data["options"]).map((one) => ({ user: Number(object(one["capacity"])["tokens_per_s_per_user"]), all: Number(object(one["capacity"])["tokens_per_s_per_device"]), text: `${String(one["name"])}\nat its capacity` }));
   const [chosen, load] = [object(data["chosen"]), object(data["at_load"])];
   const made = Number(load["rate"] ?? NaN) * Number(object(data["demand"])["mean_answer"] ?? NaN);
   const asked: Dot = { user: 1 / Number(object(load["tpot"])["p50"] ?? NaN), all: made / Number(chosen["num_devices"] ?? NaN), label: "the plan at this load", text: String(chosen["name"] ?? ""), colour: "accent", shape: "diamond" };
   return (
     <Card title="Frontier" about="Tokens a second of a device against those of each user, within the SLO.">
-      <Frontier label="Pareto front" allLabel="tokens/s a device" curves={[{ label: "best loads of all configurations", colour: "decode", points }]} dots={[asked, ...present(now)]} />
+      <Frontier label="Pareto front" allLabel="tokens/s a device" curves={[{ label: "best loads of all configurations", colour: "decode", points }, { label: "each configuration at its capacity", colour: "cached", points: limits, isScattered: true }]} dots={[asked, ...present(now)]} />
     </Card>
   );
 }

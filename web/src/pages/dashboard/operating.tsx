@@ -8,7 +8,8 @@ import { Card } from "../../ui/kit";
 export function Operating(): JSX.Element {
   const now = (useLive(5) ?? live.peek())!;
   const points = now.queue.frontier.map(([size, tpot, tokens]) => ({ user: 1 / tpot, all: tokens, text: `${count(Math.round(size))} sequences, TPOT ${seconds(tpot)}` }));
-  const curves: Curve[] = points.length ? [{ label: "one sequence to a full batch, by the latest steps", colour: "decode", points }] : [];
+  const largest = count(Math.round(now.queue.frontier.at(-1)?.[0] ?? 0));
+  const curves: Curve[] = points.length ? [{ label: `batches of 1 to ${largest}, by the latest steps`, colour: "decode", points }] : [];
   const dots = present(now);
   return (
     <Card class="c6" title="Operating point" about="Tokens a second of all against those of each user: what its steps say of every batch, for requests like the last ones.">

@@ -177,8 +177,10 @@ function Chat({ settings, onSettings }: { settings: Settings; onSettings: (next:
       </section>
       <aside class="stack">
         <Card title="Settings">
-          <ModelPicker />
-          <Standing />
+          <div class="picker">
+            <ModelPicker />
+            <Standing />
+          </div>
           <Panel value={settings} onChange={onSettings} />
         </Card>
         <Card title="Take it with you">
