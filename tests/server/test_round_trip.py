@@ -113,7 +113,7 @@ AIDER_FLAGS = (
     "--no-suggest-shell-commands",
 )  # fmt: skip
 GREETING = 'def greeting(name):\n    return "Hello, " + name\n'
-EDIT = "Change greeting so that it returns the text in capital letters, using upper(). Change nothing else."
+EDIT = "Replace the word Hello by the word Goodbye. Change nothing else."
 
 
 @pytest.mark.slow
@@ -138,6 +138,6 @@ def test_aider_edits_a_file(coder: Server, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    check = "import greeting; assert greeting.greeting('you') == 'HELLO, YOU'"
+    check = "import greeting; assert greeting.greeting('you') == 'Goodbye, you'"
     checked = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, f"{(tmp_path / 'greeting.py').read_text()}\n{checked.stderr}\n{done.stdout}"
