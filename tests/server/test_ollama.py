@@ -8,6 +8,11 @@ import httpx
 import ollama
 import pytest
 
+from penstock.config import EngineConfig
+from penstock.engine.client import EngineClient
+from penstock.server.ollama.catalogue import capabilities
+from penstock.server.served import ServedModel
+from penstock.server.text import ModelCard
 from tests.server.serving import Server, chat_text, oracle_text, render, user
 
 OPTIONS = {"temperature": 0, "num_predict": 9}
@@ -92,6 +97,14 @@ def test_texts_become_vectors(server: Server) -> None:
     assert len(one) == len(two) == 16
     assert client(server).embeddings("default", "a text").embedding == pytest.approx(one, abs=1e-6)
     assert len(client(server).embed("default", "a text", dimensions=4).embeddings[0]) == 4
+
+
+def test_a_template_that_describes_tools_makes_them_a_capability() -> None:
+    model = ServedModel(EngineClient([], EngineConfig()), num_tenants=0)
+    model.card = ModelCard(template="{% for message in messages %}{{ message.content }}{% endfor %}")
+    assert capabilities(model) == ["completion"]
+    model.card = ModelCard(template="{% if tools %}{{ tools }}{% endif %}", has_reasoning=True)
+    assert capabilities(model) == ["completion", "tools", "thinking"]
 
 
 def test_what_is_served_is_listed_and_shown(server: Server) -> None:

@@ -100,6 +100,8 @@ def capabilities(model: ServedModel) -> list[str]:
     found = ["completion"] if model.can_generate else []
     if model.embedding_size:
         found.append("embedding")
+    if "tools" in model.card.template:  # it describes them to the model itself; all others are told in words
+        found.append("tools")
     if model.card.has_reasoning:
         found.append("thinking")
     return found
