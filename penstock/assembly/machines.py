@@ -114,7 +114,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
         device=str(loaded.device.torch_device),
         num_active_parameters=loaded.spec.num_active_parameters,
     )
-    return Machine(engine, facts)
+    return Machine(engine, facts, close=None if loaded.group is None else loaded.group.close)
 
 
 def _end(fault: str) -> None:

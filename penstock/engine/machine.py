@@ -46,3 +46,5 @@ class Machine(NamedTuple):
     engine: Engine
     facts: Facts
     embed: Embed | None = None
+    close: Callable[[], None] | None = None
+    """Called once the engine was told to stop and has: whoever computed with it ends too."""

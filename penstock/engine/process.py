@@ -83,6 +83,8 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path, start_s: float 
         post.engine = machine.engine
         reports.send(encode(Ready(machine.facts)))
         _turn(machine, post, reports)
+        if machine.close is not None:
+            machine.close()
     except PenstockError as error:
         reports.send(encode(Failed(str(error), isinstance(error, ConfigError))))
         return 2 if isinstance(error, ConfigError) else 1
