@@ -79,11 +79,15 @@ class LLM:
         self._encoder: TextEncoder | None = None
         if isinstance(loaded.network, Encoder):
             self._encoder = TextEncoder(loaded.network)
-        else:
+            return
+        try:
             if loaded.files is not None:
                 _ = loaded.files.tokenizer  # all ask for it; what making it leaves behind is given back with the rest
             self._sizing = size(config, loaded, OFFLINE_STEP_S)
             self._engine = make_engine(config, loaded, self._sizing)
+        except BaseException:
+            self.close()  # the other ranks would wait for ever
+            raise
 
     def close(self) -> None:
         """Give weights and cache back, and end what other ranks there are. What is under way is dropped."""

@@ -112,7 +112,7 @@ def _answer(url: str, pid: int, number: signal.Signals | None) -> tuple[str, flo
             if not line.startswith("data: {"):
                 continue
             now = time.monotonic()
-            if len(pieces) > 5:
+            if len(pieces) >= 5:
                 gap_s = max(gap_s, now - last_s)
             last_s = now
             pieces.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])

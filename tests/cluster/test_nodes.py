@@ -66,7 +66,7 @@ def test_stages_of_a_replica_lie_on_two_nodes_and_a_lost_one_is_replaced(nodes: 
         service.await_words("is ready on")
         assert asyncio.run(load(service.url, 20, 8, 8)) == []
         (replica,) = service.status()["replicas"]
-        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         (there,) = re.findall(r"server_process rank \S+ --here (\S+)", listed)
         assert there != replica["node"]
         victim = next(node for node in nodes.others if node.node_ip_address in (there, replica["node"]))

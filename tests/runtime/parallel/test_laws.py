@@ -15,7 +15,7 @@ from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.parallel.runner import LeadingRunner
 from tests.engine.answers import LIMITS, Clock, drain, make_request
 from tests.engine.masked import VOCAB_SIZE, matching
-from tests.models.tiny import llama
+from tests.models.tiny import DECODERS, llama
 from tests.runtime.driving import BLOCK_SIZE, Driver, Text, prompts
 from tests.runtime.parallel.test_split import whole_model
 from tests.runtime.parallel.threads import lead
@@ -80,6 +80,25 @@ def test_likeliest_tokens_are_those_of_one(ranks: Ranks, folder: Path) -> None:
         return driver(runner).finish([Text(prompt) for prompt in prompts(5, 9, 30)], 12)
 
     assert lead(ranks, folder, ROOM, answers) == answers(ModelRunner(whole_model(folder), *ROOM))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "gpt-oss"])
+def test_two_hundred_prompts_over_experts(name: str, tmp_path: Path) -> None:
+    DECODERS[name].save(tmp_path)
+    every = prompts(*(3 + number % 30 for number in range(200)))
+
+    def answers(runner: LeadingRunner | ModelRunner) -> list[list[int]]:
+        one = driver(runner)
+        found = []
+        for begin in range(0, len(every), 10):
+            texts = [Text(prompt) for prompt in every[begin : begin + 10]]
+            found += one.finish(texts, 8)
+            for text in texts:
+                one.leave(text)
+        return found
+
+    assert lead(Ranks(expert=2), tmp_path, ROOM, answers) == answers(ModelRunner(whole_model(tmp_path), *ROOM))
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
