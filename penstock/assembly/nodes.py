@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from penstock import preload
 from penstock.assembly.ranks import (
-    COMMAND,
     NODE_SETUP,
     READY,
     RankSetup,
@@ -32,7 +32,7 @@ from penstock.assembly.ranks import (
 )
 from penstock.config import EngineConfig, split_address
 from penstock.errors import PenstockError
-from penstock.runtime.parallel.processes import SHARED_MEMORY, begin_rank, end_ranks
+from penstock.runtime.parallel.processes import SHARED_MEMORY, end_ranks, tell_rank
 from penstock.runtime.parallel.world import Meeting, open_store
 
 LOGGER = logging.getLogger(__name__)
@@ -87,8 +87,10 @@ class Node:
         home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         folder = Path(tempfile.mkdtemp(prefix="penstock-ranks-", dir=home))
         meeting = Meeting(host, port, here=here, folder=str(folder))
-        begun = [begin_rank(COMMAND, encode_setup(RankSetup(config, rank, meeting))) for rank in held]
+        begun = [preload.take_rank() for _ in held]
         try:
+            for rank, process in zip(held, begun, strict=True):
+                tell_rank(process, encode_setup(RankSetup(config, rank, meeting)))
             store.set(node_key(node), READY)
             self._wait_for_end(lambda: store.add("nodes", 0), begun)
         finally:

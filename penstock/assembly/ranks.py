@@ -7,10 +7,10 @@ import contextlib
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock import preload
 from penstock.config import EngineConfig, split_address
 from penstock.errors import ConfigError, RankLostError
 from penstock.models.ranks import Ranks
@@ -26,7 +26,6 @@ NODE_SETUP = "setup"
 """Where other machines find what they are to compute parts of."""
 READY = "ready"
 """What a machine says that can compute its part; another says why it cannot."""
-COMMAND = (sys.executable, "-m", "penstock.assembly.rank_worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class RankGroup:
         if self._num_nodes > 1:
             self.processes.store.set(NODE_SETUP, _encoded(config).decode())
         for rank in ranks_of_node(ranks, self._num_nodes, 0)[1:]:
-            self.processes.begin(rank, COMMAND, encode_setup(RankSetup(config, rank, self._meeting)))
+            self.processes.take(rank, preload.take_rank(), encode_setup(RankSetup(config, rank, self._meeting)))
 
     def await_nodes(self) -> None:
         """Wait until the other machines have come; raise ConfigError if one of them cannot compute its part."""

@@ -1,6 +1,7 @@
 """The engine's process: `python -m penstock.assembly.worker [FLAGS] FOLDER`, its config as JSON on stdin. Not for people.
 
 --model=NAME       what the config is going to ask for: what it needs is imported before that comes
+--ranks=COUNT      how many it will take on this machine: the others are begun at once, and import beside this one
 --step-log=FILE    a line a step goes there
 --log=LEVEL:FORM   how much is logged, and how
 """
@@ -14,12 +15,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from penstock import preload
 from penstock.assembly.machines import is_arithmetic, make_engine
 from penstock.engine.process import run_engine
 from penstock.engine.wire import decode_config
 from penstock.log import set_up
 
 MODEL = "--model="
+RANKS = "--ranks="
 STEP_LOG = "--step-log="
 LOG = "--log="
 
@@ -32,6 +35,7 @@ def main() -> int:
     set_up(level, form, "penstock engine")
     model = _value(flags, MODEL)
     if model is not None and not is_arithmetic(model):
+        preload.begin_ranks(int(_value(flags, RANKS) or 1) - 1)
         gc.disable()  # `run_engine` enables it when the engine is made
         import_module("penstock.assembly.engine")  # torch: most of a start
     setup = sys.stdin.buffer.readline()

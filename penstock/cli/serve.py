@@ -74,7 +74,13 @@ def run(config: Config) -> int:
 
 
 def worker_command(config: Config, model: str) -> list[str]:
+    from penstock.models.ranks import Ranks
+
     command = [sys.executable, "-m", "penstock.assembly.worker", f"--model={model}"]
+    asked = config.parallel
+    num_ranks = Ranks(asked.tensor, asked.pipeline, asked.expert).num_ranks // asked.nodes
+    if num_ranks > 1:
+        command.append(f"--ranks={num_ranks}")
     command.append(f"--log={config.server.log_level}:{config.server.log_format}")
     if config.step_log is not None:
         command.append(f"--step-log={config.step_log.absolute()}")

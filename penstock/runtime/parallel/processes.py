@@ -21,7 +21,7 @@ from penstock.runtime.parallel.world import open_store
 
 LOGGER = logging.getLogger(__name__)
 BEAT_S = 0.5
-SILENT_S = 10.0
+SILENT_S = 5.0
 """A rank that has not beaten for this long is given up."""
 GRACE_S = 2.0
 """Time in which the step that misses a lost rank is to fail by itself."""
@@ -46,8 +46,10 @@ class RankProcesses:
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    def begin(self, rank: int, command: Sequence[str], setup: bytes) -> None:
-        self._processes[rank] = begin_rank(command, setup)
+    def take(self, rank: int, process: "subprocess.Popen[bytes]", setup: bytes) -> None:
+        """A process that waits to be told what it is."""
+        self._processes[rank] = process
+        tell_rank(process, setup)
 
     def watch(self, ranks: Sequence[int]) -> None:
         """From here on: before that a rank that ends is missed by those who wait for it to join."""
@@ -96,14 +98,12 @@ class RankProcesses:
         return None
 
 
-def begin_rank(command: Sequence[str], setup: bytes) -> "subprocess.Popen[bytes]":
-    """A process that is told what it is by the first line of its input, and ends with that."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+def tell_rank(process: "subprocess.Popen[bytes]", setup: bytes) -> None:
+    """By the first line of its input."""
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever watches will tell
             process.stdin.write(setup + b"\n")
             process.stdin.flush()
-    return process
 
 
 def end_ranks(processes: "Sequence[subprocess.Popen[bytes]]") -> None:

@@ -5,6 +5,7 @@ is the same module, told by its input where to meet.
 """
 
 import json
+import subprocess
 import sys
 import time
 from typing import Any
@@ -61,7 +62,7 @@ def time_here(device: str, *, shares_memory: bool) -> dict[str, Any]:
         folder = str(processes.folder) if shares_memory else None
         meeting = Meeting(HOST, processes.store.port, folder=folder)
         setup = {"port": meeting.port, "folder": folder, "device": device}
-        processes.begin(1, COMMAND, json.dumps(setup).encode())
+        processes.take(1, subprocess.Popen(COMMAND, stdin=subprocess.PIPE), json.dumps(setup).encode())
         world = World(RANKS.place(0), meeting, _device(device, 0), processes.store)
         timed = time_sums(world.tensor, world.device)
         world.close()
