@@ -57,9 +57,6 @@ IDLE_S = 1.0
 WAKE = -1
 """An id that no request has: cancelling it only wakes the loop."""
 
-NICENESS = 4
-"""Where there are fewer cores than work, the server goes first: it needs a moment, and clients wait."""
-
 OnPhase = Callable[[str], None]
 """Called with the name of each phase of the start as it ends."""
 
@@ -68,7 +65,6 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path, start_s: float 
     """Make a machine and serve it until asked to stop. Returns the exit status; `start_s` is when the first phase began."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    os.nice(NICENESS)
     context = zmq.Context()
     reports = _reports_socket(context, folder)
     post = Post(context, folder)
