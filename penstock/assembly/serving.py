@@ -141,7 +141,7 @@ class SingleEngine:
 
     async def verify(self) -> None:
         """Whether the model is what it was; if not, it is not ready for anybody."""
-        if self._verifier is None:
+        if self._verifier is None or self._client.facts is None:  # told to stop before it was ready
             return
         try:
             self._model.fault = await self._find_fault(self._verifier)

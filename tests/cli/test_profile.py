@@ -67,6 +67,7 @@ def test_the_simulator_says_when_a_profile_is_stretched(profile, capsys):
     assert "beyond what was measured (num_chunks 60" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # two ranks that wait for each other at every sum need two cores to themselves
 def test_ranks_exchange_as_fast_as_was_measured_between_them(profile, monkeypatch, capsys):
     """By what the profile keeps, and by what is known of this machine since."""
     path, hardware = profile
@@ -85,6 +86,7 @@ def test_ranks_exchange_as_fast_as_was_measured_between_them(profile, monkeypatc
     assert "no part of this machine" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_planner_considers_ranks_of_this_machine_by_what_was_measured(profile, monkeypatch, capsys):
     path, hardware = profile
     monkeypatch.setenv("XDG_CACHE_HOME", str(path.parents[2]))
