@@ -35,7 +35,7 @@ web: $(WEB)  ## build the web app, where npm is at hand
 $(WEB): $(WEB_SOURCES)
 	@if ! command -v npm >/dev/null; then \
 	  echo "npm is not here: the web app at / is not built (Node 20.19 or newer brings it); everything else works"; \
-	else echo "Building the web app ..."; cd web && { npm ci $(NPM) >/dev/null 2>&1 || npm install --no-save $(NPM); } && npm run --silent build \
+	else echo "Building the web app ..."; cd web && { npm ci $(NPM) >/dev/null 2>&1 || npm install --no-save $(NPM) >/dev/null; } && npm run --silent build \
 	  || echo "The web app could not be built, so / has none; everything else works"; fi
 
 web-check: web  ## lint and types of the web app

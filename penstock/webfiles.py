@@ -65,6 +65,11 @@ def _files() -> dict[str, WebFile]:
     return found
 
 
+def has_web_app() -> bool:
+    """It has been built."""
+    return (STATIC / INDEX).is_file()
+
+
 def web_file(path: str) -> WebFile | None:
     """The file at a path of the address; `/` is the page, built or not."""
     name = path.removeprefix("/") or INDEX

@@ -11,6 +11,7 @@ python benchmarks/gpu/ranks.py --device cpu --layers 2 --model smollm2-135m
 
 import argparse
 import json
+import statistics
 import sys
 import threading
 import time
@@ -159,15 +160,15 @@ def world_of_one(spec: ModelSpec, device: torch.device, dtype: torch.dtype, toke
     whole = dummy_model(spec, device, dtype)
     plain = rank_runner(whole, world, room, None)
     rates: dict[str, list[float]] = {"plain": [], "ranks": []}
-    for turn in range(4):
+    for turn in range(6):
         for name, runner in (("plain", plain), ("ranks", through)):
             begin_s = time.perf_counter()
             generate(runner, spec.vocab_size, 8, tokens)
             if turn:
                 rates[name].append(8 * tokens / (time.perf_counter() - begin_s))
-    best = {name: max(values) for name, values in rates.items()}
+    usual = {name: statistics.median(values) for name, values in rates.items()}
     world.close()
-    return {"tokens_per_s": best, "ratio": best["ranks"] / best["plain"]}
+    return {"tokens_per_s": usual, "ratio": usual["ranks"] / usual["plain"]}
 
 
 def recorded_sum(device: torch.device) -> dict[str, Any]:
@@ -194,7 +195,7 @@ def main() -> int:
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=16, help="of each answer of emulated ranks")
     asked = parser.parse_args()
     device = torch.device(asked.device)
     spec = find(asked.model)

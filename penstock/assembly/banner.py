@@ -8,6 +8,7 @@ from penstock.config import ServerConfig
 from penstock.console.show import printable
 from penstock.engine.machine import Facts
 from penstock.server.pool.resident import Resident
+from penstock.webfiles import has_web_app
 
 USER_TOKENS = 2048
 """A typical conversation, to tell capacity in users."""
@@ -19,7 +20,7 @@ def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple
     lines = ["", f"  Penstock serves {printable(facts.model)} at {url}/v1", ""]
     lines += [f"  {name:<18}{format_bytes(size):>12}" for name, size in facts.memory]
     lines += ["", f"  {capacity(facts)}", f"  started in {seconds:.1f} s{_phases(phases)}", ""]
-    lines += ["  try it:", f"  {curl(facts, server, url)}", f"  docs: {url}/docs", ""]
+    lines += ["  try it:", f"  {curl(facts, server, url)}", *_pages(url), ""]
     return "\n".join(lines)
 
 
@@ -34,7 +35,7 @@ def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server:
     body = json.dumps({"model": residents[0].name, "messages": [{"role": "user", "content": "Hello!"}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.keys else ""
     lines += ["", "  try it:", f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"]
-    return "\n".join([*lines, f"  docs: {url}/docs", ""])
+    return "\n".join([*lines, *_pages(url), ""])
 
 
 def capacity(facts: Facts) -> str:
@@ -55,6 +56,12 @@ def curl(facts: Facts, server: ServerConfig, url: str) -> str:
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.keys else ""
     quoted = body.replace("'", "'\\''")
     return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{quoted}'"
+
+
+def _pages(url: str) -> list[str]:
+    """What to open in a browser."""
+    app = [f"  web app: {url}/"] if has_web_app() else []
+    return [*app, f"  docs: {url}/docs"]
 
 
 def _phases(phases: Sequence[tuple[str, float]]) -> str:

@@ -188,7 +188,7 @@ class Engine:
             deltas += self._propose(self.proposals)
         if self.matching:
             deltas = self.matching.follow(deltas, scheduler)
-            self.matching.propose(scheduler)
+            self.matching.propose(scheduler, self.depth)
         batch = scheduler.schedule(now)
         if batch is not None:
             if self.on_schedule is not None:

@@ -17,6 +17,10 @@ from penstock.errors import RequestError
 WORD_BYTES = 4
 MIN_FORCED = 2
 """Verifying fewer tokens at once saves less than it costs."""
+MIN_SAVED = 0.25
+"""Steps saved by forced tokens, for each sequence of a batch: a step that verifies takes longer for all of them."""
+MAX_FORCED = 384
+"""Forced tokens in one step. Longer steps keep the others waiting, and GPUs have none recorded."""
 SOURCE = "grammar"
 """Name of the drafter of forced tokens."""
 OVER = Finish(FinishReason.STOP)
@@ -208,11 +212,24 @@ class Matching:
             return None
         return StepMasks(tuple(chunks), tuple(entries), tuple(times), self.grammars, self.clock, self.counts)
 
-    def propose(self, scheduler: Scheduler) -> None:
-        """Where only one text can come next, its tokens are drafts that cannot be wrong; the last is drawn after them."""
-        for key, token_ids in self._forced.items():
-            self.counts.num_forced += scheduler.propose(*key, token_ids[:-1], SOURCE)
+    def propose(self, scheduler: Scheduler, depth: int = 1) -> None:
+        """Where only one text can come next, its tokens are drafts that cannot be wrong; the last is drawn after them.
+
+        With `depth` steps in flight some of the tokens are drawn there, and a sequence leaves as many steps out while its
+        drafts are verified.
+        """
+        least = MIN_FORCED + 2 * (depth - 1)
+        forced = {key: token_ids for key, token_ids in self._forced.items() if len(token_ids) >= least}
         self._forced.clear()
+        num_saved = sum(len(token_ids) - least + 1 for token_ids in forced.values())
+        if num_saved < MIN_SAVED * scheduler.num_running:
+            return  # what still is forced then comes up again with the next token
+        most, room = max(least, MAX_FORCED // max(len(forced), 1)), MAX_FORCED
+        for key, token_ids in forced.items():
+            if room >= least:
+                num_drafts = scheduler.propose(*key, token_ids[:-1][: min(most, room)], SOURCE)
+                self.counts.num_forced += num_drafts
+                room -= num_drafts
 
     def follow(self, deltas: tuple[Delta, ...], scheduler: Scheduler) -> tuple[Delta, ...]:
         """Advance over reported tokens. A choice that has completed its grammar, or cannot follow it, ends."""

@@ -112,14 +112,15 @@ class Running:
             choice.finish, choice.stop = delta.finish, delta.finish.stop_token_id
         if choice.finish is not None and stream is not None:
             text = text.then(stream.finish())
-        choice.text += text.content
-        choice.reasoning += text.reasoning
+        content, reasoning = (text.content, text.reasoning) if text.segments else ("", "")
+        choice.text += content
+        choice.reasoning += reasoning
         for segment in text.segments:
             if isinstance(segment, ToolCallStart):
                 choice.tool_calls.append(OfflineCall(segment.name))
             elif isinstance(segment, ToolCallArguments):
                 choice.tool_calls[segment.call].arguments += segment.text
-        self.news.append((self, Update(self.completion, delta.choice, text.content, text.reasoning, num_kept)))
+        self.news.append((self, Update(self.completion, delta.choice, content, reasoning, num_kept)))
         return choice.finish is not None and delta.finish is None
 
     @property

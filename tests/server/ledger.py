@@ -19,6 +19,8 @@ class Ledger:
     complete: int = 0
     refused: list[httpx.Response] = field(default_factory=list)
     failed: int = 0
+    faults: list[str] = field(default_factory=list)
+    """Why calls failed."""
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     refusal_s: list[float] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Ledger:
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
-                    self.failed += 1
+                    self._fail(f"{content}: in the stream: {event['error']}")
                     return
                 choice = event["choices"][0]
                 texts[choice["index"]] += choice["delta"].get("content") or ""
@@ -77,7 +79,11 @@ class Ledger:
             self.refused.append(response)
             self.refusal_s.append(time.monotonic() - start_s)
         else:
-            self.failed += 1
+            self._fail(f"{response.status_code}: {error}")
+
+    def _fail(self, fault: str) -> None:
+        self.failed += 1
+        self.faults.append(fault)
 
     def _judge(self, content: str, texts: list[str], tokens: int) -> None:
         self.complete += 1

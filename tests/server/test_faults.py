@@ -16,6 +16,7 @@ import pytest
 
 from penstock.server.http.connection import HEADERS_S
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
+from penstock.webfiles import has_web_app
 from tests.server.ledger import Ledger, http_of, mixed_load
 from tests.server.serving import Server, chat_text, serving, start, user
 
@@ -36,7 +37,7 @@ def test_nothing_is_lost_or_wrong_under_load(server: Server, count: int, in_flig
     before, held = resources(server), server.metric("vllm:kv_cache_usage_perc")
     ledger = Ledger()
     asyncio.run(mixed_load(server, ledger, count, in_flight=in_flight, seed=1))
-    assert (ledger.complete, ledger.failed, ledger.wrong, ledger.lost, ledger.refused) == (count, 0, [], [], [])
+    assert (ledger.complete, ledger.faults, ledger.wrong, ledger.lost, ledger.refused) == (count, [], [], [], [])
     assert server.metric("vllm:num_requests_running") == 0
     assert server.metric("vllm:kv_cache_usage_perc") <= held  # what others have pinned for a time stays
     assert server.metric("penstock_calls_open") == 0
@@ -356,8 +357,9 @@ def test_an_impossible_start_ends_at_once_with_its_reason(
 
 def test_the_banner_says_where_what_and_how_much(server: Server) -> None:
     assert server.url in server.banner
-    for words in ("oracle:", "KV cache", "users at", "started in", "curl http"):
+    for words in ("oracle:", "KV cache", "users at", "started in", "curl http", "docs: http"):
         assert words in server.banner
+    assert ("web app: http" in server.banner) == has_web_app()
 
 
 def test_the_curl_line_works_as_printed(server: Server) -> None:

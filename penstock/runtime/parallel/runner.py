@@ -66,7 +66,8 @@ class LeadingRunner:
         self._held = None
         with together():
             filled = None if masks is None else self._filled(masks)
-            self._world.announce(encode_step(batch, filled))
+            if self._world.place.ranks.num_ranks > 1:
+                self._world.announce(encode_step(batch, filled))
             return LeadTicket(self._runner.launch(batch, filled))
 
     def _filled(self, masks: TokenMasks) -> FilledMasks:

@@ -73,7 +73,8 @@ class GrammarCompiler:
         if found is None:
             found = self._compile(kind, source)
             self._keep(digest, found, len(source))
-        return GrammarMatcher(found.deep_copy(), kind, goes_back=not any(word in source for word in COUNTING))
+        goes_back = not any(word in source for word in COUNTING)
+        return GrammarMatcher(found.deep_copy(), kind, grammar=digest, goes_back=goes_back)
 
     def fill(self, entries: Sequence[tuple[GrammarMatcher, tuple[int, ...]]], bits: memoryview, num_words: int) -> None:
         """Write masks into `bits`, rows of `num_words` 32-bit words: one for each matcher as it stands, and one after each of
@@ -101,10 +102,12 @@ class GrammarCompiler:
             else:
                 plain.append((native, row))
             row += 1 + len(drafts)
+        is_shared = 2 * len({matcher.grammar for matcher, _ in entries}) <= len(entries)
+        executor = self._lone_executor if is_shared else self._executor
         if plain:
-            self._executor.unsafe_compute_mask_ptr(plain, address, row_bytes, num_rows)
+            executor.unsafe_compute_mask_ptr(plain, address, row_bytes, num_rows)
         if drafted:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, address, row_bytes, num_rows)
+            executor.unsafe_compute_mask_ptr_with_draft_token(drafted, address, row_bytes, num_rows)
 
     @cached_property
     def num_words(self) -> int:
@@ -113,6 +116,11 @@ class GrammarCompiler:
     @cached_property
     def _executor(self) -> LLExecutor:
         return LLExecutor()
+
+    @cached_property
+    def _lone_executor(self) -> LLExecutor:
+        """For matchers of one grammar: they share a lock, and threads that wait for it are slower than one that need not."""
+        return LLExecutor(num_threads=1)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:

@@ -12,17 +12,19 @@ from penstock.text.grammar.faults import fault_of
 
 
 class GrammarMatcher:
-    __slots__ = ("_kind", "_matcher", "goes_back")
+    __slots__ = ("_kind", "_matcher", "goes_back", "grammar")
 
-    def __init__(self, matcher: LLMatcher, kind: str, *, goes_back: bool = True) -> None:
+    def __init__(self, matcher: LLMatcher, kind: str, *, grammar: bytes = b"", goes_back: bool = True) -> None:
         self._matcher = matcher
         self._kind = kind
+        self.grammar = grammar
+        """Digest of the source: matchers with the same one share what the grammar engine learns of it."""
         self.goes_back = goes_back
         """It can be advanced over drafts and rolled back. A grammar that counts tokens cannot."""
 
     def fork(self) -> "GrammarMatcher":
         """A copy of the state, which continues independently."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._kind, goes_back=self.goes_back)
+        return GrammarMatcher(self._matcher.deep_copy(), self._kind, grammar=self.grammar, goes_back=self.goes_back)
 
     def advance(self, token_ids: Iterable[int]) -> None:
         self._matcher.consume_tokens(list(token_ids))
