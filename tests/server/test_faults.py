@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from penstock.server.http.connection import HEADERS_S
-from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from penstock.webfiles import has_web_app
+from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from tests.server.ledger import Ledger, http_of, mixed_load
 from tests.server.serving import Server, chat_text, serving, start, user
 
