@@ -15,7 +15,7 @@ Rank = tuple[Any, ...]
 
 class Order(Protocol):
     counts_service: bool
-    """Charging makes a difference."""
+    """Service is counted by tenant: charging makes a difference, and tenants share rows and blocks."""
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""

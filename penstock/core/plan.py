@@ -4,6 +4,8 @@ Decoding sequences come first, then prompts in progress, then waiting sequences 
 difference between them: a sequence has positions whose KV is not computed yet, and a chunk is a run of them.
 """
 
+from collections import Counter
+from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.core.batch import Arrival, Chunk, PrefixHit, make
@@ -60,6 +62,8 @@ class StepPlan:
         """Prompts in progress come before admission, so no sequence is admitted before all of them are launched to their
         ends: a sequence with the same beginning finds all of it."""
         roster = self._roster
+        if roster.order.counts_service and roster.waiting_since is not None:
+            self._share()
         self.is_batch_lane = not roster.is_contended
         if self.is_batch_lane:
             self.budget = min(self.budget, self._limits.batch_lane_tokens)
@@ -78,6 +82,39 @@ class StepPlan:
             del self.sequences[index]
             chunk = self.chunks.pop(index)
             self.budget += chunk.length - chunk.num_fast_forward
+
+    # Tenants
+
+    def _share(self) -> None:
+        """Find a row and blocks for the first in order, if its tenant holds too little and another too much."""
+        roster, pool = self._roster, self._pool
+        needy = roster.order.peek()
+        if needy is None or needy.request.is_batch or not roster.batching.joins:
+            return
+        if not roster.has_row:
+            self._preempt_for(needy, "rows", 1)
+        num_blocks = pool.blocks_for(len(needy.tokens))
+        while pool.num_available < num_blocks + len(roster.running):
+            if not self._preempt_for(needy, "blocks", num_blocks):
+                return
+
+    def _preempt_for(self, needy: Sequence, lacks: str, num_needed: int) -> bool:
+        """Preempt the latest sequence of the tenant that holds most, for one that was served less and would still hold no
+        more; False if there is none.
+
+        The oldest sequence of a tenant is never preempted so, and the needy one is still the first in order.
+        """
+        roster, own = self._roster, needy.request.tenant
+        held = Counter({own: 0})
+        for sequence in roster.running:
+            held[sequence.request.tenant] += 1 if lacks == "rows" else len(sequence.blocks)
+        tenant, most = max(held.items(), key=itemgetter(1))
+        theirs = [sequence for sequence in roster.running if sequence.request.tenant == tenant]
+        tier = roster.order.tier
+        if len(theirs) < 2 or most - held[own] < 2 * num_needed or tier(theirs[0]) <= tier(needy):
+            return False
+        self._preempt(max(theirs, key=roster.order.rank), needy, lacks)
+        return True
 
     # Running sequences
 
