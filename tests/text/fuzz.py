@@ -1,4 +1,4 @@
-"""Grammars and tool texts at random, for as long as one likes: `python -m tests.text.fuzz SECONDS [SEED]`.
+"""Grammars and tool texts at random, for as long as one likes: `python -m tests.text.fuzz SECONDS [SEED [MODEL]]`.
 
 Whatever is made up is compiled or refused, followed or faulted; a tool text is read alike in any pieces. What breaks that is
 printed with its seed, which goes into `KEPT` and so into the suite.
@@ -12,6 +12,7 @@ import time
 from penstock.errors import RequestError
 from penstock.text.grammar.kinds import KINDS
 from penstock.text.tools.formats import FORMATS
+from tests.text.grammar import walk
 from tests.text.grammar.schemas import make_schema
 from tests.text.grammar.walk import compiler, tokenizer, write
 from tests.text.tools.samples import SAMPLES
@@ -110,4 +111,5 @@ def main(seconds: float, seed: int) -> int:
 
 
 if __name__ == "__main__":
+    walk.MODEL = sys.argv[3] if len(sys.argv) > 3 else walk.MODEL
     sys.exit(main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))

@@ -18,9 +18,10 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 READ_S = 30.0
 """A body must have arrived after this time."""
-GRACE_S = 3.0
+GRACE_S = 10.0
+"""As long as headers may take. A client with hundreds of calls in one thread sends a body seconds after its headers."""
 LEAST_BYTES_PER_S = 4096
-"""A body that comes more slowly, after a moment of grace, is given up: its sender holds memory and gives nothing."""
+"""A body that comes more slowly, after that, is given up: its sender holds memory and gives nothing."""
 SPREAD_S = 1.0
 """Bodies that began together are given up one after another."""
 MAX_VALUES = 1 << 18

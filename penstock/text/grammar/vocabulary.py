@@ -5,6 +5,7 @@ Special tokens are not text: a grammar names them by id. All others are their by
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from penstock.text.tokenizer.tokenizer import Tokenizer
@@ -12,6 +13,7 @@ from penstock.text.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+LINE, MAX_LINE_TOKENS = "a\n", 4
 _MARKER = re.compile(r"<[^<>\s]*(?:[|｜_▁]|think)[^<>\s]*>|\[/?[A-Z_]+\]")
 
 
@@ -34,7 +36,22 @@ class TokenBytes:
         self.eos_token_id = min(_ends(tokenizer))
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, special=False, parse_special=False)
+        """Tokens of a text that continues another: their bytes are the text's and no more.
+
+        Tokenizers that put a space before every text get to see a line before this one, whose tokens are left out.
+        """
+        wanted = text.encode("utf-8", "replace")
+        for before, most in (("", 0), (LINE, MAX_LINE_TOKENS)):
+            token_ids = self._tokenizer.encode(before + text, special=False, parse_special=False)
+            for first in range(most + 1):
+                if b"".join([self.tokens[token_id] for token_id in token_ids[first:]]) == wanted:
+                    return token_ids[first:]
+        return [self._by_byte[byte] for byte in wanted if byte in self._by_byte]
+
+    @cached_property
+    def _by_byte(self) -> dict[int, int]:
+        """Tokens of a byte each, by their bytes."""
+        return {token[0]: token_id for token_id, token in enumerate(self.tokens) if len(token) == 1}
 
 
 def whole_vocabulary(tokenizer: Tokenizer, num_scores: int) -> "LLTokenizer":

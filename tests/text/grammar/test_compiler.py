@@ -8,9 +8,11 @@ import jsonschema
 import pytest
 
 from penstock.errors import RequestError
+from penstock.files import open_files
 from penstock.text.grammar import compiler as module
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.kinds import KINDS
+from tests.real import DEFAULT, GEMMA, RANDOM_LLAMA, model_path
 from tests.text.grammar.schemas import make_schema
 from tests.text.grammar.walk import allowed, compiler, tokenizer, write
 
@@ -41,6 +43,15 @@ def holds_to(schema: dict[str, object], seed: int) -> bool:
 
 def test_what_is_written_under_a_schema_is_an_instance_of_it() -> None:
     assert sum(holds_to(make_schema(seed), seed) for seed in range(24)) > 16
+
+
+@pytest.mark.parametrize("model", [DEFAULT, RANDOM_LLAMA, GEMMA])
+@pytest.mark.parametrize("text", ["}", '{"name": "', "x", " x", "é", "日本", "a\n\nb", "0"])
+def test_tokens_of_a_forced_text_are_that_text_and_no_more(model: str, text: str) -> None:
+    """Vocabularies that put a space before every text are no exception."""
+    words = open_files(str(model_path(model))).tokenizer
+    forced = GrammarCompiler.for_model(words, words.vocab_size).compile("choice", json.dumps([text])).forced()
+    assert b"".join(map(words.token_bytes, forced)) == text.encode()
 
 
 @pytest.mark.slow

@@ -9,12 +9,14 @@ from penstock.text.grammar.matcher import GrammarMatcher
 from penstock.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT, model_path
 
+MODEL = DEFAULT
+"""Whose vocabulary is used."""
 CLOSING = '"]},:0123456789truefalsnl- '
 
 
 @cache
 def tokenizer() -> Tokenizer:
-    return open_files(str(model_path(DEFAULT))).tokenizer
+    return open_files(str(model_path(MODEL))).tokenizer
 
 
 @cache
