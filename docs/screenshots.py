@@ -168,6 +168,7 @@ def main() -> int:
                 page.set_default_timeout(PATIENCE_MS)
                 page.goto(f"{url}/#/{path}")
                 act(page)
+                page.evaluate("scrollTo(0, 0)")
                 page.screenshot(path=folder / f"{name}{suffix}.jpg", type="jpeg", quality=70, full_page=not suffix)
                 context.close()
             print(name, flush=True)
