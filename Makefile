@@ -16,7 +16,7 @@ serve: .venv/.installed web  ## fetch the default model and serve it
 	$(BIN)/penstock serve
 
 test: .venv/.installed-dev web check  ## lint, types and all tests
-	$(BIN)/python -m pytest -m "not slow and not cuda" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not cuda" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: .venv/.installed-dev  ## the plain tier: what to run on every save
 	$(BIN)/python -m pytest -m "plain and not slow" -n $(WORKERS)

@@ -52,7 +52,32 @@ TORCH_FILES = (
 )
 
 
+FIRST = (
+    "test_real_model.py",
+    "ops/test_interpreted.py",
+    "web/test_pages.py",
+    "test_ranks.py",
+    "test_nodes.py",
+    "cli/test_bench.py",
+    "cluster/test_up.py",
+    "cli/test_profile.py",
+    "server/test_campaigns.py",
+    "text/grammar/test_compiler.py",
+    "server/test_damaged.py",
+    "web/test_dashboard.py",
+)
+"""Files that take longest begin first, and plain ones come last: no worker is left with a long one while others have ended."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     homes = {name: tier for tier, names in TIERS.items() for name in names} | dict.fromkeys(TORCH_FILES, "torch")
     for item in items:
         item.add_marker(homes.get(item.path.relative_to(TESTS).parts[0], "plain"))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    name = item.path.relative_to(TESTS).as_posix()
+    if name in FIRST:
+        return FIRST.index(name)
+    return len(FIRST) + (item.get_closest_marker("plain") is not None)
