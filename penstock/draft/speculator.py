@@ -17,6 +17,9 @@ MAX_DRAFTS = 16
 SEQUENCES_A_REST = 8
 """For every so many sequences, drafters pause for one more step after none of their guesses was worth checking. Asking them
 takes some microseconds a sequence: little beside a step of few sequences, too much beside a step of many."""
+VAIN_A_REST, LEAST_RESTS = 8, 2
+"""Beside few sequences they pause, too, for a step after so many vain ones, and then for one more: a step of a small model is
+not much longer than the asking."""
 PROBE, PROBE_EVERY = 2, 64
 """Tokens that a drafter is asked for once in so many steps although they would not pay: to notice when they would."""
 
@@ -61,8 +64,12 @@ class Speculator:
             self._stand(view, guess)
         lengths = self._lengths(views, guesses, num_sequences)
         self._num_vain = 0 if any(lengths) else self._num_vain + 1
-        self._num_rests = min(self._num_vain, num_sequences // SEQUENCES_A_REST) if self._length is None else 0
+        self._num_rests = self._rests_after(num_sequences) if self._length is None else 0
         return [guess._replace(tokens=guess.tokens[:length]) for guess, length in zip(guesses, lengths)]
+
+    def _rests_after(self, num_sequences: int) -> int:
+        by_sequences = min(self._num_vain, num_sequences // SEQUENCES_A_REST)
+        return max(by_sequences, min(self._num_vain // VAIN_A_REST, LEAST_RESTS))
 
     def finish(self, key: Key) -> None:
         """A generation has ended."""
