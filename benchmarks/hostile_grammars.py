@@ -121,7 +121,7 @@ def main() -> None:
             url = ""
             for line in server.stdout:
                 if "http://" in line and not url:
-                    url = line[line.index("http://") :].split()[0].rstrip("/")
+                    url = line[line.index("http://") :].split()[0].removesuffix("/v1")
                 if "docs:" in line:
                     break
             print(json.dumps(vars(options) | asyncio.run(measure(url, options)), indent=1))
