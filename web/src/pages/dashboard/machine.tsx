@@ -30,7 +30,8 @@ function work(rows: StepRow[]): { spent: number; share: number; read: number; op
 }
 
 export function Machine(): JSX.Element {
-  const [machine, setMachine] = useState<Reached | null>(null);
+  /** Null once it is known that nobody measured it. */
+  const [machine, setMachine] = useState<Reached | null | undefined>();
   const [busy, setBusy] = useState(false);
   const [fault, setFault] = useState("");
   const ask = async (measures: boolean) => {
@@ -39,6 +40,7 @@ export function Machine(): JSX.Element {
       setMachine(await post<Reached | null>("/app/v1/machine", { measures }));
     } catch (problem) {
       if (measures) setFault(told(problem));
+      else setMachine(null);
     }
     setBusy(false);
   };
@@ -62,7 +64,7 @@ export function Machine(): JSX.Element {
           <Stat label="MBU" name="mbu" value={machine && done.spent ? percent(per(done.read) / machine.peak.bandwidth_bytes_per_s) : "–"} note={done.spent ? `${bytes(per(done.read))}/s${machine ? ` of ${bytes(machine.peak.bandwidth_bytes_per_s)}/s` : " read"}` : "no step lately"} title="Bytes of weights and KV that steps read a second, of what this machine was measured to read" />
           <Stat label="MFU" name="mfu" value={flops && done.spent ? percent(per(done.operations) / flops) : "–"} note={done.spent ? `${significant(per(done.operations) / 1e9)}${flops ? ` of ${significant(flops / 1e9)}` : ""} GFLOP/s` : "no step lately"} title="Two operations a parameter and token, of what this machine was measured to compute" />
         </Stats>
-        {!machine && (
+        {machine === null && (
           <div class="row">
             <Button kind="s" disabled={busy} onClick={() => void ask(true)}>
               {busy ? "Measuring" : "Measure this machine"}
