@@ -195,7 +195,9 @@ def main() -> int:
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--tokens", type=int, default=16, help="of each answer of emulated ranks")
+    parser.add_argument(
+        "--tokens", type=int, default=16, help="of each answer; a world of one gives four times as many"
+    )
     asked = parser.parse_args()
     device = torch.device(asked.device)
     spec = find(asked.model)

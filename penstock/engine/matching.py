@@ -212,7 +212,7 @@ class Matching:
             return None
         return StepMasks(tuple(chunks), tuple(entries), tuple(times), self.grammars, self.clock, self.counts)
 
-    def propose(self, scheduler: Scheduler, depth: int = 1) -> None:
+    def propose(self, scheduler: Scheduler, depth: int) -> None:
         """Where only one text can come next, its tokens are drafts that cannot be wrong; the last is drawn after them.
 
         With `depth` steps in flight some of the tokens are drawn there, and a sequence leaves as many steps out while its

@@ -18,7 +18,6 @@ class Ledger:
 
     complete: int = 0
     refused: list[httpx.Response] = field(default_factory=list)
-    failed: int = 0
     faults: list[str] = field(default_factory=list)
     """Why calls failed."""
     wrong: list[str] = field(default_factory=list)
@@ -26,6 +25,10 @@ class Ledger:
     refusal_s: list[float] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)
     """When each call ended."""
+
+    @property
+    def failed(self) -> int:
+        return len(self.faults)
 
     @property
     def count(self) -> int:
@@ -62,7 +65,7 @@ class Ledger:
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
-                    self._fail(f"{content}: in the stream: {event['error']}")
+                    self.faults.append(f"{content}: in the stream: {event['error']}")
                     return
                 choice = event["choices"][0]
                 texts[choice["index"]] += choice["delta"].get("content") or ""
@@ -79,11 +82,7 @@ class Ledger:
             self.refused.append(response)
             self.refusal_s.append(time.monotonic() - start_s)
         else:
-            self._fail(f"{response.status_code}: {error}")
-
-    def _fail(self, fault: str) -> None:
-        self.failed += 1
-        self.faults.append(fault)
+            self.faults.append(f"{response.status_code}: {error}")
 
     def _judge(self, content: str, texts: list[str], tokens: int) -> None:
         self.complete += 1
