@@ -9,9 +9,8 @@ import pytest
 
 BEGIN = """
 import os, signal, subprocess, sys
-worker = subprocess.Popen(
-    [sys.executable, "-m", "penstock.cli.app.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[int(sys.argv[1])]
-)
+words = [sys.executable, "-m", "penstock.cli.app.worker"]
+worker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[int(sys.argv[1])])
 worker.stdin.write(b'{"task": "simulate", "words": ["--num-requests", "100000"], "frames": true}\\n')
 worker.stdin.flush()
 assert b"progress" in worker.stdout.readline()
