@@ -90,10 +90,11 @@ async def load(url: str, count: int, in_flight: int, tokens: int) -> list[str]:
     async with httpx.AsyncClient(timeout=PATIENCE_S, limits=httpx.Limits(max_connections=in_flight)) as client:
 
         async def ask(number: int) -> None:
-            body = {"model": "default", "prompt": f"request {number}", "max_tokens": tokens, "temperature": 0}
+            settings = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+            body = {"model": "default", "prompt": f"request {number}"} | settings
             async with turns:
                 try:
-                    async with client.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}) as answer:
+                    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
                         lines = [line async for line in answer.aiter_lines() if line]
                     if answer.status_code != 200 or '"finish_reason":"length"' not in "".join(lines[-3:]):
                         faults.append(f"{answer.status_code} {lines[-1][:200]}")
