@@ -11,13 +11,15 @@ from penstock.core.batch import Delta, Drafted
 from penstock.core.request import Request
 
 MAX_PENDING = 64
-"""Deltas that wait one by one before they are folded into one a choice."""
+"""Deltas that wait one by one before they are folded into one a choice; with many choices two a choice, so that folding halves
+them and costs no more than the deltas themselves."""
 
 
 class DeltaStream:
     """Written by the client on the event loop, read by one task there. Every choice ends in exactly one finish."""
 
     __slots__ = (
+        "_max_pending",
         "_pending",
         "_waiter",
         "is_started",
@@ -46,6 +48,7 @@ class DeltaStream:
         """Since when the oldest unread delta waits."""
         self.reader: Callable[[Delta, float], bool] | None = None
         """Called with what arrives while the reading task waits; True means it is dealt with and the task need not wake."""
+        self._max_pending = max(MAX_PENDING, 2 * request.params.n)
         self._pending: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -79,7 +82,7 @@ class DeltaStream:
         if not pending:
             self.waiting_since_s = now
         pending.append(delta)
-        if len(pending) >= MAX_PENDING:
+        if len(pending) >= self._max_pending:
             self._pending = folded(pending)
         if not is_held or delta.finish is not None:
             self.wake()

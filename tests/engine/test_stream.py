@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.batch import Delta, Finish, FinishReason, PrefixHit
 from penstock.core.request import Request, SamplingParams
-from penstock.engine.stream import MAX_PENDING, DeltaStream
+from penstock.engine.stream import MAX_PENDING, DeltaStream, folded
 
 END = Finish(FinishReason.LENGTH)
 
@@ -92,3 +92,21 @@ def test_a_task_that_is_woken_finds_nothing_and_waits_again() -> None:
         assert [delta.token_ids for delta in await stream.take()] == [(7,)]
 
     asyncio.run(session())
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 128])
+def test_folding_costs_no_more_than_what_is_pushed(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many choices as may wait, each push once folded all of them again."""
+    num_folded = 0
+
+    def count(deltas: list[Delta]) -> list[Delta]:
+        nonlocal num_folded
+        num_folded += len(deltas)
+        return folded(deltas)
+
+    monkeypatch.setattr("penstock.engine.stream.folded", count)
+    stream = DeltaStream(Request(request_id=1, prompt=(1,), params=SamplingParams(n=n)))
+    for number in range(50):
+        for choice in range(n):
+            stream.push(Delta(1, choice, (number,)), 0.0)
+    assert num_folded <= 2 * 50 * n
