@@ -42,6 +42,7 @@ def open_text(model: str) -> Text:
     style = None if template is None else style_of_template(template.source)
     source = "" if template is None else template.source
     card = card_of(files)._replace(template=source, has_reasoning=style is not None)
+    files.tokenizer.at_least("")  # looks through the vocabulary once: now, not while a first client waits
     return Text(files.tokenizer, template, style, card)
 
 

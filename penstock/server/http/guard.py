@@ -3,12 +3,14 @@
 Decides on what the HTTP parser has read and on the path routes are matched by, never on a second reading of the URL.
 """
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +29,9 @@ LOGGER = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/livez", "/readyz", "/", "/icon.svg")
 """What may be asked without a key: whether we live, and the page that asks for one."""
 PUBLIC_FOLDER = "/assets/"
+HEALTH_PATHS = ("/livez", "/readyz")
+MAX_BEGUN = 4
+"""Requests that begin in one turn: half a millisecond, or ten with texts as long as are tokenized on the loop."""
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -67,6 +72,37 @@ class ApiKeys:
         return found
 
 
+class BurstGate:
+    """A burst of requests begins over several turns of the event loop, in order, so that nobody else waits for all of it."""
+
+    def __init__(self, most: int = MAX_BEGUN) -> None:
+        self._most = most
+        self._num_begun = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Return in this turn if fewer than `most` have begun in it, else in one of the next."""
+        loop = asyncio.get_running_loop()
+        if not self._num_begun:
+            loop.call_soon(self._renew)
+        if self._num_begun < self._most:
+            self._num_begun += 1
+            return
+        waiter = loop.create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    def _renew(self) -> None:
+        self._num_begun = 0
+        while self._waiting and self._num_begun < self._most:
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # else given up
+                waiter.set_result(None)
+                self._num_begun += 1
+        if self._num_begun:
+            asyncio.get_running_loop().call_soon(self._renew)
+
+
 class Guard:
     """An ASGI application around another."""
 
@@ -83,12 +119,15 @@ class Guard:
         self._dialect_of = dialect_of
         self._on_response = on_response
         self._on_end = on_end
+        self._burst = BurstGate()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         start_s = time.monotonic()
+        if scope["path"] not in HEALTH_PATHS:
+            await self._burst.take()
         headers = _Headers(scope["headers"])
         request_id = _request_id(headers)
         scope["penstock.request_id"] = request_id
