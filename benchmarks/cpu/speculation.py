@@ -3,11 +3,12 @@
     python benchmarks/cpu/speculation.py [--model default] [--cases quote edit chat random] [--batch 1 8]
         [--speculate auto] [--draft-tokens N] [--draft-model PATH] [--turns 5] [--tokens 200] [--out record.json]
 
-Decoding alone is timed: from the first token of the last sequence to its last. Each turn is another tenant's, so that nothing
-is known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is plain steps
-over speculated ones, which a busy machine cannot change. `--cpu-time` counts the seconds that the process
-had a processor instead of those on the clock: for a machine that others use, on one core (`taskset -c 0`), where no thread
-spins for another.
+`ratio` is of decoding alone: from the first token of the last sequence to its last. `whole` is of all the time, prompts
+included: sequences that begin early and draft while others' prompts are computed have less left to decode. Each turn is another
+tenant's, so that nothing is known of earlier answers. `same` says whether all tokens are those of plain decoding; `steps` is
+plain steps over speculated ones, which a busy machine cannot change. `--cpu-time` counts the seconds that the process had a
+processor instead of those on the clock: for a machine that others use, on one core (`taskset -c 0`), where no thread spins for
+another.
 """
 
 import argparse
@@ -79,6 +80,7 @@ class Side:
         self.clock = clock
         llm.engine._clock = clock  # what drafts cost is judged by the same time
         self.rates: list[float] = []
+        self.seconds: list[float] = []
         self.num_steps = 0
         self.tokens: dict[int, list[int]] = {}
 
@@ -92,6 +94,7 @@ class Side:
             stop_token_ids=tuple(self.llm.files.tokenizer.eos_ids),
         )
         tenant = f"turn {len(self.rates)}"
+        submitted_s = self.clock()
         for number, prompt in enumerate(asked):
             engine.submit(
                 Request(request_id=time.monotonic_ns(), prompt=prompt, params=params, salt=str(number), tenant=tenant)
@@ -108,6 +111,7 @@ class Side:
                     if len(started) == len(asked):
                         begin_s, begun, steps = self.clock(), self.count, engine.num_steps
         self.rates.append((self.count - begun) / (self.clock() - begin_s))
+        self.seconds.append(self.clock() - submitted_s)
         self.num_steps = engine.num_steps - steps
 
     @property
@@ -137,6 +141,7 @@ def measure(llm: LLM, case: str, batch: int, options: argparse.Namespace) -> dic
         "plain_tokens_per_s": round(medians[0], 2),
         "tokens_per_s": round(medians[1], 2),
         "ratio": round(statistics.median(b / a for a, b in zip(plain.rates[1:], guessing.rates[1:])), 3),
+        "whole": round(statistics.median(a / b for a, b in zip(plain.seconds[1:], guessing.seconds[1:])), 3),
         "steps": round(plain.num_steps / max(guessing.num_steps, 1), 3),
         "accepted": round(proposals.num_accepted / max(proposals.num_checked, 1), 3) if proposals else None,
     }

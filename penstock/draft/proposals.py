@@ -43,8 +43,9 @@ class Proposals:
         if not generating:
             return
         is_asked = any(sequence.request.speculate or sequence.request.prediction for sequence in generating)
-        if self._speculator.rests() and not is_asked:
-            return
+        has_prompts = bool(scheduler.prompts)
+        if (self._speculator.rests() or has_prompts) and not is_asked:
+            return  # beside prompts a step is full: each draft would take the place of a prompt's token
         guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
         for sequence, guess in zip(generating, guesses):
             if guess.tokens:

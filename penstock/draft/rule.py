@@ -8,7 +8,7 @@ compute-bound, and a text without repetition end with no drafts at all.
 from collections.abc import Callable, Sequence
 from math import fsum
 
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.05
 """A smaller gain may be noise: no draft is checked."""
 
 

@@ -4,8 +4,9 @@ A guess stands until the next one is asked for. What was drawn since is compared
 drafter that is switched off because its guesses are wrong, or because steps are full, is known to have got better when it has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from penstock.draft.acceptance import Acceptance
 from penstock.draft.drafter import NO_GUESS, Drafter, Guess, Key, View
@@ -140,8 +141,17 @@ class Speculator:
                 self.acceptance.chances(view.key, guess)[:room] if pin is None else []
                 for view, guess, room, pin in zip(views, guesses, rooms, pins)
             ]
-            free = choose_lengths(chances, num_sequences, self.cost)
+            free = choose_lengths(chances, num_sequences, self._step_s(num_sequences))
         return [count if pin is None else min(pin, room) for count, pin, room in zip(free, pins, rooms)]
+
+    def _step_s(self, num_sequences: int) -> Callable[[int], float]:
+        """The time of a step by its width: without drafts the least that is likely, beyond what may be tried endless."""
+        cost, plain_s, reach = self.cost, self.cost.at_most(num_sequences), self.cost.reach
+
+        def seconds(width: int) -> float:
+            return plain_s if width == num_sequences else cost(width) if width <= reach else inf
+
+        return seconds
 
     def _knows_plain(self, num_sequences: int) -> bool:
         """The time of a step without drafts was measured lately: what pays is judged against it."""

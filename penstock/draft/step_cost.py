@@ -1,11 +1,12 @@
 """Measured time of a step by the number of tokens it computes (its width), while serving.
 
-Only steps without prompts count. Between measured widths the time is interpolated; beyond them it rises by an assumed slope
-until a step of that width has been measured.
+Only steps without prompts count. Between measured widths the time is interpolated. Beyond them it rises as it did up to there,
+and `reach` says how far a guess at it may be trusted.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterator
 from statistics import median
 
 NUM_KEPT = 7
@@ -15,6 +16,8 @@ FIRST_SLOPE = 0.03
 NEAR = 0.8
 MAX_AGE = 96
 """Steps after which a measurement is too old to decide by."""
+MAX_GROWTH = 2
+"""A step may be so many times as wide as the widest that was measured: a wrong guess at its time costs one such step."""
 
 
 class StepCost:
@@ -36,15 +39,27 @@ class StepCost:
         self._medians[num_tokens] = median(times)
         self._seen_at[num_tokens] = self._num_steps
 
+    @property
+    def reach(self) -> int:
+        """The widest step worth trying."""
+        return MAX_GROWTH * self._widths[-1] if self._widths else 1
+
     def is_fresh(self, num_tokens: int) -> bool:
         """A step of this width, or up to a fifth narrower, was measured lately."""
-        place = bisect_right(self._widths, num_tokens)
-        for width in reversed(self._widths[:place]):
+        return any(True for _ in self._fresh(num_tokens))
+
+    def at_most(self, num_tokens: int) -> float:
+        """The least time that steps about as wide speak for, scaled to this width: one slow measurement is not believed."""
+        scaled = [self._medians[width] * num_tokens / width for width in self._fresh(num_tokens)]
+        return min(scaled, default=self(num_tokens))
+
+    def _fresh(self, num_tokens: int) -> Iterator[int]:
+        """Widths up to this one, and not a fifth narrower, that were measured lately."""
+        for width in reversed(self._widths[: bisect_right(self._widths, num_tokens)]):
             if width < NEAR * num_tokens:
-                return False
+                return
             if self._num_steps - self._seen_at[width] < MAX_AGE:
-                return True
-        return False
+                yield width
 
     def __call__(self, num_tokens: int) -> float:
         known = self._medians.get(num_tokens)
@@ -58,8 +73,9 @@ class StepCost:
             return medians[widths[0]]
         low = widths[place - 1]
         if place == len(widths):
-            least = medians[widths[0]]
-            return medians[low] + least * FIRST_SLOPE * (num_tokens - low)
+            first = widths[0]
+            rise = (medians[low] - medians[first]) / max(low - first, 1)
+            return medians[low] + max(rise, medians[first] * FIRST_SLOPE) * (num_tokens - low)
         high = widths[place]
         share = (num_tokens - low) / (high - low)
         return medians[low] + share * (medians[high] - medians[low])

@@ -68,8 +68,20 @@ def test_a_cost_between_measured_widths_lies_between_them_and_rises_beyond() -> 
     cost.add(1, 1.0)
     cost.add(5, 2.0)
     assert cost(3) == 1.5
-    assert 2.0 < cost(6) < 2.1
+    assert cost(6) == 2.25, "as steep as up to there"
     assert StepCost()(1) > 0
+
+
+def test_one_slow_measurement_does_not_make_plain_steps_look_slow() -> None:
+    cost = StepCost()
+    cost.add(60, 6.0)
+    cost.add(64, 9.0)
+    assert cost(64) == 9.0
+    assert cost.at_most(64) == pytest.approx(6.4)
+    cost.add(64, 6.2)
+    cost.add(64, 6.2)
+    assert cost.at_most(64) == 6.2
+    assert cost.at_most(640) == cost(640), "nothing as wide was measured"
 
 
 def test_a_cost_follows_a_machine_that_became_slower() -> None:
