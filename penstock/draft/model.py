@@ -15,6 +15,8 @@ from penstock.draft.drafter import NO_GUESS, Guess, Key, View
 
 PIECE = 256
 """Prompt tokens computed between two steps of the target."""
+USUAL_TOKENS = 2
+"""Tokens read before a first guess when all guesses before have come true; one when some have not."""
 NEWS = 0.2
 """Weight of the latest measurement in the moving average of a step's time."""
 LEAST_S = 1e-6
@@ -128,6 +130,7 @@ class ModelDrafter:
     def _guess(self, entries: list[tuple[View, Reading]], most: int) -> list[tuple[int, ...]]:
         begin_s = self._clock()
         chunks = [self._chunk(view, reading, len(view.tokens), samples=True) for view, reading in entries]
+        is_usual = all(chunk.length <= USUAL_TOKENS for chunk in chunks)
         guesses = [[token] for token in self._launch(chunks)]
         for view, reading in entries:
             reading.tokens.extend(view.tokens[len(reading.tokens) :])
@@ -139,7 +142,9 @@ class ModelDrafter:
                 reading.tokens.append(guess[-1])
             for guess, token in zip(guesses, self._launch(chunks)):
                 guess.append(token)
-        self._learn(first_s - begin_s, (self._clock() - first_s) / max(most - 1, 1) if most > 1 else None)
+        self._learn(
+            first_s - begin_s if is_usual else None, (self._clock() - first_s) / (most - 1) if most > 1 else None
+        )
         return [self._known(guess) for guess in guesses]
 
     def _known(self, guess: list[int]) -> tuple[int, ...]:
@@ -164,7 +169,10 @@ class ModelDrafter:
         failed = {index for index, _ in output.failures}
         return [tokens[0] if tokens and i not in failed else -1 for i, tokens in enumerate(output.tokens)]
 
-    def _learn(self, first_s: float, next_s: float | None) -> None:
-        self._first_s += (first_s - self._first_s) * (NEWS if self._first_s else 1.0)
+    def _learn(self, first_s: float | None, next_s: float | None) -> None:
+        """`first_s` is None where much had to be read first: a prompt, or what was drawn while nothing was asked for."""
+        first_s = first_s or (None if self._first_s else next_s)
+        if first_s is not None:
+            self._first_s += (first_s - self._first_s) * (NEWS if self._first_s else 1.0)
         if next_s is not None:
             self._next_s += (next_s - self._next_s) * (NEWS if self._next_s else 1.0)

@@ -106,10 +106,11 @@ class Speculator:
         self._num_asked += 1
         if not self._num_asked % PROBE_EVERY:
             return PROBE
-        chances = [self.acceptance.chances(view.key, Guess((0,) * self._most, drafter.name)) for view in views]
+        most = min(self._most, max((self.cost.reach - num_sequences) // max(len(views), 1), 1))
+        chances = [self.acceptance.chances(view.key, Guess((0,) * most, drafter.name)) for view in views]
         best, length = num_sequences / self.cost(num_sequences) * LEAST_GAIN, 0
         expected = float(num_sequences)
-        for count in range(1, self._most + 1):
+        for count in range(1, most + 1):
             expected += sum(each[count - 1] for each in chances)
             seconds = self.cost(num_sequences + count * len(views)) + drafter.seconds(count)
             if expected / seconds > best:

@@ -100,6 +100,10 @@ class Engine:
         """Holds sequences to their grammars; without it a request with a grammar is refused."""
         self._output_s = 0.0
         """When the last step's tokens came."""
+        self._was_busy = False
+        """Something was left to do then."""
+        self._proposing_s = 0.0
+        """How long the last guessing took."""
         self.num_steps = 0
         """Steps launched so far."""
         self._num_loops = 0
@@ -217,7 +221,9 @@ class Engine:
         deltas: tuple[Delta, ...] = ()
         while self._launched and proposals.waits:
             deltas += self._collect()
+        begin_s = self._clock()
         proposals.propose()
+        self._proposing_s = self._clock() - begin_s
         return deltas
 
     def _draw(self) -> tuple[Delta, ...]:
@@ -327,6 +333,7 @@ class Engine:
         if self.on_commit is not None:
             self.on_commit(batch, output, self._turn_s, now)
         deltas = self.scheduler.commit(batch, output, now)
+        self._was_busy = self.scheduler.has_work
         if self.matching:
             deltas = self.matching.follow(deltas, self.scheduler)
         for again in later:
@@ -344,10 +351,13 @@ class Engine:
         """A step's tokens have arrived."""
         if self._log is not None:
             self._log.output(asked_s, now)
+        seconds = now - max(launched_s, self._output_s)
         if self.proposals is not None:
-            self.proposals.take(batch, now - max(launched_s, self._output_s))
+            # A step that had to wait for the tokens before it pays for what was done between them, guessing apart.
+            between_s = launched_s - self._output_s - self._proposing_s if self._was_busy else 0.0
+            self.proposals.take(batch, seconds + max(between_s, 0.0))
         if self._step_size is not None:
-            self._resize(self._step_size, batch, now - max(launched_s, self._output_s))
+            self._resize(self._step_size, batch, seconds)
         self._output_s = now
 
     def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:
