@@ -146,23 +146,24 @@ class ParallelConfig:
 class SpeculationConfig:
     """Several tokens a step: drafts that the model verifies."""
 
-    speculate: str = "off"
+    speculate: str | None = None
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
     the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), self (the model with
-    fewer layers), auto (whoever is right most often) or off"""
+    fewer layers), auto (whoever is right most often) or off (default: auto for packed weights on a CPU, else off)"""
     draft_model: str | None = None
     """Smaller model of the same vocabulary that guesses, named as MODEL is (default: none)"""
     draft_tokens: int | None = None
     """Guesses to check in each step, for each sequence (default: as many as pay, by what steps take and how many come true)"""
 
     def __post_init__(self) -> None:
-        _check_speculate(self.speculate)
+        if self.speculate is not None:
+            _check_speculate(self.speculate)
         _check_positive("--draft-tokens", self.draft_tokens)
         if self.draft_tokens is not None and self.draft_tokens > MAX_DRAFT_TOKENS:
             raise ConfigError(f"--draft-tokens is {self.draft_tokens}; choose at most {MAX_DRAFT_TOKENS}")
         if self.speculate == "model" and self.draft_model is None:
             raise ConfigError("--speculate model needs a draft model; name one with --draft-model")
-        if self.draft_model is not None and self.speculate not in ("auto", "model"):
+        if self.draft_model is not None and self.speculate not in (None, "auto", "model"):
             raise ConfigError(f"--draft-model guesses under --speculate auto or model, not {self.speculate}")
         if self.draft_tokens is not None and self.speculate == "off":
             raise ConfigError(
@@ -170,14 +171,16 @@ class SpeculationConfig:
             )
 
     @property
-    def drafter(self) -> str:
-        """Who guesses, without its folder."""
-        return self.speculate.partition(":")[0]
+    def drafter(self) -> str | None:
+        """Who guesses, without its folder; None where that is left to the model and its device."""
+        if self.speculate is not None:
+            return self.speculate.partition(":")[0]
+        return "auto" if self.draft_model or self.draft_tokens else None
 
     @property
     def draft_folder(self) -> str | None:
         """Where the drafter's own files lie."""
-        return self.speculate.partition(":")[2] or None
+        return (self.speculate or "").partition(":")[2] or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    llm = LLM(args.model, max_sequences=max(args.running))
+    llm = LLM(args.model, max_sequences=max(args.running), speculate="off")
     network = llm.loaded.network
     if not isinstance(network, NativeDecoder):
         raise SystemExit("this model has no native steps")

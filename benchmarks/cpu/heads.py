@@ -36,7 +36,8 @@ QUESTIONS = (
 
 def measure(llm: LLM, name: str, options: argparse.Namespace) -> dict[str, Any]:
     config = configure(llm.config, speculate=name, draft_tokens=options.draft_tokens)
-    plain, guessing = Side(LLM.over(llm.loaded, llm.config)), Side(LLM.over(llm.loaded, config))
+    off = configure(llm.config, speculate="off")
+    plain, guessing = Side(LLM.over(llm.loaded, off)), Side(LLM.over(llm.loaded, config))
     ratios, steps, same = [], [], []
     for turn in range(options.turns + 1):
         for number, question in enumerate(QUESTIONS[: options.prompts]):

@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     records = []
-    with LLM(options.model, device="cpu", max_context=CONTEXT, max_sequences=2) as llm:
+    with LLM(options.model, device="cpu", max_context=CONTEXT, max_sequences=2, speculate="off") as llm:
         model = llm.loaded.network
         assert isinstance(model, NativeDecoder)
         cost = step_cost(model, [1, *(window + 1 for window in options.windows)])

@@ -22,7 +22,7 @@ class Penstock:
     def __init__(self, model: str, kv: str = "auto") -> None:
         from penstock import LLM
 
-        self._llm = LLM(model, max_sequences=32, kv=kv)
+        self._llm = LLM(model, max_sequences=32, kv=kv, speculate="off")
 
     def generate(self, prompts: Prompts, num_tokens: int) -> None:
         from penstock import SamplingParams

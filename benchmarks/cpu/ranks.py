@@ -42,7 +42,7 @@ def turns(asked: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _by_turns(model: str, dtype: str, num_turns: int) -> dict[str, Any]:
     rates: dict[str, dict[str, list[float]]] = {name: {"one": [], "ranks": []} for name in WORKLOADS}
-    settings: dict[str, Any] = {"dtype": dtype, "max_context": 1024, "max_sequences": 32}
+    settings: dict[str, Any] = {"dtype": dtype, "max_context": 1024, "max_sequences": 32, "speculate": "off"}
     with LLM(model, **settings) as one, LLM(model, tensor=2, **settings) as ranks:
         for turn in range(num_turns):
             for name in WORKLOADS:

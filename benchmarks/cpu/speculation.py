@@ -124,7 +124,7 @@ def measure(llm: LLM, case: str, batch: int, options: argparse.Namespace) -> dic
     if options.draft_model:
         settings["draft_model"] = options.draft_model
     clock = time.process_time if options.cpu_time else time.perf_counter
-    configs = llm.config, configure(llm.config, **settings)
+    configs = configure(llm.config, speculate="off"), configure(llm.config, **settings)
     sides = [Side(LLM.over(llm.loaded, config), clock) for config in configs]
     asked = prompts(llm, case, batch)
     for turn in range(options.turns + 1):

@@ -99,7 +99,7 @@ def main() -> None:
     options = parser.parse_args()
     records = []
     for batch in options.batch:
-        with LLM(options.model, max_context=options.context + 64, max_sequences=batch) as llm:
+        with LLM(options.model, max_context=options.context + 64, max_sequences=batch, speculate="off") as llm:
             records.append(measure(llm, batch, options))
             print(json.dumps(records[-1]), flush=True)
     if options.out:

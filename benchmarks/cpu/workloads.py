@@ -114,7 +114,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    llm = LLM(args.model, dtype=args.dtype, max_sequences=32, num_blocks=args.num_blocks)
+    llm = LLM(args.model, dtype=args.dtype, max_sequences=32, num_blocks=args.num_blocks, speculate="off")
     bench = Bench(llm, random.SystemRandom().randrange(2**31))
     bench.timed([bench.ids(8)], 1)
     record = {

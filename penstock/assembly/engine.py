@@ -220,7 +220,7 @@ def make_engine(
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
     drafting = _drafting(config, loaded, sizing)
-    speculator = make_speculator(config.speculation.drafter, config.speculation.draft_tokens, drafting.drafter)
+    speculator = make_speculator(_drafter(config, loaded), config.speculation.draft_tokens, drafting.drafter)
     make = partial(
         Engine,
         scheduler,
@@ -254,6 +254,12 @@ def make_engine(
 def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     name = config.speculation.draft_model
     return 0 if name is None else draft_bytes(config, spec, open_files(name))
+
+
+def _drafter(config: EngineConfig, loaded: LoadedModel) -> str | None:
+    """Who guesses. By itself speculation is on where it was measured never to lose: native steps of one process."""
+    is_native = isinstance(loaded.network, NativeDecoder) and loaded.group is None
+    return config.speculation.drafter or ("auto" if is_native else None)
 
 
 def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Drafting:

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, configure
 from penstock.console.output import check_writable, write_file
 from penstock.errors import ConfigError
 from penstock.measure.this_machine import NAME as THIS_MACHINE
@@ -120,7 +120,8 @@ def _measured(config: Config) -> "Profile":
     sizing = size(config.engine, loaded)
     find_hardware(THIS_MACHINE, loaded.weight_bytes)
     recorder = StepRecorder()
-    engine = make_engine(config.engine, loaded, sizing, recorder.hear)
+    plain = configure(config.engine, speculate="off")  # what drafts save is not what a step takes
+    engine = make_engine(plain, loaded, sizing, recorder.hear)
     begin_s = time.monotonic()
     with ProgressBar("s") as progress:
         calibration = Calibration(engine, recorder, loaded.spec.vocab_size, Random(config.seed), progress)

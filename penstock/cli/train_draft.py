@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.loading import open_llm
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -73,7 +73,8 @@ def run(config: Config) -> int:
 
     make_folder(config.out)
     cache = CacheConfig(prefix_caching=False)
-    with open_llm(EngineConfig(model=config.model, cache=cache, scheduler=config.scheduler)) as llm:
+    plain = SpeculationConfig("off")
+    with open_llm(EngineConfig(config.model, cache, config.scheduler, speculation=plain)) as llm:
         start_s = time.monotonic()
         examples = _examples(llm, prompts, num_asked, config)
         answered_s = time.monotonic() - start_s

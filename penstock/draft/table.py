@@ -21,9 +21,9 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
 """`suffix` looks for the longest end of the text that was seen before, in the request as well as in the last answers."""
 
 
-def make_speculator(name: str, length: int | None = None, model: Drafter | None = None) -> Speculator | None:
-    """None where speculation is off. `model`, a draft model or heads, is asked beside the drafters of the table."""
-    if name == "off":
+def make_speculator(name: str | None, length: int | None = None, model: Drafter | None = None) -> Speculator | None:
+    """None where nobody guesses. `model`, a draft model or heads, is asked beside the drafters of the table."""
+    if name is None or name == "off":
         return None
     drafters = [make() for make in DRAFTERS[name]]
     return Speculator([*drafters, model] if model is not None else drafters, length=length)

@@ -163,14 +163,19 @@ class ServedModel:
         return False
 
     async def greedy_tokens(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """What the model answers to a prompt while it has no other and none of it is cached: either may change the rounding.
+        """What the model answers to a prompt alone, none of it cached, without drafts: each may change the rounding.
 
         Empty if another request came meanwhile, or the answer did not come to its end.
         """
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
         number, is_alone = self.client.next_id(), not self.client.num_open
         request = Request(
-            request_id=number, prompt=prompt, params=params, arrival_s=time.monotonic(), salt=f"canary {number}"
+            request_id=number,
+            prompt=prompt,
+            params=params,
+            arrival_s=time.monotonic(),
+            salt=f"canary {number}",
+            speculate=0,
         )
         stream = self.client.submit(request)
         token_ids: list[int] = []

@@ -77,7 +77,7 @@ def make_head_drafter(
     network: object, config: EngineConfig, files: ModelFiles | None, free_bytes: int, source: StateSource | None = None
 ) -> Drafting:
     """Heads on the states of a loaded model: those its runner is to leave in a store, or those of a source."""
-    kind, folder = config.speculation.drafter, Path(config.speculation.draft_folder or "")
+    kind, folder = config.speculation.drafter or "", Path(config.speculation.draft_folder or "")
     if not isinstance(network, NativeDecoder | Decoder):
         raise ConfigError(f"--speculate {kind} needs a model that generates, in one process")
     fingerprint = None if files is None else files.fingerprint
