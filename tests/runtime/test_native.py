@@ -174,3 +174,12 @@ def test_what_cannot_be_computed_is_named() -> None:
     assert native_obstacle(spec_with(sinks=True)) == "its attention"
     assert native_obstacle(spec_with(head_dim=24)) == "heads of 24 numbers"
     assert native_obstacle(plain_spec(hidden_size=80)) == "sizes that are not whole groups"
+
+
+@pytest.mark.parametrize("count", [16, 96, 203, 400])
+def test_a_smaller_vocabulary_has_the_likeliest_of_its_tokens(count: int) -> None:
+    _, model = twins(plain_spec())
+    hidden = torch.randn((9, 96), generator=torch.Generator().manual_seed(8))
+    expected = model.scores(hidden)[:, :count].argmax(-1)
+    assert model.with_vocabulary(count).likeliest(hidden).equal(expected)
+    assert model.likeliest(hidden).equal(model.scores(hidden).argmax(-1)), "the model itself keeps all of its own"

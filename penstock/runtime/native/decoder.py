@@ -103,6 +103,13 @@ class NativeDecoder:
         kept = NativeWeights(_renamed(self._weights.matrices, names), _renamed(self._weights.vectors, names))
         return NativeDecoder(spec, kept, self._library, self._is_invariant)
 
+    def with_vocabulary(self, count: int) -> "NativeDecoder":
+        """The model over the same weights, whose likeliest token is one of the first so many: vocabularies are mostly in the
+        order of frequency, and the output matrix of a small model is a large part of it."""
+        model = NativeDecoder(self.spec, self._weights, self._library, self._is_invariant)
+        model._model.output.num_rows = min(count, model._model.output.num_rows)
+        return model
+
     def parameters(self) -> Iterator[Tensor]:
         """Everything that is held for the model."""
         yield from (matrix.data for matrix in self._weights.matrices.values())
