@@ -1,12 +1,15 @@
 """A draft model follows its generations through rejection, preemption and rows that change hands: proved by the oracle, which
 notices any wrong block, token or row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from penstock.core.batch import Batch
 from penstock.draft.drafter import Drafter, View
 from penstock.draft.model import PIECE, ModelDrafter
 from penstock.draft.speculator import Speculator
 from penstock.engine.oracle import OracleRunner, expected_tokens
+from penstock.engine.runner import Masks
+from penstock.engine.scripted import Done
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_engine
 from tests.engine.workloads import make_workload
 
@@ -14,16 +17,18 @@ BLOCK_SIZE, MAX_CONTEXT = 4, 400
 NUM_BLOCKS = MAX_CONTEXT // BLOCK_SIZE
 
 
-def make_drafter(num_rows: int = 2) -> ModelDrafter:
+def make_drafter(
+    num_rows: int = 2, runner: OracleRunner | None = None, clock: Callable[[], float] | None = None
+) -> ModelDrafter:
     """The oracle as its own draft: greedy generations it guesses rightly, drawn ones it does not."""
     times: Iterator[int] = iter(range(10**9))
     return ModelDrafter(
-        OracleRunner(num_rows * NUM_BLOCKS, BLOCK_SIZE, vocab_size=VOCAB_SIZE),
+        runner or OracleRunner(num_rows * NUM_BLOCKS, BLOCK_SIZE, vocab_size=VOCAB_SIZE),
         num_rows=num_rows,
         max_context=MAX_CONTEXT,
         block_size=BLOCK_SIZE,
         vocab_size=VOCAB_SIZE,
-        clock=lambda: float(next(times)),
+        clock=clock or (lambda: float(next(times))),
     )
 
 
@@ -64,6 +69,28 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
 
 def test_beyond_its_context_it_guesses_nothing() -> None:
     assert guess(make_drafter(), (1, [1] * (MAX_CONTEXT - 2))) == [()]
+
+
+class TimedRunner(OracleRunner):
+    """Takes a second for every token of a step."""
+
+    now = 0.0
+
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+        self.now += batch.num_tokens
+        return super().launch(batch, masks)
+
+
+def test_a_guess_is_not_as_slow_as_the_prompt_that_is_read_before_it() -> None:
+    """Else a drafter that has read one prompt is held to be too slow to be asked again."""
+    runner = TimedRunner(NUM_BLOCKS, BLOCK_SIZE, vocab_size=VOCAB_SIZE)
+    drafter = make_drafter(1, runner, clock=lambda: runner.now)
+    text = [(7 * i) % VOCAB_SIZE for i in range(200)]
+    assert guess(drafter, (1, text)) == [right(text, 3)]
+    assert drafter.seconds(3) == 3.0
+    text += right(text, 4)
+    assert guess(drafter, (1, text)) == [right(text, 3)]
+    assert 3.0 <= drafter.seconds(3) < 3.5, "two tokens are read where all guesses came true"
 
 
 def test_answers_are_the_same_and_come_in_fewer_steps() -> None:

@@ -113,6 +113,20 @@ def test_a_drafter_that_takes_long_is_asked_only_as_far_as_it_pays() -> None:
     assert lengths[1.0] < 20
 
 
+def test_what_steps_take_is_found_out_in_doublings() -> None:
+    """A step far wider than any measured may take far longer than all before it speak for."""
+    speculator = Speculator([Fixed((7,) * 16)])
+    speculator.cost.add(1, 1.0)
+    tokens, widths = [0], []
+    for _ in range(6):
+        (guess,) = speculator.propose([View((0, 0), tokens, 1)], 1)
+        widths.append(1 + len(guess.tokens))
+        tokens += [7] * widths[-1]
+        speculator.cost.add(widths[-1], 1.0)
+    assert widths[:4] == [2, 4, 8, 16]
+    assert max(widths) == 17
+
+
 def test_every_drafter_hears_the_whole_answer_when_it_has_ended() -> None:
     drafter = Fixed((7,))
     speculator = Speculator([drafter])
