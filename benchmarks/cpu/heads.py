@@ -11,6 +11,7 @@ import argparse
 import json
 import platform
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ QUESTIONS = (
 def measure(llm: LLM, name: str, options: argparse.Namespace) -> dict[str, Any]:
     config = configure(llm.config, speculate=name, draft_tokens=options.draft_tokens)
     off = configure(llm.config, speculate="off")
-    plain, guessing = Side(LLM.over(llm.loaded, off)), Side(LLM.over(llm.loaded, config))
+    plain, guessing = (Side(LLM.over(llm.loaded, each), time.perf_counter) for each in (off, config))
     ratios, steps, same = [], [], []
     for turn in range(options.turns + 1):
         for number, question in enumerate(QUESTIONS[: options.prompts]):
