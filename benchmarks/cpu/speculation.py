@@ -24,43 +24,8 @@ from penstock import LLM, SamplingParams
 from penstock.config import configure
 from penstock.core.request import Request
 
-PASSAGE = """The penstock at Hollow Creek was built in 1931. It carries water from the upper reservoir, at an elevation of 612
-metres, down to the powerhouse at 318 metres. The pipe is 1,240 metres long and 2.4 metres wide. Its steel plates are riveted
-in the upper part and welded in the lower part, which was replaced in 1974 after a landslide. The powerhouse holds three Pelton
-turbines of 18 megawatts each. Water leaves through a tailrace of 300 metres into the Hollow River. The dam above is a gravity
-dam of concrete, 41 metres high, with two spillways."""
-CODE = '''import json
-from pathlib import Path
-
-
-class Ledger:
-    """Entries by account, kept in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.entries: dict[str, list[float]] = {}
-        if path.exists():
-            self.entries = json.loads(path.read_text())
-
-    def add(self, account: str, amount: float) -> None:
-        self.entries.setdefault(account, []).append(amount)
-        self.save()
-
-    def balance(self, account: str) -> float:
-        return sum(self.entries.get(account, []))
-
-    def accounts(self) -> list[str]:
-        return sorted(self.entries)
-
-    def save(self) -> None:
-        self.path.write_text(json.dumps(self.entries))
-'''
-ASK = {
-    "quote": f"Text:\n{PASSAGE}\n\nRepeat the text above word for word.",
-    "edit": f"Rename the method `balance` to `total` in this file. Answer with the whole file.\n\n```python\n{CODE}```",
-    "write": "Write a Python class for a priority queue with push, pop and peek, with type hints and docstrings.",
-    "chat": "Why is the sky blue, and why are sunsets red? Explain it to a child.",
-}
+ASK: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "speculation-questions.json").read_text())
+"""Questions by case."""
 
 
 def prompts(llm: LLM, case: str, count: int) -> list[tuple[int, ...]]:
