@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -70,12 +71,31 @@ class CudaDevice:
         return torch.bfloat16 if asked == "auto" else DTYPES[asked]
 
 
+@cache
+def usual_threads() -> int:
+    """Torch's threads before the first model of this process was loaded."""
+    return torch.get_num_threads()
+
+
+def rest_torch() -> None:
+    """From here on a native library's threads do the work; torch's, which wait for more by spinning, would be in their way."""
+    torch.set_num_threads(1)
+
+
+def wake_torch() -> int:
+    """Give torch its threads back, for another model of this process is about to be loaded; returns their number."""
+    usual = usual_threads()
+    if torch.get_num_threads() == 1:
+        torch.set_num_threads(usual)
+    return torch.get_num_threads()
+
+
 def open_device(asked: str) -> Device:
     has_cuda = torch.cuda.is_available()
     if asked == "cuda" and not has_cuda:
         raise ConfigError("--device cuda was asked for but torch finds no CUDA device; check the driver, or choose cpu")
     if not has_cuda or asked == "cpu":
-        return CpuDevice(torch.get_num_threads())
+        return CpuDevice(wake_torch())
     if find_spec("triton") is not None:
         from penstock.ops.triton.host.compile_ahead import prepare
 

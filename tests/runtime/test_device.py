@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.runtime.device import CpuDevice, _group_bytes, open_device
+from penstock.runtime.device import CpuDevice, _group_bytes, open_device, rest_torch, usual_threads
 
 
 def test_memory_is_what_the_machine_and_its_container_leave(tmp_path: Path) -> None:
@@ -22,3 +22,18 @@ def test_number_types() -> None:
     assert device.dtype("auto") == torch.float32
     assert device.dtype("bfloat16") == torch.bfloat16
     assert "2 threads" in device.name
+
+
+def test_a_second_model_of_a_process_has_as_many_threads_as_the_first() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        usual_threads.cache_clear()
+        first = open_device("cpu")
+        rest_torch()
+        assert torch.get_num_threads() == 1
+        assert open_device("cpu") == first == CpuDevice(2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        usual_threads.cache_clear()

@@ -3,10 +3,11 @@
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, TimeoutError, expect
 
 from tests.server.serving import KEY, Server, serving
 from tests.web.conftest import Seen
@@ -132,7 +133,10 @@ def test_utilisation_is_against_what_the_machine_was_measured_to_reach(seen: See
     measure = page.get_by_role("button", name="Measure this machine")
     expect(measure.or_(page.get_by_text("Ceilings: "))).to_be_visible()
     if measure.is_visible():
-        measure.click()
+        with suppress(
+            TimeoutError
+        ):  # the button goes when another test measures this machine: its memory is one for all
+            measure.click(timeout=5_000)
     expect(page.get_by_text("Ceilings: measured here")).to_be_visible()
     body = {"prompt": "The river runs to the sea and ", "max_tokens": 24, "ignore_eos": True}
     for _ in range(3):

@@ -13,6 +13,7 @@ from penstock.models.spec import GatedMLP, ModelSpec
 from penstock.models.weights import sources
 from penstock.ops.cpu.library import Library, open_library
 from penstock.ops.packed import GROUP, Grouped, pack
+from penstock.runtime.device import rest_torch
 from penstock.runtime.load.audit import TensorAudit
 from penstock.runtime.load.grouping import group_recipe, has_order, is_quantized
 from penstock.runtime.load.parameters import check_all_used
@@ -62,8 +63,7 @@ def fill_native(recipes: recipes.Recipes, checkpoint: Checkpoint, spec: ModelSpe
         used |= leaves.reached
     for raw in used.values():
         let_go(raw.data)
-    # From here on the library's threads do the work; torch's, which wait for more by spinning, would only be in their way.
-    torch.set_num_threads(1)
+    rest_torch()
     return NativeWeights(matrices, vectors)
 
 
