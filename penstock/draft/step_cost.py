@@ -7,6 +7,7 @@ and `reach` says how far a guess at it may be trusted.
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 from statistics import median
 
 NUM_KEPT = 7
@@ -23,7 +24,10 @@ MAX_GROWTH = 2
 class StepCost:
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
+        self._seen: dict[int, float] = {}
+        """Median of what was measured of a width."""
         self._medians: dict[int, float] = {}
+        """The same, or less where a wider step took less lately: a width that was slow once is tried again."""
         self._widths: list[int] = []
         """Widths that were measured, ascending."""
         self._seen_at: dict[int, int] = {}
@@ -36,8 +40,13 @@ class StepCost:
             times = self._times[num_tokens] = deque(maxlen=NUM_KEPT)
             insort(self._widths, num_tokens)
         times.append(seconds)
-        self._medians[num_tokens] = median(times)
+        self._seen[num_tokens] = median(times)
         self._seen_at[num_tokens] = self._num_steps
+        least = inf
+        for width in reversed(self._widths):
+            self._medians[width] = min(self._seen[width], least)
+            if self._num_steps - self._seen_at[width] < MAX_AGE:
+                least = self._medians[width]
 
     @property
     def reach(self) -> int:

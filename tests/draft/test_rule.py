@@ -84,6 +84,16 @@ def test_one_slow_measurement_does_not_make_plain_steps_look_slow() -> None:
     assert cost.at_most(640) == cost(640), "nothing as wide was measured"
 
 
+def test_a_width_costs_no_more_than_a_wider_one_that_was_measured_lately() -> None:
+    cost = StepCost()
+    cost.add(2, 9.0)
+    cost.add(4, 3.0)
+    assert cost(2) == 3.0
+    for _ in range(MAX_AGE):
+        cost.add(1, 2.0)
+    assert cost(2) == 9.0
+
+
 def test_a_cost_follows_a_machine_that_became_slower() -> None:
     cost = StepCost()
     for _ in range(NUM_KEPT):
