@@ -57,6 +57,7 @@ async def watched(served: Served, name: str, seconds: float) -> dict:
     told = await attack(served, name, seconds)
     num_during = len(watch.lives_s)
     await watch.settle()
+    watch.is_over = True
     for watcher in watchers:
         watcher.cancel()
     await asyncio.sleep(0.5)

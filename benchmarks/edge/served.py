@@ -89,13 +89,15 @@ class Watch:
     polite: "Counter[str]" = field(default_factory=Counter)
     """How the polite client's calls ended: by status, or `lost`."""
     peak_mib: float = 0.0
+    is_over: bool = False
+    """A cancellation can be lost while a probe's answer arrives: who watches looks here too."""
 
     async def probe(self, offset_s: float = 0.0) -> None:
         """Ask /livez for ever, twenty times a second."""
         connection = None
         start_s = time.monotonic() + offset_s
         number = 0
-        while True:
+        while not self.is_over:
             due_s = start_s + number * PROBE_S
             number += 1
             await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
@@ -110,7 +112,7 @@ class Watch:
             self.lives_s.append(time.monotonic() - due_s)
 
     async def look(self) -> None:
-        while True:
+        while not self.is_over:
             self.peak_mib = max(self.peak_mib, self.served.resident_mib)
             await asyncio.sleep(LOOK_S)
 
@@ -118,7 +120,7 @@ class Watch:
         """Ask for a short answer now and then, with a key of one's own."""
         body = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
         request = post("/v1/chat/completions", json.dumps(body).encode(), KEYS[1])
-        while True:
+        while not self.is_over:
             start_s = time.monotonic()
             try:
                 status, _ = await asyncio.wait_for(ask(self.served.host, self.served.port, request), 60.0)
