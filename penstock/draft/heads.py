@@ -32,6 +32,8 @@ class HeadDrafter:
         self._heads = heads
         self._clock = clock
         self._cost = GuessCost()
+        self._known: set[Key] = set()
+        """Generations guessed for before: a first guess reads the prompt's states, too."""
 
     def seconds(self, length: int) -> float:
         return self._cost(length)
@@ -42,12 +44,16 @@ class HeadDrafter:
         if not most:
             return guesses
         begin_s = self._clock()
-        for index, view in enumerate(views[:MAX_ROWS]):
-            if view.row >= 0:
-                tokens = self._heads.guess(view.key, view.row, view.tokens, most)
-                guesses[index] = Guess(tuple(tokens), self.name)
-        self._cost.learn(most, self._clock() - begin_s)
+        asked = [(index, view) for index, view in enumerate(views[:MAX_ROWS]) if view.row >= 0]
+        is_usual = all(view.key in self._known for _, view in asked)
+        for index, view in asked:
+            self._known.add(view.key)
+            tokens = self._heads.guess(view.key, view.row, view.tokens, most)
+            guesses[index] = Guess(tuple(tokens), self.name)
+        if is_usual:
+            self._cost.learn(most, self._clock() - begin_s)
         return guesses
 
     def finish(self, view: View) -> None:
+        self._known.discard(view.key)
         self._heads.forget(view.key)
