@@ -7,6 +7,7 @@ web       the app in a real browser        cuda     a GPU        slow     larger
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,10 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     if count <= len(cores):
         os.sched_setaffinity(0, cores[number::count])
+
+# Processes that tests start find this project's modules compiled, also where the environment forbids to keep them so.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 TESTS = Path(__file__).parent
 TIERS = {

@@ -15,6 +15,7 @@ import pytest
 from penstock import LLM
 from penstock.config import ParallelConfig, split_address
 from penstock.errors import ConfigError
+from tests.patience import PATIENCE_S
 from tests.real import DEFAULT, model_path
 from tests.server.serving import ROOT, serving
 from tests.test_ranks import PROMPTS, completed
@@ -38,7 +39,7 @@ def node(address: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=30.0)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def rank_of(node: "subprocess.Popen[bytes]") -> int:
@@ -47,6 +48,7 @@ def rank_of(node: "subprocess.Popen[bytes]") -> int:
     return int(pid)
 
 
+@pytest.mark.slow
 def test_stages_on_two_machines_give_one_text_and_go_on_when_one_is_lost(tmp_path: Path) -> None:
     model = str(model_path(DEFAULT))
     address = f"{HERE}:{free_port()}"

@@ -98,6 +98,7 @@ def completed(server: Server, *, kill: signal.Signals | None = None, rank: int |
     return "".join(pieces)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_or_hangs_is_replaced_and_the_answer_goes_on() -> None:
     flags = ("--tensor", "2", "--max-context", "512")
     with serving(*flags, model=str(model_path(DEFAULT)), is_real=True) as server:

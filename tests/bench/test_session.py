@@ -402,6 +402,7 @@ def search(stub: Stub, slo: Slo, *, trial_s: float, start: float | None = None) 
     return asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_rate_that_the_server_carries():
     knee, runs = search(Stub(first_s=0.0125, capacity=2), Slo(ttft_s=0.2), trial_s=0.5)
     # Two at a time, 12.5 ms each, are 160 a second; a busy machine may find less, and may say that the client was at its end.
@@ -419,6 +420,7 @@ def test_a_search_ends_at_once_where_even_one_request_at_a_time_is_too_slow():
     assert len(runs[0].answers) <= 6
 
 
+@pytest.mark.slow
 def test_a_rate_that_must_fail_is_given_up_before_all_was_sent():
     knee, runs = search(Stub(first_s=0.0125, capacity=1), Slo(ttft_s=0.1), trial_s=0.5, start=300.0)
     assert knee.rate is None or knee.rate < 300.0

@@ -5,11 +5,14 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.upping import load, up
 
 MODEL = "oracle:step_ms=4,vocab=256"
 
 
+@pytest.mark.slow
 def test_a_replica_is_lost_and_no_request_with_it(tmp_path: Path) -> None:
     flags = (MODEL, "--min-replicas", "2", "--max-replicas", "2", "--replica-cpus", "0.5", "--num-blocks", "2048")
     with up(tmp_path, *flags) as service:

@@ -22,6 +22,7 @@ from penstock.engine.client import EngineClient
 from penstock.engine.oracle import expected_tokens
 from penstock.errors import ConfigError, EngineError
 from tests.engine.poisoned import DIE, EXHAUST, HANG, RAISE
+from tests.patience import PATIENCE_S
 
 VOCAB = 256
 SLOW_STEPS = "oracle:step_ms=5"
@@ -317,7 +318,7 @@ def test_an_orphan_ends_itself_and_tidies_up(tmp_path: Path) -> None:
         return int(out)
 
     pid = asyncio.run(law())
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s and _is_alive(pid):
         time.sleep(0.01)
     assert not _is_alive(pid)

@@ -8,6 +8,7 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.engine.client import EngineClient
 from penstock.engine.spawn import Spawned
+from tests.patience import PATIENCE_S
 
 WORKER = [sys.executable, "-m", "penstock.assembly.worker", "--model=oracle:"]
 
@@ -41,7 +42,7 @@ def test_the_first_engine_is_the_process_begun_early() -> None:
             config = EngineConfig(ModelConfig(model="oracle:"))
             client = EngineClient(WORKER, config, spawned=spawned)
             running = asyncio.create_task(client.run())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await client.ready.wait()
             pid = client.pid
             await client.stop()

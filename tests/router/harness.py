@@ -12,6 +12,7 @@ from penstock.gateway.gateway import Gateway
 from penstock.router.app import RouterApp
 from penstock.router.fleet import ReplicaState
 from penstock.router.proxy.client import InboundConnection
+from tests.patience import PATIENCE_S
 
 Handler = Callable[["ScriptedReplica", dict, bytes, asyncio.StreamWriter], Awaitable[None]]
 
@@ -152,7 +153,7 @@ class Routed:
         return await ask(self.port, json.dumps(body).encode(), path, **headers)
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not is_true():
                 await asyncio.sleep(0.002)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import ROOT, Server, serving
 
 
@@ -72,7 +73,7 @@ class Service:
     wires: list[Wire] = field(default_factory=list)
 
     def http(self, **options) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60.0, verify=False, **options)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=False, **options)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:

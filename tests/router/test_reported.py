@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock import kv_events
 from penstock.router.feed import BlockExchange
 from penstock.router.fleet import LiveFleet, ReplicaState
+from tests.patience import PATIENCE_S
 from tests.router.harness import Routed, ask, opened_router
 from tests.router.test_relay import run
 from tests.server.serving import Server, serving
@@ -81,7 +82,7 @@ async def held(server: Server) -> set[bytes]:
 
 async def settled(router: Routed, servers: list[Server]) -> None:
     """The router knows what the servers know."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         for number, server in enumerate(servers):
             while await held(server) != router.app.fleet.get(f"r{number}").prefixes:
                 await asyncio.sleep(0.01)

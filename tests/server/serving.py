@@ -21,6 +21,7 @@ from penstock.core.request import SamplingParams
 from penstock.engine.client import EngineClient, Facts
 from penstock.engine.oracle import expected_tokens
 from penstock.text.tokenizer.byte_level import byte_tokenizer
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 MODEL = "oracle:"
@@ -39,7 +40,7 @@ class Server:
 
     def http(self, **options: Any) -> httpx.Client:
         """Without the certificates of the world, which take longer to read than most answers to make."""
-        return httpx.Client(base_url=self.url, headers=self.headers, timeout=30.0, verify=False, **options)
+        return httpx.Client(base_url=self.url, headers=self.headers, timeout=PATIENCE_S, verify=False, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         with self.http() as http:
@@ -66,7 +67,7 @@ class Server:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = PATIENCE_S) -> int:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
         return self.process.wait(timeout_s)

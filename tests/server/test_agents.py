@@ -172,6 +172,7 @@ def test_pydantic_ai_gets_its_outputs(open_server: Server) -> None:
     assert all(map(is_person, found.values()))
 
 
+@pytest.mark.slow
 def test_litellm_passes_tools_and_forms_through(open_server: Server) -> None:
     found = run(LITELLM, open_server.url)
     assert found["call"] == found["streamed"]

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from penstock.server.http.guard import BurstGate
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 25])
@@ -35,7 +36,7 @@ def test_whoever_gives_up_takes_no_turn() -> None:
         await asyncio.sleep(0)
         for task in given_up:
             task.cancel()
-        await asyncio.wait_for(last, 10.0)
+        await asyncio.wait_for(last, PATIENCE_S)
         await asyncio.wait_for(gate.take(), 10.0)
 
     asyncio.run(session())

@@ -66,6 +66,7 @@ def run(script: str, *words: str, **environment: str) -> Any:
 EXPECTED = {"whole": chat_text("hello", 8), "usage": 8, "streamed": chat_text("hello", 8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["anthropic", "ollama_chat"])
 def test_litellm_speaks_these_dialects_too(server: Server, mode: str) -> None:
     assert run(LITELLM, server.url, mode) == EXPECTED

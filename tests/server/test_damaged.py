@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from penstock.formats.store import StoreEntry, commit, record_files, temporary_directory
+from tests.patience import PATIENCE_S
 from tests.real import RANDOM_LLAMA, model_path
 from tests.server.serving import Server, chat_text, serving, user
 
@@ -68,7 +69,7 @@ def check_refused(server: Server, answer: httpx.Response, words: str) -> None:
 
 
 def until_refused(server: Server) -> httpx.Response:
-    deadline_s = time.monotonic() + 60.0
+    deadline_s = time.monotonic() + PATIENCE_S
     while (answer := complete(server, "bad")).status_code == 200 or states(server) != "failed":
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -79,6 +80,7 @@ def states(server: Server) -> str:
     return str(server.get("/health").json()["models"]["bad"])
 
 
+@pytest.mark.slow
 def test_files_that_changed_by_a_bit_are_served_no_more_until_they_are_mended(home: Path) -> None:
     path = fetched(home)
     with serving("--model", f"bad={path}", "--model", "good=oracle:", model="default", is_real=True) as server:

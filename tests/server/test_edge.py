@@ -25,6 +25,7 @@ from penstock.server.http.connection import MAX_PIPELINED
 from penstock.server.http.faults import ApiError
 from penstock.server.http.large import Turns, breathe
 from penstock.server.openai.protocol import CompletionBody
+from tests.patience import PATIENCE_S
 from tests.server.serving import ROOT, Server, idle_client, serving, user
 
 
@@ -163,7 +164,7 @@ def test_prompts_are_counted_before_they_are_tokenized(server: Server):
 def test_a_body_without_end_is_cut_off_after_its_refusal(server: Server):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     part = b"40000\r\n" + b"a" * 0x40000 + b"\r\n"
-    with socket.create_connection(address(server), timeout=10.0) as client:
+    with socket.create_connection(address(server), timeout=PATIENCE_S) as client:
         client.sendall(head)
         with pytest.raises(OSError):  # noqa: PT012
             for _ in range(4096):
@@ -178,7 +179,7 @@ def test_an_upload_without_end_is_cut_off(server: Server):
     )
     opening = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
     part = b"100000\r\n" + b"a" * 0x100000 + b"\r\n"
-    with socket.create_connection(address(server), timeout=10.0) as client:
+    with socket.create_connection(address(server), timeout=PATIENCE_S) as client:
         client.sendall(head + b"%x\r\n%b\r\n" % (len(opening), opening))
         with pytest.raises(OSError):  # noqa: PT012
             for _ in range(1024):
@@ -221,7 +222,7 @@ def test_special_tokens_in_a_tokenized_text_follow_the_flag(server: Server):
 def test_a_client_that_sends_without_reading_is_cut_off(server: Server):
     flood = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000
     is_cut = False
-    with socket.create_connection(address(server), timeout=10.0) as client:
+    with socket.create_connection(address(server), timeout=PATIENCE_S) as client:
         for _ in range(50):
             try:
                 client.sendall(flood)
@@ -235,7 +236,7 @@ def test_a_client_that_sends_without_reading_is_cut_off(server: Server):
 def test_some_pipelining_is_served(server: Server):
     count = MAX_PIPELINED // 2
     data = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * count
-    with socket.create_connection(address(server), timeout=10.0) as client:
+    with socket.create_connection(address(server), timeout=PATIENCE_S) as client:
         client.sendall(data)
         received = b""
         while received.count(b"HTTP/1.1 200") < count:

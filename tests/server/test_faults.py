@@ -17,18 +17,11 @@ import pytest
 from penstock.server.http.connection import HEADERS_S
 from penstock.webfiles import has_web_app
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
+from tests.patience import PATIENCE_S, wait_until
 from tests.server.ledger import Ledger, http_of, mixed_load
 from tests.server.serving import Server, chat_text, serving, start, user
 
 SLOW_STEPS = "oracle:step_ms=5"
-
-
-def wait_until(is_so: Any, timeout_s: float = 5.0) -> float:
-    start_s = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - start_s < timeout_s, "it never came"
-        time.sleep(0.01)
-    return time.monotonic() - start_s
 
 
 @pytest.mark.parametrize(("count", "in_flight"), [(120, 64), pytest.param(20_000, 256, marks=pytest.mark.slow)])
@@ -80,7 +73,7 @@ def test_a_stopped_engine_is_unready_and_replaced() -> None:
         os.kill(first, signal.SIGSTOP)
         assert wait_until(lambda: running.get("/readyz").status_code == 503) < 3.5
         assert running.get("/livez").status_code == 200
-        wait_until(lambda: running.get("/readyz").status_code == 200, 10.0)
+        wait_until(lambda: running.get("/readyz").status_code == 200)
         assert running.engine_pid != first
 
 
@@ -89,7 +82,7 @@ def test_a_server_that_was_stopped_does_not_blame_its_clients() -> None:
     """What was sent while we did not run is answered, though the time for sending it is over."""
     with serving() as running:
         host, port = running.url.removeprefix("http://").split(":")
-        clients = [socket.create_connection((host, int(port)), timeout=30.0) for _ in range(8)]
+        clients = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(8)]
         for client in clients[::2]:
             client.sendall(b"GET /livez HTTP/1.1\r\n")
         assert running.get("/livez").status_code == 200
@@ -186,7 +179,7 @@ def _stall_some(slow_server: Server) -> None:
     wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 32)
     answer = slow_server.post("/v1/completions", {"prompt": "quick", "max_tokens": 100}).json()
     assert answer["usage"]["completion_tokens"] == 100
-    wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 0, 20.0)
+    wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 0)
     assert slow_server.metric("vllm:request_success_total", 'finished_reason="abort"') >= 4
     for client in stalled:
         client.close()
@@ -323,9 +316,9 @@ def test_an_interrupt_while_the_engine_loads_ends_with_130_and_one_line() -> Non
         )
         (worker,) = children_of(process.pid)
         os.kill(worker, signal.SIGSTOP)  # it will not be ready
-        wait_until(lambda: is_listening(port), 30.0)
+        wait_until(lambda: is_listening(port))
         process.send_signal(signal.SIGINT)
-        printed, reported = process.communicate(timeout=30)
+        printed, reported = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.communicate()
@@ -349,7 +342,7 @@ def test_an_impossible_start_ends_at_once_with_its_reason(
     words: list[str], status: int, reason: str, tmp_path: Path
 ) -> None:
     command = ["-m", "penstock", "serve", *(words if not words[0].startswith("--") else ["oracle:", *words])]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == status, done.stderr
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
@@ -365,5 +358,5 @@ def test_the_banner_says_where_what_and_how_much(server: Server) -> None:
 def test_the_curl_line_works_as_printed(server: Server) -> None:
     line = next(line for line in server.banner.splitlines() if line.strip().startswith("curl"))
     line = line.replace('"}]}', '"}], "max_tokens": 4, "temperature": 0}')
-    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=PATIENCE_S, check=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"] == chat_text("Hello!", 4)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from prometheus_client import parser
 
+from tests.patience import PATIENCE_S
 from tests.server.ledger import Ledger, mixed_load
 from tests.server.serving import Server, render, serving, user
 
@@ -78,13 +79,13 @@ def test_top_tells_the_same_numbers(server: Server) -> None:
     assert process.returncode == 0
     assert figures["output_tokens_per_s"] > 0
     assert figures["ttft_p50_ms"] > 0
-    plain = subprocess.run([*command[:6], "--once"], capture_output=True, text=True, check=True, timeout=30)
+    plain = subprocess.run([*command[:6], "--once"], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert "output tokens per s" in plain.stdout
 
 
 def test_top_says_when_nobody_answers() -> None:
     command = [sys.executable, "-m", "penstock", "top", "http://127.0.0.1:9", "--once"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert "is the server running?" in done.stderr
 

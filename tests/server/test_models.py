@@ -17,6 +17,7 @@ import ollama
 import openai
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import Server, chat_text, serving, user
 
 OPTIONS = {"temperature": 0, "num_predict": 8}
@@ -50,7 +51,7 @@ def states(server: Server) -> dict[str, str]:
 
 def until(is_so: Callable[[], bool]) -> None:
     """A patience without bound would hide a fault; this one is far above what anything here takes."""
-    deadline_s = time.monotonic() + 60.0
+    deadline_s = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -190,6 +191,7 @@ def test_an_engine_that_dies_is_another_models_business() -> None:
 # Memory
 
 
+@pytest.mark.slow
 def test_a_model_in_use_stays_and_others_come_and_go_within_bounds() -> None:
     """Engines of about 40 MiB each, at most two of three at a time: every answer is right, and the sum is never above."""
     budget = 100

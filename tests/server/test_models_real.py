@@ -32,6 +32,7 @@ def alone(path: Path, ask: Callable[[Server, str, str], object], texts: list[str
         return [ask(server, "default", text) for text in texts]
 
 
+@pytest.mark.slow
 def test_chat_and_embedding_models_answer_side_by_side_as_they_do_alone() -> None:
     chat, vectors = model_path(DEFAULT), model_path(MINILM)
     texts = ["The colour of the sky is", "Once upon a time"]

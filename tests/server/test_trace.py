@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import serving, user
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -129,7 +130,7 @@ def test_a_collector_that_is_not_there_hurts_nobody() -> None:
 def test_without_its_packages_the_flag_says_what_to_install() -> None:
     hidden = "import sys; sys.modules['opentelemetry.sdk'] = None; from penstock.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", hidden, "serve", "oracle:", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2, done.stderr
     assert "pip install 'penstock[trace]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -139,4 +140,4 @@ def test_nothing_of_it_is_imported_unasked() -> None:
     code = (
         "import sys, penstock.assembly.serving; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=False).returncode == 0

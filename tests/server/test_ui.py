@@ -18,6 +18,7 @@ from penstock.server.ui.utilisation import (
     full_batch,
     step_times,
 )
+from tests.patience import PATIENCE_S
 from tests.server.serving import KEY, Server, serving, user
 
 ADMIN_KEY = "an-admin-key-of-some-length"
@@ -96,7 +97,7 @@ def test_a_pool_laid_out_wastes_less_than_reservations(server: Server) -> None:
 
 def test_a_key_sees_its_own_requests_only(locked: Server) -> None:
     other = {"Authorization": "Bearer another-key-of-some-length"}
-    with httpx.stream("GET", f"{locked.url}/app/v1/events", headers=other, timeout=30) as watching:
+    with httpx.stream("GET", f"{locked.url}/app/v1/events", headers=other, timeout=PATIENCE_S) as watching:
         lines = watching.iter_lines()
         next(lines)
         mine = locked.post("/v1/chat/completions", {"messages": user("x"), "max_tokens": 2})
@@ -116,7 +117,7 @@ def test_a_key_sees_its_own_requests_only(locked: Server) -> None:
 def test_an_admin_key_sees_the_requests_of_all(locked: Server) -> None:
     with serving("--admin-key", ADMIN_KEY, key=KEY) as server:
         admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        with httpx.stream("GET", f"{server.url}/app/v1/events", headers=admin, timeout=30) as watching:
+        with httpx.stream("GET", f"{server.url}/app/v1/events", headers=admin, timeout=PATIENCE_S) as watching:
             next(watching.iter_lines())
             mine = server.post("/v1/chat/completions", {"messages": user("x"), "max_tokens": 2})
             name = mine.headers["x-request-id"]
@@ -126,7 +127,7 @@ def test_an_admin_key_sees_the_requests_of_all(locked: Server) -> None:
 
 
 def refusals_seen(url: str, headers: dict[str, str]) -> list[dict[str, Any]]:
-    with httpx.stream("GET", f"{url}/app/v1/events", headers=headers, timeout=30) as watching:
+    with httpx.stream("GET", f"{url}/app/v1/events", headers=headers, timeout=PATIENCE_S) as watching:
         for line in watching.iter_lines():
             if line.startswith("data: "):
                 rows: list[dict[str, Any]] = json.loads(line.removeprefix("data: "))["refusals"]

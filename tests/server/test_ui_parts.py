@@ -13,6 +13,7 @@ from penstock.server.ui.ledger import RequestRecord
 from penstock.server.ui.refusals import MAX_KEPT, RefusalLog
 from penstock.server.ui.throttle import ToolThrottle
 from penstock.server.ui.waterfall import waterfall
+from tests.patience import PATIENCE_S
 
 
 def step(end_s: float, duration_s: float, num_prompt: int, prompts: tuple[int, ...]) -> StepView:
@@ -74,7 +75,7 @@ def state_of(pid: int) -> str:
 
 
 async def until(pid: int, *states: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while state_of(pid) not in states:
             await asyncio.sleep(0.01)
 

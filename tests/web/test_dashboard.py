@@ -9,6 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, TimeoutError, expect
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import KEY, Server, serving
 from tests.web.conftest import Seen
 
@@ -56,7 +57,7 @@ def test_cancel_frees_the_request_and_the_map_agrees_with_the_metrics(seen: Seen
 
     assert until(agrees), "held blocks and the usage of /metrics never agreed"
     page.get_by_role("button", name="Cancel request").click()
-    client.join(30)
+    client.join(PATIENCE_S)
     assert not client.is_alive()
     assert until(lambda: served.metric("vllm:num_requests_running") == 0)
     expect(page.locator("[data-stat=kv-held] .value")).to_have_text("0")
@@ -124,9 +125,10 @@ def test_a_table_of_many_requests_holds_those_in_sight(browser: Browser) -> None
         assert not seen.faults
         context.close()
     for client in clients:
-        client.join(30)
+        client.join(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_utilisation_is_against_what_the_machine_was_measured_to_reach(seen: Seen, served: Server) -> None:
     page = seen.go("dashboard")
     expect(page.get_by_text("streaming", exact=True)).to_be_visible()

@@ -38,6 +38,7 @@ def test_every_page_loads_without_a_complaint(
     context.close()
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_serious(browser: Browser, served: Server) -> None:
     if not AXE.exists():
         pytest.skip("axe-core is not installed: run `npm ci` in web/")

@@ -42,7 +42,7 @@ def holds_to(schema: dict[str, object], seed: int) -> bool:
 
 
 def test_what_is_written_under_a_schema_is_an_instance_of_it() -> None:
-    assert sum(holds_to(make_schema(seed), seed) for seed in range(24)) > 16
+    assert sum(holds_to(make_schema(seed), seed) for seed in range(8)) > 5
 
 
 @pytest.mark.parametrize("model", [DEFAULT, RANDOM_LLAMA, GEMMA])
