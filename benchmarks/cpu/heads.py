@@ -1,10 +1,11 @@
 """Heads against no guesses on held-out chat, one stream, by turns over the same weights.
 
     python -m benchmarks.cpu.heads eagle:DIR [medusa:DIR self ...] [--model default] [--tokens 128] [--turns 3]
-        [--draft-tokens N] [--prompts 8] [--out record.json]
+        [--draft-tokens N] [--text FILE] [--prompts 8] [--out record.json]
 
-The questions are in no training text. A ratio is decoding speed with guesses over that without, of one question in one turn;
-the median over all is told, and tokens a step, which a busy machine cannot change.
+The questions are in no training text; `--text` gives others, paragraph by paragraph. A ratio is decoding speed with guesses
+over that without, of one question in one turn; the median over all is told, and tokens a step, which a busy machine cannot
+change.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,17 @@ QUESTIONS = (
 )
 
 
+def questions(file: Path | None) -> Sequence[str]:
+    return QUESTIONS if file is None else [part.strip() for part in file.read_text().split("\n\n")]
+
+
 def measure(llm: LLM, name: str, options: argparse.Namespace) -> dict[str, Any]:
     config = configure(llm.config, speculate=name, draft_tokens=options.draft_tokens)
     off = configure(llm.config, speculate="off")
     plain, guessing = (Side(LLM.over(llm.loaded, each), time.perf_counter) for each in (off, config))
     ratios, steps, same = [], [], []
     for turn in range(options.turns + 1):
-        for number, question in enumerate(QUESTIONS[: options.prompts]):
+        for number, question in enumerate(questions(options.text)[: options.prompts]):
             asked = [llm.chat_tokens(question)]
             for side in (plain, guessing) if (turn + number) % 2 else (guessing, plain):
                 side.run(asked, options.tokens, 0.0, is_open=True)
@@ -71,6 +77,7 @@ def main() -> None:
     parser.add_argument("--model", default="default")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--text", type=Path, default=None)
     parser.add_argument("--prompts", type=int, default=len(QUESTIONS))
     parser.add_argument("--draft-tokens", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None)
@@ -85,6 +92,7 @@ def main() -> None:
             "model": options.model,
             "machine": platform.processor() or platform.machine(),
             "tokens": options.tokens,
+            "text": None if options.text is None else options.text.name,
         }
         options.out.write_text(json.dumps(about | {"turns": options.turns, "records": records}, indent=1) + "\n")
 
