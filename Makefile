@@ -4,6 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 WORKERS ?= 2
+unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not at every start of a server that is tested
 
 WEB := penstock/server/ui/static/index.html
 NPM := --no-audit --no-fund --loglevel=error

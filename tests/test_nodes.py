@@ -65,6 +65,7 @@ def test_stages_on_two_machines_give_one_text_and_go_on_when_one_is_lost(tmp_pat
         assert completed(alone) == right, PROMPTS[3]
 
 
+@pytest.mark.slow
 def test_a_machine_without_the_model_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     model = os.path.relpath(model_path(DEFAULT), ROOT)
     address = f"{HERE}:{free_port()}"

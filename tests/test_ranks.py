@@ -34,7 +34,7 @@ def answers(model: str, prompts: Sequence[Prompt], params: SamplingParams, **ask
         return [list(completion.choices[0].token_ids) for completion in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("weights", [FLOATS, PACKED], ids=["floats", "packed"])
+@pytest.mark.parametrize("weights", [pytest.param(FLOATS, marks=pytest.mark.slow), PACKED], ids=["floats", "packed"])
 def test_tensor_ranks_give_the_tokens_of_one_process(weights: dict[str, str]) -> None:
     """Uneven parts: three key-value heads over two ranks; a prompt in chunks among others."""
     model = str(model_path(DEFAULT))

@@ -30,6 +30,7 @@ def profile(tmp_path_factory):
     return path, hardware
 
 
+@pytest.mark.slow
 def test_a_profile_tells_model_machine_range_error_and_proof(profile):
     path, _ = profile
     data = json.loads(path.read_text())
@@ -45,6 +46,7 @@ def test_a_profile_tells_model_machine_range_error_and_proof(profile):
         assert data["back_test"][name]["measured"] > 0.0
 
 
+@pytest.mark.slow
 def test_the_simulator_takes_a_profile(profile, capsys):
     path, _ = profile
     asked = ["simulate", "--profile", str(path), "--num-requests", "30", "--prompts", "5-40", "--answers", "5-20"]
@@ -60,6 +62,7 @@ def test_the_simulator_takes_a_profile(profile, capsys):
     assert "beyond what was measured" not in reported
 
 
+@pytest.mark.slow
 def test_the_simulator_says_when_a_profile_is_stretched(profile, capsys):
     path, _ = profile
     words = ["--num-requests", "60", "--rate", "0", "--prompts", "5-40", "--answers", "5-20", "--num-blocks", "900"]
@@ -68,6 +71,7 @@ def test_the_simulator_says_when_a_profile_is_stretched(profile, capsys):
 
 
 @pytest.mark.slow  # two ranks that wait for each other at every sum need two cores to themselves
+@pytest.mark.slow
 def test_ranks_exchange_as_fast_as_was_measured_between_them(profile, monkeypatch, capsys):
     """By what the profile keeps, and by what is known of this machine since."""
     path, hardware = profile
@@ -87,6 +91,7 @@ def test_ranks_exchange_as_fast_as_was_measured_between_them(profile, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_planner_considers_ranks_of_this_machine_by_what_was_measured(profile, monkeypatch, capsys):
     path, hardware = profile
     monkeypatch.setenv("XDG_CACHE_HOME", str(path.parents[2]))
@@ -100,6 +105,7 @@ def test_the_planner_considers_ranks_of_this_machine_by_what_was_measured(profil
     assert data["trust"]["exchanges"] == {f"{NAME}/2": f"{hardware.measured_link}; timed between ranks of it"}
 
 
+@pytest.mark.slow
 def test_a_profile_of_other_blocks_is_refused(profile, capsys):
     path, _ = profile
     assert main(["simulate", "--profile", str(path), "--block-size", "32"]) == 2
@@ -143,6 +149,7 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path, capsys):
     assert "step log" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_once_and_known_then(profile, monkeypatch, tmp_path, capsys):
     path, hardware = profile
     monkeypatch.setenv("XDG_CACHE_HOME", str(path.parents[2]))
@@ -154,6 +161,7 @@ def test_this_machine_is_measured_once_and_known_then(profile, monkeypatch, tmp_
     assert "measuring" not in reported.err
 
 
+@pytest.mark.slow
 def test_a_spoilt_memory_of_this_machine_is_measured_anew(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = find_hardware(NAME)

@@ -11,7 +11,7 @@ BEGIN = """
 import os, signal, subprocess, sys
 words = [sys.executable, "-m", "penstock.cli.app.worker"]
 worker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[int(sys.argv[1])])
-worker.stdin.write(b'{"task": "simulate", "words": ["--num-requests", "100000"], "frames": true}\\n')
+worker.stdin.write(b'{"task": "simulate", "words": ["--num-requests", "20000"], "frames": true}\\n')
 worker.stdin.flush()
 assert b"progress" in worker.stdout.readline()
 os.kill(worker.pid, signal.SIGSTOP)

@@ -68,7 +68,7 @@ def steps_of(seed, count, noise=0.02, host_s=2e-4):
     return steps
 
 
-FITTED = fit_steps(steps_of(1, 1500), overlaps=False)
+FITTED = fit_steps(steps_of(1, 500), overlaps=False)
 
 
 @given(BATCHES, st.integers(1, 40), st.booleans())

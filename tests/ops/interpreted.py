@@ -1,10 +1,15 @@
 """Runs every CUDA kernel under Triton's interpreter and prints what came of it, one JSON line a kernel.
 
+    python -m tests.ops.interpreted [EXAMPLES]
+
+EXAMPLES is how many of each kernel to run, those first that show most; all without it.
+
 Run in a process of its own: the interpreter must be asked for before a kernel is defined.
 """
 
 import copy
 import json
+import sys
 import time
 import traceback
 import warnings
@@ -32,10 +37,10 @@ def _convert(numbers, source, target, rounding):
     return finite.to(torch.float8_e4m3fn).view(torch.uint8).numpy().reshape(numbers.shape)
 
 
-def _verdict(op, kernel) -> str:
+def _verdict(op, kernel, most: int | None) -> str:
     examples = [example for example in op.examples(torch.device("cpu")) if kernel.fits(*example)]
     examples = [example for example in examples if not has_dtype(example, torch.bfloat16)]  # products go wrong there
-    for arguments in covering(examples):
+    for arguments in covering(examples)[:most]:
         mine, theirs = copy.deepcopy(arguments), copy.deepcopy(arguments)
         same(kernel.run(*mine), op.definition(*theirs))
         same(mine, theirs)
@@ -49,6 +54,7 @@ def _recorded_verdict() -> str:
 
 
 def main() -> None:
+    most = int(sys.argv[1]) if sys.argv[1:] else None
     torch.set_num_threads(1)
     interpreter._convert_float = _convert
     decode.PROGRAMS = 12  # a chip this small splits keys in two or four, not in dozens of runs, most of them empty
@@ -59,7 +65,7 @@ def main() -> None:
         if device_type == "cuda":
             begun = time.process_time()
             try:
-                verdict = _verdict(op, kernel)
+                verdict = _verdict(op, kernel, most)
             except Exception:
                 verdict = traceback.format_exc()
             took = round(time.process_time() - begun, 2)

@@ -12,12 +12,14 @@ from tests.ops.parity import cases
 from tests.ops.recorded import NAME
 
 ROOT = Path(__file__).parents[2]
+LIBRARY = {"cuda.fp8.multiply_scaled"}
+"""Call a library that only a GPU has."""
 KERNELS = [kernel.name for _, device_type, kernel in cases() if device_type == "cuda"]
 
 
-def _verdicts(module: str, **environment: str) -> dict[str, str]:
+def _verdicts(*words: str, **environment: str) -> dict[str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", *words],
         env={**os.environ, **environment},
         cwd=ROOT,
         capture_output=True,
@@ -31,6 +33,12 @@ def _verdicts(module: str, **environment: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str]:
+    """On the example of each that shows most."""
+    return _verdicts("tests.ops.interpreted", "1", TRITON_INTERPRET="1")
+
+
+@pytest.fixture(scope="module")
+def interpreted_whole() -> dict[str, str]:
     return _verdicts("tests.ops.interpreted", TRITON_INTERPRET="1")
 
 
@@ -44,6 +52,11 @@ def test_interpreted_kernel_equals_definition(interpreted: dict[str, str], kerne
     if interpreted[kernel] == "fits nothing here":
         pytest.skip("calls a library that only a GPU has")
     assert interpreted[kernel] == "equal", interpreted[kernel]
+
+
+@pytest.mark.slow
+def test_interpreted_kernels_equal_their_definitions_on_all_examples(interpreted_whole: dict[str, str]) -> None:
+    assert {name: verdict for name, verdict in interpreted_whole.items() if verdict != "equal"}.keys() <= LIBRARY
 
 
 def test_attention_recorded_for_any_chunks_equals_definition(interpreted: dict[str, str]) -> None:

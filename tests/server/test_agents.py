@@ -157,6 +157,7 @@ def is_person(value: Any) -> bool:
     return set(value) == {"name", "age", "likes"} and 0 <= value["age"] <= 120
 
 
+@pytest.mark.slow
 def test_openai_s_agents_call_tools_and_answer_in_forms(open_server: Server) -> None:
     found = run(AGENTS, open_server.url)
     assert found["called"]

@@ -122,7 +122,8 @@ async def _read_slowly(http: httpx.AsyncClient, ledger: Ledger, content: str) ->
         ledger.wrong.append(content)
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(1800.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3.0, 1800.0])
 def test_a_soak_loses_nothing_and_grows_nothing(seconds: float) -> None:
     """At four fifths of what eight rows of 5 ms steps can do, or of what the machine can if that is less."""
     asked = os.environ.get("PENSTOCK_SOAK_S") if seconds > 60 else None

@@ -99,6 +99,7 @@ def test_files_that_changed_by_a_bit_are_served_no_more_until_they_are_mended(ho
         assert server.metric("penstock_model_evictions_total", 'model_name="bad",reason="damaged"') <= 1
 
 
+@pytest.mark.slow
 def test_a_model_that_answers_otherwise_than_it_did_gets_no_request(home: Path) -> None:
     path = home / NAME
     shutil.copyfile(model_path(RANDOM_LLAMA), path)

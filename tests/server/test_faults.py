@@ -204,7 +204,8 @@ def test_more_than_fits_is_refused_at_once_and_told_when_to_return() -> None:
         assert late.complete == 8, "it recovers"
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(120.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3.0, 120.0])
 def test_ten_times_too_much_is_served_as_well_as_just_enough(seconds: float) -> None:
     """Steps stay full, nothing is computed in vain, and whoever does not fit hears so at once."""
     flags = ["--max-sequences", "8", "--max-waiting", "8", "--max-batch-tokens", "256"]

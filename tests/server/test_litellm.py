@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.server.serving import MODEL, Server, chat_text
 
 SCRIPT = """
@@ -43,6 +45,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_litellm_speaks_to_us(server: Server) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, server.url, MODEL],

@@ -11,6 +11,7 @@ from tests.web.conftest import Seen
 pytestmark = pytest.mark.web
 
 
+@pytest.mark.slow
 def test_a_router_shows_its_replicas_and_why_they_were_chosen(browser: Browser) -> None:
     with service("--policy", "round-robin") as routed:
         context = browser.new_context()

@@ -19,6 +19,7 @@ def ask(page: Page, text: str) -> None:
     page.get_by_label("Message", exact=True).press("Enter")
 
 
+@pytest.mark.slow
 def test_a_cold_model_is_chosen_shown_while_it_loads_and_then_answers(browser: Browser) -> None:
     with serving("--model", "a=oracle:", "--model", SLOW, model="default", is_real=True) as server:
         context = browser.new_context(viewport={"width": 1280, "height": 900})
