@@ -16,7 +16,7 @@ WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell f
 serve: .venv/.installed web  ## fetch the default model and serve it
 	$(BIN)/penstock serve
 
-test: .venv/.installed-dev web check  ## lint, types and all tests
+test: .venv/.installed-dev web check  ## lint, types and every test but the slow ones
 	$(BIN)/python -m pytest -m "not slow and not cuda" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: .venv/.installed-dev  ## the plain tier: what to run on every save
@@ -42,7 +42,7 @@ $(WEB): $(WEB_SOURCES)
 web-check: web  ## lint and types of the web app
 	cd web && npm run --silent check
 
-test-slow: .venv/.installed-dev  ## the larger campaigns
+test-slow: .venv/.installed-dev  ## campaigns, and tests that take more than some seconds
 	$(BIN)/python -m pytest -m slow
 
 docs: .venv/.installed-dev  ## the documentation as a site, in site/

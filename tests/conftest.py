@@ -3,7 +3,8 @@
 plain     no torch, no process: what a person runs on every save (`make test-fast`)
 torch     operations, layers, runners, real models in this process
 server    processes that serve, and the clients that call them
-web       the app in a real browser        cuda     a GPU        slow     larger campaigns
+web       the app in a real browser        cuda     a GPU
+slow      campaigns, and what takes more than some seconds of a core where something quicker shows the same law
 """
 
 import os
