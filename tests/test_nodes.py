@@ -15,7 +15,7 @@ import pytest
 from penstock import LLM
 from penstock.config import ParallelConfig, split_address
 from penstock.errors import ConfigError
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.real import DEFAULT, model_path
 from tests.server.serving import ROOT, serving
 from tests.test_ranks import PROMPTS, completed

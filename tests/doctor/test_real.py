@@ -20,7 +20,7 @@ from penstock.doctor.rule import diagnose
 from penstock.doctor.rules import RULES
 from penstock.doctor.signs import Look, Signs, signs_of
 from tests.engine.poisoned import DIE, RAISE
-from tests.patience import wait_until
+from tests.machine import wait_until
 from tests.server.serving import KEY, Server, serving
 
 EVER = 4000

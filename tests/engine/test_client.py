@@ -22,7 +22,7 @@ from penstock.engine.client import EngineClient
 from penstock.engine.oracle import expected_tokens
 from penstock.errors import ConfigError, EngineError
 from tests.engine.poisoned import DIE, EXHAUST, HANG, RAISE
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 
 VOCAB = 256
 SLOW_STEPS = "oracle:step_ms=5"

@@ -8,7 +8,7 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.engine.client import EngineClient
 from penstock.engine.spawn import Spawned
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 
 WORKER = [sys.executable, "-m", "penstock.assembly.worker", "--model=oracle:"]
 

@@ -12,7 +12,7 @@ from penstock.gateway.gateway import Gateway
 from penstock.router.app import RouterApp
 from penstock.router.fleet import ReplicaState
 from penstock.router.proxy.client import InboundConnection
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 
 Handler = Callable[["ScriptedReplica", dict, bytes, asyncio.StreamWriter], Awaitable[None]]
 

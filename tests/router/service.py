@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.server.serving import ROOT, Server, serving
 
 

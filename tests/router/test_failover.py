@@ -96,6 +96,7 @@ def test_an_unseeded_answer_goes_on_too(pair):
         ready(pair, http)
 
 
+@pytest.mark.slow
 def test_a_server_killed_whole_loses_nothing_either():
     """Neither a stream nor the many whole answers under way, more than there are retries in the budget."""
     with (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock import kv_events
 from penstock.router.feed import BlockExchange
 from penstock.router.fleet import LiveFleet, ReplicaState
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.router.harness import Routed, ask, opened_router
 from tests.router.test_relay import run
 from tests.server.serving import Server, serving

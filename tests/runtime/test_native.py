@@ -16,6 +16,7 @@ from penstock.runtime.kv_cache import KVCache
 from penstock.runtime.load.parameters import dummy_model
 from penstock.runtime.native.decoder import NativeDecoder, NativeWeights, native_obstacle
 from penstock.runtime.native.load import gate_order
+from tests.machine import NUM_THREADS
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS, MAX_CONTEXT = 16, 64, 256
@@ -55,7 +56,7 @@ SPECS = {
 
 
 def twins(
-    spec: ModelSpec, kernels: str = "", is_invariant: bool = True, num_threads: int = 2
+    spec: ModelSpec, kernels: str = "", is_invariant: bool = True, num_threads: int = NUM_THREADS
 ) -> tuple[Decoder, NativeDecoder]:
     """A torch decoder and a native one of the very same numbers."""
     library = open_library(num_threads, kernels)

@@ -21,7 +21,7 @@ from penstock.core.request import SamplingParams
 from penstock.engine.client import EngineClient, Facts
 from penstock.engine.oracle import expected_tokens
 from penstock.text.tokenizer.byte_level import byte_tokenizer
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 MODEL = "oracle:"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.server.http.guard import BurstGate
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 25])

@@ -10,7 +10,7 @@ from random import Random
 import httpx
 import pytest
 
-from tests.patience import wait_until
+from tests.machine import wait_until
 from tests.server.hostile import hostile_proxy
 from tests.server.ledger import Ledger
 from tests.server.serving import Server, chat_text, serving, user

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from penstock.formats.store import StoreEntry, commit, record_files, temporary_directory
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.real import RANDOM_LLAMA, model_path
 from tests.server.serving import Server, chat_text, serving, user
 

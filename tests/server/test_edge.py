@@ -25,7 +25,7 @@ from penstock.server.http.connection import MAX_PIPELINED
 from penstock.server.http.faults import ApiError
 from penstock.server.http.large import Turns, breathe
 from penstock.server.openai.protocol import CompletionBody
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.server.serving import ROOT, Server, idle_client, serving, user
 
 

@@ -17,7 +17,7 @@ import pytest
 from penstock.server.http.connection import HEADERS_S
 from penstock.webfiles import has_web_app
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
-from tests.patience import PATIENCE_S, wait_until
+from tests.machine import PATIENCE_S, wait_until
 from tests.server.ledger import Ledger, http_of, mixed_load
 from tests.server.serving import Server, chat_text, serving, start, user
 

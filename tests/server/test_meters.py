@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from prometheus_client import parser
 
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.server.ledger import Ledger, mixed_load
 from tests.server.serving import Server, render, serving, user
 

@@ -17,7 +17,7 @@ import ollama
 import openai
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.server.serving import Server, chat_text, serving, user
 
 OPTIONS = {"temperature": 0, "num_predict": 8}
@@ -247,6 +247,7 @@ def test_who_waits_for_room_is_answered_when_the_long_answer_is_over() -> None:
         assert states(server) == {"a": "cold", "b": "ready"}
 
 
+@pytest.mark.slow
 def test_a_model_asked_for_all_the_time_makes_room_for_another() -> None:
     with pool("--model", "a=oracle:step_ms=5", "--model", "b=oracle:", "--models-memory", "80MiB") as server:
         is_over = threading.Event()
@@ -339,6 +340,7 @@ def read_events(server: Server, path: str, body: dict[str, Any]) -> list[str]:
         return [line for line in answer.iter_lines() if line]
 
 
+@pytest.mark.slow
 def test_progress_of_a_load_is_told_in_each_dialect_to_those_who_ask() -> None:
     asked = {"model": "a", "messages": user("hello"), "max_tokens": 8, "temperature": 0, "stream": True}
     ways: list[tuple[str, dict[str, Any]]] = [

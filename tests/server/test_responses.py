@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from penstock.server.responses.protocol import REFUSED, ResponseBody
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.server.serving import Server, chat_text, oracle_text, render, serving, user
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -36,7 +36,7 @@ for _name in ("OllamaChatBody", "GenerateBody"):
     DOCUMENT["components"]["schemas"][_name]["required"].append("options")
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 QUICK = settings(
-    max_examples=4,
+    max_examples=2,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],

@@ -18,7 +18,7 @@ from penstock.server.ui.utilisation import (
     full_batch,
     step_times,
 )
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.server.serving import KEY, Server, serving, user
 
 ADMIN_KEY = "an-admin-key-of-some-length"

@@ -13,7 +13,7 @@ from penstock.server.ui.ledger import RequestRecord
 from penstock.server.ui.refusals import MAX_KEPT, RefusalLog
 from penstock.server.ui.throttle import ToolThrottle
 from penstock.server.ui.waterfall import waterfall
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 
 
 def step(end_s: float, duration_s: float, num_prompt: int, prompts: tuple[int, ...]) -> StepView:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, TimeoutError, expect
 
-from tests.patience import PATIENCE_S
+from tests.machine import PATIENCE_S
 from tests.server.serving import KEY, Server, serving
 from tests.web.conftest import Seen
 

@@ -6,12 +6,13 @@ import torch
 from penstock.ops.cpu.library import KERNELS, Library, matrix_of, open_library
 from penstock.ops.packed import multiply, pack
 from penstock.ops.sampling.sample import packed as packed_bits
+from tests.machine import NUM_THREADS
 from tests.ops.cpu.matrices import KINDS, random_matrix
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 40, 70)
 
 
-def opened(kernels: str, num_threads: int = 2) -> Library:
+def opened(kernels: str, num_threads: int = NUM_THREADS) -> Library:
     library = open_library(num_threads, kernels)
     if library is None:
         pytest.skip(f"the native library is not built or this machine lacks its {kernels} kernels")

@@ -72,7 +72,7 @@ def test_a_thousand_schemas() -> None:
     ],
 )
 def test_what_is_written_under_a_grammar_belongs_to_it(kind: str, source: str, pattern: str) -> None:
-    for seed in range(3):
+    for seed in range(1 if kind == "json_object" else 3):
         drawn = write(compiler().compile(kind, source), seed)
         if drawn is not None:
             assert re.fullmatch(pattern, tokenizer().decode(drawn), re.DOTALL), seed
