@@ -1,6 +1,6 @@
 """Two hundred prompts a drafter: the answers of plain decoding, also when preempted, under a grammar, or three at a time.
 
-Run by `make test-slow`; PENSTOCK_PROMPTS asks for fewer."""
+Run by `make test-slow`; PENSTOCK_PROMPTS asks for fewer, PENSTOCK_EAGLE names an EAGLE head of the default model to try too."""
 
 import os
 from collections.abc import Iterator
@@ -53,12 +53,14 @@ DRAFTERS = {
     "model": {"speculate": "model", "draft_model": str(model_path(DEFAULT)), "draft_tokens": 3},
     "self": {"speculate": "self", "draft_tokens": 2},
 }
+if head := os.environ.get("PENSTOCK_EAGLE"):
+    DRAFTERS["eagle"] = {"speculate": f"eagle:{head}", "draft_tokens": 2}
 Tokens = list[list[tuple[int, ...]]]
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(model_path(DEFAULT)), max_context=256, max_sequences=16) as model:
+    with LLM(str(model_path(DEFAULT)), max_context=256, max_sequences=16, speculate="off") as model:
         yield model
 
 
