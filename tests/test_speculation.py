@@ -36,7 +36,7 @@ PARAMS = {
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(model_path(DEFAULT)), max_context=1024) as model:
+    with LLM(str(model_path(DEFAULT)), max_context=1024, speculate="off") as model:
         yield model
 
 
