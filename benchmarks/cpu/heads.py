@@ -1,11 +1,11 @@
 """Heads against no guesses on held-out chat, one stream, by turns over the same weights.
 
     python -m benchmarks.cpu.heads eagle:DIR [medusa:DIR self ...] [--model default] [--tokens 128] [--turns 3]
-        [--draft-tokens N] [--text FILE] [--prompts 8] [--out record.json]
+        [--draft-tokens N] [--text FILE] [--prompts 8] [--cpu-time] [--out record.json]
 
 The questions are in no training text; `--text` gives others, paragraph by paragraph. A ratio is decoding speed with guesses
 over that without, of one question in one turn; the median over all is told, and tokens a step, which a busy machine cannot
-change.
+change. `--cpu-time` is that of benchmarks/cpu/speculation.py.
 """
 
 import argparse
@@ -42,9 +42,10 @@ def questions(file: Path | None) -> Sequence[str]:
 
 
 def measure(llm: LLM, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    clock = time.process_time if options.cpu_time else time.perf_counter
     config = configure(llm.config, speculate=name, draft_tokens=options.draft_tokens)
     off = configure(llm.config, speculate="off")
-    plain, guessing = (Side(LLM.over(llm.loaded, each), time.perf_counter) for each in (off, config))
+    plain, guessing = (Side(LLM.over(llm.loaded, each), clock) for each in (off, config))
     ratios, steps, same = [], [], []
     for turn in range(options.turns + 1):
         for number, question in enumerate(questions(options.text)[: options.prompts]):
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--text", type=Path, default=None)
     parser.add_argument("--prompts", type=int, default=len(QUESTIONS))
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--draft-tokens", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -92,6 +94,7 @@ def main() -> None:
             "model": options.model,
             "machine": platform.processor() or platform.machine(),
             "tokens": options.tokens,
+            "cpu_time": options.cpu_time,
             "text": None if options.text is None else options.text.name,
         }
         options.out.write_text(json.dumps(about | {"turns": options.turns, "records": records}, indent=1) + "\n")

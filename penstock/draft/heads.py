@@ -9,6 +9,9 @@ from penstock.draft.guess_cost import GuessCost
 MAX_ROWS = 4
 """Generations with guesses in one step: with more of them the target's own steps leave no room for drafts."""
 
+USUAL_TOKENS = 17
+"""Most states that a guess reads where the step before had guesses, too: those of its drafts and the one drawn after them."""
+
 
 class DraftHeads(Protocol):
     """Computes guesses from the hidden states that the target left in a row."""
@@ -32,8 +35,8 @@ class HeadDrafter:
         self._heads = heads
         self._clock = clock
         self._cost = GuessCost()
-        self._known: set[Key] = set()
-        """Generations guessed for before: a first guess reads the prompt's states, too."""
+        self._read: dict[Key, int] = {}
+        """Tokens of a generation whose states were read: a guess that has many more to read tells nothing of its usual time."""
 
     def seconds(self, length: int) -> float:
         return self._cost(length)
@@ -45,9 +48,9 @@ class HeadDrafter:
             return guesses
         begin_s = self._clock()
         asked = [(index, view) for index, view in enumerate(views[:MAX_ROWS]) if view.row >= 0]
-        is_usual = all(view.key in self._known for _, view in asked)
+        is_usual = all(len(view.tokens) - self._read.get(view.key, 0) <= USUAL_TOKENS for _, view in asked)
         for index, view in asked:
-            self._known.add(view.key)
+            self._read[view.key] = len(view.tokens)
             tokens = self._heads.guess(view.key, view.row, view.tokens, most)
             guesses[index] = Guess(tuple(tokens), self.name)
         if is_usual:
@@ -55,5 +58,5 @@ class HeadDrafter:
         return guesses
 
     def finish(self, view: View) -> None:
-        self._known.discard(view.key)
+        self._read.pop(view.key, None)
         self._heads.forget(view.key)

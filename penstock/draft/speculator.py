@@ -21,8 +21,9 @@ takes some microseconds a sequence: little beside a step of few sequences, too m
 VAIN_A_REST, LEAST_RESTS = 8, 2
 """Beside few sequences they pause, too, for a step after so many vain ones, and then for one more: a step of a small model is
 not much longer than the asking."""
-PROBE, PROBE_EVERY = 2, 64
-"""Tokens that a drafter is asked for once in so many steps although they would not pay: to notice when they would."""
+PROBE, PROBES, PROBE_EVERY = 2, 2, 64
+"""Tokens that a drafter is asked for although they would not pay, to notice when they would; in how many steps, of so many.
+Twice in a row, for the first time it catches up with what was drawn since: only the second takes the usual time."""
 
 
 @dataclass(slots=True)
@@ -104,7 +105,7 @@ class Speculator:
         if not drafter.seconds(1) or self._length is not None:
             return self._most
         self._num_asked += 1
-        if not self._num_asked % PROBE_EVERY:
+        if self._num_asked % PROBE_EVERY < PROBES:
             return PROBE
         most = min(self._most, max((self.cost.reach - num_sequences) // max(len(views), 1), 1))
         chances = [self.acceptance.chances(view.key, Guess((0,) * most, drafter.name)) for view in views]

@@ -47,3 +47,23 @@ def test_what_guesses_take_is_learned_by_their_length() -> None:
         for length in (1, 2, 4):
             cost.learn(length, 0.5 + 0.25 * length)
     assert [round(cost(length), 2) for length in (0, 1, 2, 4, 6)] == [0.0, 0.75, 1.0, 1.5, 2.0]
+
+
+def test_a_guess_that_has_to_catch_up_tells_nothing_of_the_usual_time() -> None:
+    now_s = 0.0
+
+    class Reading(Counting):
+        """A second for each token that came since the last guess."""
+
+        num_read = 0
+
+        def guess(self, key: tuple[int, int], row: int, tokens: Sequence[int], most: int) -> list[int]:
+            nonlocal now_s
+            now_s += len(tokens) - self.num_read
+            self.num_read = len(tokens)
+            return super().guess(key, row, tokens, most)
+
+    drafter = HeadDrafter(Reading(), lambda: now_s)
+    for length in (300, 301, 302, 400, 401, 500, 501):
+        drafter.propose([View((1, 0), list(range(length)), 300, row=0)], 1)
+    assert drafter.seconds(1) == 1.0
