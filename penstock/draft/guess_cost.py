@@ -18,7 +18,7 @@ class GuessCost:
         if not self._first_s:
             self._first_s = self._next_s = seconds / length
             return
-        missing = seconds - self(length)
+        missing = min(seconds - self(length), self(length))  # a machine that stood still once tells little
         # What is missing is shared out as the line has it, so that lengths seen often correct it most.
         weight = 1 + (length - 1) ** 2
         self._first_s = max(self._first_s + NEWS * missing / weight, LEAST_S)

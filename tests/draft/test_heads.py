@@ -49,6 +49,16 @@ def test_what_guesses_take_is_learned_by_their_length() -> None:
     assert [round(cost(length), 2) for length in (0, 1, 2, 4, 6)] == [0.0, 0.75, 1.0, 1.5, 2.0]
 
 
+def test_one_guess_that_took_a_hundred_times_as_long_changes_little() -> None:
+    cost = GuessCost()
+    for seconds in (1.0, 1.0, 100.0):
+        cost.learn(2, seconds)
+    assert cost(2) < 1.25
+    for _ in range(40):
+        cost.learn(2, 3.0)
+    assert cost(2) > 2.9, "what stays is learned"
+
+
 def test_a_guess_that_has_to_catch_up_tells_nothing_of_the_usual_time() -> None:
     now_s = 0.0
 
