@@ -1,6 +1,7 @@
 """Speculation on the real default model, by its native steps: the same tokens in fewer steps."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from penstock import LLM, SamplingParams
 from penstock.assembly.speculation.training import head_config, head_shape, trial_drafter
 from penstock.config import configure
+from penstock.core.request import Request
 from penstock.draft.step_cost import StepCost
 from penstock.draft.trial import try_drafts
 from penstock.errors import ConfigError
@@ -115,3 +117,24 @@ def test_heads_are_tried_on_a_text(llm: LLM, tmp_path: Path) -> None:
     found = try_drafts([drafter], token_ids, len(token_ids) // 2, StepCost(), length=2)
     assert found.num_checked > 0
     assert 0.0 <= found.acceptance <= 1.0
+
+
+def test_a_guess_beyond_the_end_of_a_grammar_ends_the_answer_there(llm: LLM) -> None:
+    """Behind its end a grammar allows nothing: what was guessed up to there stands, and nothing else."""
+    params = SamplingParams(temperature=0.0, max_tokens=24, regex="[A-Z][a-z]{1,6}( [a-z]{1,6}){2}\\.")
+    ((plain,),) = (completion.choices for completion in llm.generate([STORY], params))
+    assert plain.finish.reason == "stop"
+    end = tuple(llm.files.tokenizer.eos_ids)[:1]
+    guessing = LLM.over(llm.loaded, configure(llm.config, speculate="prediction", draft_tokens=16))
+    for prediction in ((*plain.token_ids, *end), (*plain.token_ids, *end, *end), tuple(plain.token_ids)):
+        prompt = tuple(llm.files.tokenizer.encode(STORY, special=True))
+        asked = replace(params, stop_token_ids=end)
+        guessing.engine.submit(Request(request_id=len(prediction), prompt=prompt, params=asked, prediction=prediction))
+        deltas = []
+        while guessing.engine.has_work:
+            deltas += guessing.engine.step()
+        assert [token for delta in deltas for token in delta.token_ids] == list(plain.token_ids)
+        assert deltas[-1].finish is not None
+        assert deltas[-1].finish.reason == "stop"
+    assert guessing.engine.proposals is not None
+    assert guessing.engine.proposals.num_accepted > 0

@@ -254,11 +254,15 @@ class Matching:
             self._ended.append(self._times.pop(request_id))
 
     def _follow(self, delta: Delta, matcher: TokenMatcher, scheduler: Scheduler) -> Delta:
+        if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
+            return delta._replace(finish=_broken(matcher)) if matcher.fault else delta
+        num_taken = _advance(matcher, delta.token_ids)
+        if num_taken < len(delta.token_ids):
+            # Drafts that were accepted beyond the end of the text: without them it would have ended there.
+            delta = delta._replace(token_ids=delta.token_ids[:num_taken], logprobs=delta.logprobs[:num_taken])
+            return delta._replace(finish=OVER) if delta.finish is not None else _ended(delta, scheduler, OVER)
         if delta.finish is not None:
-            if delta.finish.reason is FinishReason.ERROR and matcher.fault:
-                return delta._replace(finish=_broken(matcher))
             return delta
-        matcher.advance(delta.token_ids)
         if matcher.fault:
             return _ended(delta, scheduler, _broken(matcher))
         if matcher.is_over:
@@ -267,6 +271,18 @@ class Matching:
         if len(forced) >= MIN_FORCED:
             self._forced[delta.request_id, delta.choice] = forced
         return delta
+
+
+def _advance(matcher: TokenMatcher, token_ids: tuple[int, ...]) -> int:
+    """How many of the tokens it took to complete the text: all of them where it is not complete, or only with the last."""
+    if len(token_ids) < 2:
+        matcher.advance(token_ids)
+        return len(token_ids)
+    for count, token in enumerate(token_ids, 1):
+        matcher.advance((token,))
+        if matcher.is_over and not matcher.fault:
+            return count
+    return len(token_ids)
 
 
 def _drafts(chunk: Chunk) -> tuple[int, ...]:

@@ -155,13 +155,17 @@ def accepted(
 
     Drawing from the model's own distribution and accepting a match accepts a draft with exactly its probability, and what is
     drawn at the first mismatch is distributed as the rest: drafts change how fast text comes, never which.
+
+    Where nothing can be drawn behind an accepted draft, the draft is the last: a text that ends with it needs no more (behind
+    its end a grammar allows nothing), and one that goes on fails in the next step, as it would without drafts.
     """
     drafts = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
     num_accepted = 0
     while num_accepted < len(drafts) and drawn[num_accepted] == drafts[num_accepted]:
         num_accepted += 1
-    kept = tuple(drawn[: num_accepted + 1])
-    failure = next((FAILURES[token] for token in kept if token < 0), None)
-    if failure is not None:
-        return ChunkOutcome(failure=failure)
-    return ChunkOutcome(kept, tuple(logprobs[: num_accepted + 1]), prompt_logprobs)
+    kept = drawn[: num_accepted + 1]
+    if kept and kept[-1] < 0:
+        failure = FAILURES[kept.pop()]
+        if not kept:
+            return ChunkOutcome(failure=failure)
+    return ChunkOutcome(tuple(kept), tuple(logprobs[: len(kept)]), prompt_logprobs)
