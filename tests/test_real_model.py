@@ -3,7 +3,6 @@
 Exact number types are asked for by name: left to itself, a CPU computes quantized files with rounding of its own.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from penstock.core.batch import Batch, Logprob
 from penstock.errors import ConfigError
 from penstock.offline.completion import Completion
 from penstock.offline.perplexity import measure
+from tests.machine import NUM_CORES
 from tests.real import DEFAULT, WIKITEXT, model_path
 
 OPENINGS = (
@@ -51,7 +51,7 @@ LONG = " ".join(f"Item {number} of the list is called {topic}." for number, topi
 @pytest.fixture(scope="module", autouse=True)
 def a_thread_a_core() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(NUM_CORES)
     yield
     torch.set_num_threads(before)
 
