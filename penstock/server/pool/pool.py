@@ -230,6 +230,8 @@ class ModelPool:
                 waiter.set_result(None)
 
     def _refuse(self, resident: Resident, error: Callable[[], ApiError]) -> None:
+        """Nobody waits from here on, also before those refused have noticed: what failed is not tried again for them."""
+        resident.wanted_s = None
         for waiter in self._waiters[resident.name]:
             if not waiter.done():
                 waiter.set_exception(error())
