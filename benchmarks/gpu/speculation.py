@@ -1,7 +1,7 @@
 """Speculation on a GPU with made-up weights and drafts that come true with a given chance: measured against the formula.
 
     python benchmarks/gpu/speculation.py [--model dummy:llama-3.1-8b] [--acceptance 0.6 0.8] [--drafts 4] [--batch 1 8 32]
-        [--tokens 400] [--turns 3] [--out record.json]
+        [--tokens 400] [--turns 3] [--auto] [--out record.json]
 
 Three things, for each batch:
 
@@ -12,6 +12,9 @@ Three things, for each batch:
 - by turns in one process: plain, then with drafts that a made-up judge accepts with the given chance, whatever was drawn.
   `verify` is a step with drafts over a plain one, host included, `gain` tokens a second over plain ones, `formula`
   (1 - a^(k+1)) / (1 - a) over `verify`, and `share` what of the formula was reached.
+
+`--auto` measures something else: what `--speculate auto` does to texts that repeat themselves (greedy ones of made-up weights)
+and to texts that never do (drawn at temperature 1), by turns with plain decoding, new prompts each turn.
 """
 
 import argparse
@@ -78,10 +81,12 @@ def judge(chance: float) -> Callable[..., ChunkOutcome]:
     return accepted
 
 
-def run(llm: LLM, prompts: list[tuple[int, ...]], num_tokens: int) -> tuple[Answers, float, int, int]:
+def run(
+    llm: LLM, prompts: list[tuple[int, ...]], num_tokens: int, temperature: float = 0.0, seed: int = 0
+) -> tuple[Answers, float, int, int]:
     """Answers by prompt; seconds, steps and tokens from when all have begun to when the first ends."""
     engine = llm.engine
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed)
     owners = dict(enumerate(prompts))
     for number, prompt in owners.items():
         engine.submit(Request(request_id=number, prompt=prompt, params=params, salt=str(time.monotonic_ns())))
@@ -160,6 +165,35 @@ def measure(llm: LLM, prompts: list[tuple[int, ...]], acceptance: float, options
     }
 
 
+def made_up(llm: LLM, batch: int, seed: int) -> list[tuple[int, ...]]:
+    choose = random.Random(seed)
+    return [tuple(choose.randrange(100, llm.spec.vocab_size - 100) for _ in range(128)) for _ in range(batch)]
+
+
+def automatic(llm: LLM, batch: int, temperature: float, options: argparse.Namespace) -> dict[str, Any]:
+    """`llm` was opened with speculation: its own proposals, and none, in turns."""
+    own = llm.engine.proposals
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    widths: list[float] = []
+    for turn in range(options.turns + 1):
+        prompts = made_up(llm, batch, 1000 * batch + turn)
+        for drafts in (False, True):
+            llm.engine.proposals = own if drafts else None
+            _, seconds, steps, tokens = run(llm, prompts, options.tokens, temperature, turn)
+            rates[drafts] += [tokens / seconds] if turn else []
+            widths += [tokens / steps / batch] if turn and drafts else []
+    llm.engine.proposals = own
+    ratios = [drafted / plain for plain, drafted in zip(rates[False], rates[True])]
+    return {
+        "batch": batch,
+        "temperature": temperature,
+        "plain_tokens_per_s": round(statistics.median(rates[False])),
+        "tokens_per_step": round(statistics.median(widths), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "ratio": round(statistics.median(ratios), 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
@@ -168,6 +202,7 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--auto", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     records: list[dict[str, Any]] = []
@@ -181,11 +216,14 @@ def main() -> None:
             return
         print(json.dumps(records[-1] | {"took_s": round(time.perf_counter() - begin_s, 1)}), flush=True)
 
-    with LLM(options.model, max_context=2048, max_sequences=max(options.batch)) as llm:
+    speculate = "auto" if options.auto else None
+    with LLM(options.model, max_context=2048, max_sequences=max(options.batch), speculate=speculate) as llm:
         for batch in options.batch:
-            choose = random.Random(batch)
-            vocab_size = llm.spec.vocab_size
-            prompts = [tuple(choose.randrange(100, vocab_size - 100) for _ in range(128)) for _ in range(batch)]
+            prompts = made_up(llm, batch, batch)
+            if options.auto:
+                for temperature in (0.0, 1.0):
+                    record(automatic, llm, batch, temperature)
+                continue
             record(agreement, llm, prompts)
             record(on_device, llm, batch)
             for acceptance in options.acceptance:

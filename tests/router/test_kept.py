@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import openai
 import pytest
 
+from tests.machine import PATIENCE_S
 from tests.router.harness import ScriptedReplica, ask, routed, whole
 from tests.router.service import Service, routing
 from tests.router.test_relay import run
@@ -62,34 +63,48 @@ def test_a_chain_of_responses_and_a_conversation_stay_where_they_began(servers):
             client.responses.retrieve(firsts[0].id)
 
 
-def test_what_a_replica_keeps_waits_for_it_and_is_searched_when_it_left_for_good():
+@contextlib.asynccontextmanager
+async def kept_by_one_of_two(wait_s: float):
+    """A router, the replica that keeps a response, and who answers for it."""
+
+    def keeping(kept: set[str]):
+        async def handler(replica, headers, body, writer):
+            if body:
+                kept.add("resp_1")
+            status = 200 if kept else 404
+            writer.write(whole(json.dumps({"id": "resp_1", "by": replica.name}).encode(), status))
+
+        return handler
+
+    first, second = ScriptedReplica("a", keeping(set())), ScriptedReplica("b", keeping(set()))
+    async with routed(first, second, wait_s=wait_s) as router:
+
+        async def got() -> str:
+            return json.loads((await ask(router.port, b"", "/v1/responses/resp_1", "GET"))[2])["by"]
+
+        router.app.fleet.drain(router.app.fleet.get("b"))
+        assert (await router.post({"model": "tiny"}, "/v1/responses"))[0] == 200
+        router.app.fleet.undrain(router.app.fleet.get("b"))
+        assert {await got() for _ in range(4)} == {"a"}
+        yield router, first, got
+
+
+def test_what_a_replica_keeps_waits_for_it():
     async def law():
-        def keeping(kept: set[str]):
-            async def handler(replica, headers, body, writer):
-                if body:
-                    kept.add("resp_1")
-                status = 200 if kept else 404
-                writer.write(whole(json.dumps({"id": "resp_1", "by": replica.name}).encode(), status))
-
-            return handler
-
-        shelf: set[str] = set()
-        first, second = ScriptedReplica("a", keeping(shelf)), ScriptedReplica("b", keeping(set()))
-        async with routed(first, second, wait_s=1.0) as router:
-
-            async def got() -> str:
-                return json.loads((await ask(router.port, b"", "/v1/responses/resp_1", "GET"))[2])["by"]
-
-            router.app.fleet.drain(router.app.fleet.get("b"))
-            assert (await router.post({"model": "tiny"}, "/v1/responses"))[0] == 200
-            router.app.fleet.undrain(router.app.fleet.get("b"))
-            assert {await got() for _ in range(4)} == {"a"}
+        async with kept_by_one_of_two(wait_s=PATIENCE_S) as (router, first, got):
             await first.kill()
             await router.until(lambda: router.app.fleet.get("a").state.value == "gone")
             asking = asyncio.create_task(got())
             await router.until(lambda: router.app.num_parked == 1)
             await first.open()
             assert await asking == "a"
+
+    run(law)
+
+
+def test_what_a_replica_kept_is_searched_when_it_left_for_good():
+    async def law():
+        async with kept_by_one_of_two(wait_s=0.2) as (router, first, got):
             router.app.remove_replica("a")
             router.app.add_replica("c", f"http://127.0.0.1:{first.port}")
             await router.until(lambda: router.app.fleet.get("c").state.value == "ready")

@@ -6,13 +6,14 @@ import json
 import pytest
 
 from penstock.router.fleet import ReplicaState
+from tests.machine import PATIENCE_S
 from tests.router.harness import SHOWN, ScriptedReplica, answer, ask, chunk, head, read_answer, routed, telling, whole
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
 def run(law) -> None:
-    asyncio.run(asyncio.wait_for(law(), 60))
+    asyncio.run(asyncio.wait_for(law(), PATIENCE_S))
 
 
 def failing(status: int = 500):
@@ -258,7 +259,7 @@ def test_an_answer_cut_short_before_it_was_whole_is_asked_for_again():
 def test_requests_wait_for_a_replica_and_are_refused_with_a_time_when_none_comes():
     async def law():
         late = ScriptedReplica("late", is_ready=False)
-        async with routed(late, wait_s=20.0) as router:
+        async with routed(late, wait_s=PATIENCE_S) as router:
             asking = asyncio.create_task(router.post(BODY))
             await router.until(lambda: router.app.num_parked == 1)
             late.is_ready = True

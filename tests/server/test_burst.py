@@ -37,6 +37,6 @@ def test_whoever_gives_up_takes_no_turn() -> None:
         for task in given_up:
             task.cancel()
         await asyncio.wait_for(last, PATIENCE_S)
-        await asyncio.wait_for(gate.take(), 10.0)
+        await asyncio.wait_for(gate.take(), PATIENCE_S)
 
     asyncio.run(session())

@@ -14,6 +14,7 @@ from penstock.text.stream.stop import StopSet
 from penstock.text.stream.stream import TextRules
 from penstock.text.tokenizer.byte_level import byte_tokenizer
 from tests.engine.test_client import config_of, run
+from tests.machine import PATIENCE_S
 
 TOKENIZER = byte_tokenizer()
 
@@ -88,7 +89,7 @@ def test_a_stop_string_found_at_once_ends_the_call_and_frees_what_it_held() -> N
 
     async def law(client: EngineClient) -> None:
         pipe = Memory()
-        await asyncio.wait_for(follow(call_of(client, b"stop me", max_tokens=4000, stop=stop), pipe), 10.0)
+        await asyncio.wait_for(follow(call_of(client, b"stop me", max_tokens=4000, stop=stop), pipe), PATIENCE_S)
         assert pipe.data.decode() == whole[: whole.index(stop)]
         assert client.num_open == 0
 

@@ -377,9 +377,10 @@ def test_sdks_bear_with_a_stream_that_waits_for_its_model() -> None:
 
 
 def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
+    body, impatient = {"model": "a", "prompt": "x", "max_tokens": 4}, httpx.Timeout(PATIENCE_S, read=0.3)
     with pool("--model", "a=oracle:load_ms=1500", "--model", "b=oracle:") as server:
         with server.http() as http, pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/completions", json={"model": "a", "prompt": "x", "max_tokens": 4}, timeout=0.3)
+            http.post("/v1/completions", json=body, timeout=impatient)
         until(lambda: server.metric("penstock_model_requests_waiting", 'model_name="a"') == 0)
         until(lambda: states(server)["a"] == "ready")
         assert server.metric("penstock_model_requests", 'model_name="a"') == 0
