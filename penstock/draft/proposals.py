@@ -8,7 +8,7 @@ from penstock.core.batch import Batch, Delta
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
 from penstock.draft.drafter import Drafter, View
-from penstock.draft.speculator import Speculator
+from penstock.draft.speculator import MAX_RESTS, Speculator
 from penstock.draft.step_cost import StepCost
 
 
@@ -16,7 +16,8 @@ class Proposals:
     """Belongs to the thread that drives the scheduler.
 
     Drafts follow the last token, so it must be known: with steps under way, `waits` says that the next should be planned only
-    after they are over. Steps without drafts are launched ahead as ever.
+    after they are over. Steps without drafts are launched ahead as ever. Waiting costs: once the token is known, the guess may
+    be gone. After waits in vain, one after another, drafters pause for twice as many steps each time.
     """
 
     def __init__(self, scheduler: Scheduler, speculator: Speculator) -> None:
@@ -25,6 +26,10 @@ class Proposals:
         self.num_accepted = 0
         self._scheduler = scheduler
         self._speculator = speculator
+        self._is_hoping = False
+        """Steps under way are awaited for a guess that would follow them."""
+        self._num_vain_waits = 0
+        """In a row."""
 
     @property
     def cost(self) -> StepCost:
@@ -39,7 +44,7 @@ class Proposals:
         """Hand the scheduler what is worth checking in the next step."""
         scheduler = self._scheduler
         generating = [sequence for sequence in scheduler.generating if sequence.request.speculate != 0]
-        self.waits = False
+        has_waited, self._is_hoping, self.waits = self._is_hoping, False, False
         if not generating:
             return
         is_asked = any(sequence.request.speculate or sequence.request.prediction for sequence in generating)
@@ -47,19 +52,36 @@ class Proposals:
         if (self._speculator.rests() or has_prompts) and not is_asked:
             return  # beside prompts a step is full: each draft would take the place of a prompt's token
         guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
+        num_drafted = 0
         for sequence, guess in zip(generating, guesses):
             if guess.tokens:
                 self.waits = True
                 if not sequence.num_pending:
                     scheduler.draft(sequence, guess.tokens, guess.source)
+                    num_drafted += 1
+        if num_drafted:
+            self._num_vain_waits = 0
+        elif self.waits:
+            self._is_hoping = True
+        elif has_waited:
+            self._num_vain_waits += 1
+            self._speculator.rest(min(2**self._num_vain_waits, MAX_RESTS))
 
-    def take(self, batch: Batch, seconds: float) -> None:
-        """A step took so long. Steps with prompts do not count: they tell nothing of what drafts cost."""
-        num_tokens = 0
+    def charge(self, seconds: float) -> None:
+        """What `propose` took."""
+        self._speculator.charge(seconds, self._scheduler.num_running)
+
+    def take(self, batch: Batch, seconds: float, *, has_waited: bool = False) -> None:
+        """A step took so long. Steps with prompts do not count: they tell nothing of what drafts cost. Nor do plain steps that
+        were not launched ahead where they could have been: without drafts they would have been."""
+        num_tokens = num_drafts = 0
         for chunk in batch.chunks:
             if chunk.length - chunk.num_drafts != 1:
                 return
             num_tokens += chunk.length
+            num_drafts += chunk.num_drafts
+        if has_waited and not num_drafts:
+            return
         self._speculator.cost.add(num_tokens, seconds)
 
     def observe(self, deltas: tuple[Delta, ...]) -> None:

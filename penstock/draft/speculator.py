@@ -6,7 +6,7 @@ drafter that is switched off because its guesses are wrong, or because steps are
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 from penstock.draft.acceptance import Acceptance
 from penstock.draft.drafter import NO_GUESS, Drafter, Guess, Key, View
@@ -21,6 +21,11 @@ takes some microseconds a sequence: little beside a step of few sequences, too m
 VAIN_A_REST, LEAST_RESTS = 8, 2
 """Beside few sequences they pause, too, for a step after so many vain ones, and then for one more: a step of a small model is
 not much longer than the asking."""
+ASKING_NEWS = 0.2
+"""Weight of the latest asking in the moving average of its time."""
+MAX_VAIN_SHARE, MAX_RESTS = 0.02, 64
+"""Share of the time that asking in vain may take: drafters pause for as many steps as that needs, up to a limit. Steps of a
+small model on a GPU are shorter than the asking."""
 PROBE, PROBES, PROBE_EVERY = 2, 2, 64
 """Tokens that a drafter is asked for although they would not pay, to notice when they would; in how many steps, of so many.
 Twice in a row, for the first time it catches up with what was drawn since: only the second takes the usual time."""
@@ -51,6 +56,8 @@ class Speculator:
         """Steps before guesses are asked for again."""
         self._num_vain = 0
         """Times in a row that no guess was worth checking."""
+        self._asking_s = 0.0
+        """What the asking takes, on average."""
 
     def rests(self) -> bool:
         """Drafters pause before the next step, and before that step alone."""
@@ -72,6 +79,20 @@ class Speculator:
     def _rests_after(self, num_sequences: int) -> int:
         by_sequences = min(self._num_vain, num_sequences // SEQUENCES_A_REST)
         return max(by_sequences, min(self._num_vain // VAIN_A_REST, LEAST_RESTS))
+
+    def charge(self, seconds: float, num_sequences: int) -> None:
+        """What the last `propose` took. If it was in vain, the drafters pause until that is a small part of the time."""
+        spike = 2 * self._asking_s or seconds  # a machine that stood still once tells little
+        self._asking_s += ASKING_NEWS * (min(seconds, spike) - self._asking_s) if self._asking_s else seconds
+        if not self._num_vain or self._length is not None or any(drafter.seconds(1) for drafter in self.drafters):
+            return
+        if self._knows_plain(num_sequences):
+            allowed_s = MAX_VAIN_SHARE * self.cost.at_most(num_sequences)
+            self._num_rests = max(self._num_rests, min(ceil(self._asking_s / allowed_s) - 1, MAX_RESTS))
+
+    def rest(self, num_steps: int) -> None:
+        """Pause for at least so many steps."""
+        self._num_rests = max(self._num_rests, num_steps)
 
     def finish(self, key: Key) -> None:
         """A generation has ended."""

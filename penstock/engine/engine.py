@@ -224,6 +224,7 @@ class Engine:
         begin_s = self._clock()
         proposals.propose()
         self._proposing_s = self._clock() - begin_s
+        proposals.charge(self._proposing_s)
         return deltas
 
     def _draw(self) -> tuple[Delta, ...]:
@@ -355,7 +356,8 @@ class Engine:
         if self.proposals is not None:
             # A step that had to wait for the tokens before it pays for what was done between them, guessing apart.
             between_s = launched_s - self._output_s - self._proposing_s if self._was_busy else 0.0
-            self.proposals.take(batch, seconds + max(between_s, 0.0))
+            has_waited = self.depth > 1 and launched_s >= self._output_s
+            self.proposals.take(batch, seconds + max(between_s, 0.0), has_waited=has_waited)
         if self._step_size is not None:
             self._resize(self._step_size, batch, seconds)
         self._output_s = now

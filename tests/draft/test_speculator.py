@@ -169,3 +169,27 @@ def test_many_sequences_whose_guesses_do_not_pay_are_asked_for_seldom(num_sequen
         pass
     assert any(guess.tokens for guess in speculator.propose(views, num_sequences))
     assert not speculator.rests()
+
+
+@pytest.mark.parametrize("asking_s", [0.001, 0.01, 0.1, 1.0, 10.0])
+def test_asking_in_vain_takes_a_small_part_of_the_time(asking_s: float) -> None:
+    """Steps of a second. Beyond a limit of rests they ask all the same: else nobody would know when guesses pay again."""
+    drafter = Fixed((7, 7, 7, 7))
+    speculator = Speculator([drafter], most=4)
+    for _ in range(1000):
+        speculator.cost.add(1, 1.0)
+        speculator.cost.add(2, 9.0)
+        if not speculator.rests():
+            assert not speculator.propose([View((0, 0), [0], 1)], 1)[0].tokens
+            speculator.charge(asking_s, 1)
+    assert drafter.num_asked * asking_s <= max(0.021 * 1000, 16 * asking_s)
+    assert drafter.num_asked >= 15
+
+
+def test_a_machine_that_stood_still_while_asking_is_soon_asked_again() -> None:
+    speculator = Speculator([Fixed((7, 7, 7, 7))], most=4)
+    speculator.cost.add(1, 1.0)
+    for seconds in (0.01, 0.01, 100.0):
+        speculator.propose([View((0, 0), [0], 1)], 1)
+        speculator.charge(seconds, 1)
+    assert not speculator.rests()

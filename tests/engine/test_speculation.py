@@ -1,11 +1,14 @@
 """Speculated is plain: whoever guesses, however many, in whatever trouble, answers are the same and come in fewer steps."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from penstock.core.request import Request
+from penstock.draft.drafter import NO_GUESS, Guess, View
+from penstock.draft.speculator import Speculator
 from penstock.draft.table import DRAFTERS, make_speculator
 from penstock.engine.oracle import OracleRunner
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, expected, make_engine, make_request
@@ -103,3 +106,33 @@ def test_nothing_is_kept_of_those_that_have_ended() -> None:
         engine.submit(predicted(request))
     drain(engine)
     assert not any(value for value in vars(speculator).values() if isinstance(value, dict))
+
+
+class Fickle:
+    """Guesses only while a token is still being computed: once it is known, there is nothing to check."""
+
+    name = "fickle"
+
+    def __init__(self) -> None:
+        self.is_under_way: Callable[[], bool] = lambda: False
+        self.num_asked = 0
+
+    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+        self.num_asked += 1
+        return [Guess((1,), self.name) if self.is_under_way() else NO_GUESS for _ in views]
+
+    def seconds(self, length: int) -> float:
+        return 0.0
+
+    def finish(self, view: View) -> None:
+        pass
+
+
+def test_steps_are_launched_ahead_again_where_they_are_awaited_in_vain() -> None:
+    drafter = Fickle()
+    engine = make_engine(depth=2, speculator=Speculator([drafter], length=1))
+    drafter.is_under_way = lambda: any(sequence.num_pending for sequence in engine.scheduler.generating)
+    request = make_request(1, range(8), max_tokens=180, temperature=0.0)
+    engine.submit(request)
+    assert_right([request], drain(engine))
+    assert drafter.num_asked < 40
