@@ -70,6 +70,7 @@ KEPT_KV_BYTES = GIB // 8
 MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
+LEAST_GPU_HEAD_DIM = 16
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
 
@@ -236,6 +237,7 @@ def make_engine(
         return make(runner=leading, depth=leading.depth)
     make = partial(make, step_size=_step_size(config, loaded.device))
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
+        check_heads(loaded.spec)
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         runner.states = drafting.states
         if warms_up:
@@ -249,6 +251,16 @@ def make_engine(
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
     runner.states = drafting.states
     return make(runner=runner)
+
+
+def check_heads(spec: ModelSpec) -> None:
+    """Refuse a model whose heads the kernels of a GPU cannot multiply, before every request fails for it."""
+    narrowest = min(layer.grouped.head_dim for layer in spec.layers)
+    if narrowest < LEAST_GPU_HEAD_DIM:
+        raise ConfigError(
+            f"attention heads of {narrowest} numbers are too narrow for a GPU's matrix units, which take "
+            f"{LEAST_GPU_HEAD_DIM} or more; choose --device cpu"
+        )
 
 
 def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:
