@@ -9,7 +9,7 @@ over before another is launched: the next may write over what it copied from, an
 import logging
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import NamedTuple
 
 from penstock.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
@@ -18,6 +18,7 @@ from penstock.core.request import Request
 from penstock.core.scheduler import CANCELLED, Scheduler
 from penstock.draft.proposals import Proposals
 from penstock.draft.speculator import Speculator
+from penstock.engine.inbox import Inbox
 from penstock.engine.matching import Compiled, Matching, StepMasks
 from penstock.engine.runner import InterruptibleRunner, Runner, Ticket
 from penstock.engine.step_log import StepLog
@@ -118,7 +119,7 @@ class Engine:
         """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
-        self._inbox: SimpleQueue[Request | CancelOrder | Compiled] = SimpleQueue()
+        self._inbox: Inbox[Request | CancelOrder | Compiled] = Inbox()
         self._taken: deque[Request | CancelOrder | Compiled] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
@@ -158,7 +159,7 @@ class Engine:
             if self._log is not None:
                 self._log.rest()
             try:
-                self._taken.append(self._inbox.get(timeout=timeout_s))
+                self._taken.append(self._inbox.take(timeout_s))
             except Empty:
                 if not self.has_work and self.num_steps != self._num_checked_steps:
                     self.check()
