@@ -40,17 +40,17 @@ class Proposals:
     def drafters(self) -> tuple[Drafter, ...]:
         return self._speculator.drafters
 
-    def propose(self) -> None:
-        """Hand the scheduler what is worth checking in the next step."""
+    def propose(self) -> bool:
+        """Hand the scheduler what is worth checking in the next step. Whether drafters were asked at all."""
         scheduler = self._scheduler
         generating = [sequence for sequence in scheduler.generating if sequence.request.speculate != 0]
         has_waited, self._is_hoping, self.waits = self._is_hoping, False, False
         if not generating:
-            return
+            return False
         is_asked = any(sequence.request.speculate or sequence.request.prediction for sequence in generating)
         has_prompts = bool(scheduler.prompts)
         if (self._speculator.rests() or has_prompts) and not is_asked:
-            return  # beside prompts a step is full: each draft would take the place of a prompt's token
+            return False  # beside prompts a step is full: each draft would take the place of a prompt's token
         guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
         num_drafted = 0
         for sequence, guess in zip(generating, guesses):
@@ -66,9 +66,10 @@ class Proposals:
         elif has_waited:
             self._num_vain_waits += 1
             self._speculator.rest(min(2**self._num_vain_waits, MAX_RESTS))
+        return True
 
     def charge(self, seconds: float) -> None:
-        """What `propose` took."""
+        """What a `propose` took in which drafters were asked."""
         self._speculator.charge(seconds, self._scheduler.num_running)
 
     def take(self, batch: Batch, seconds: float, *, has_waited: bool = False) -> None:

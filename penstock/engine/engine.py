@@ -223,9 +223,10 @@ class Engine:
         while self._launched and proposals.waits:
             deltas += self._collect()
         begin_s = self._clock()
-        proposals.propose()
+        was_asked = proposals.propose()
         self._proposing_s = self._clock() - begin_s
-        proposals.charge(self._proposing_s)
+        if was_asked:
+            proposals.charge(self._proposing_s)
         return deltas
 
     def _draw(self) -> tuple[Delta, ...]:

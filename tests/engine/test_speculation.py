@@ -6,11 +6,16 @@ from random import Random
 
 import pytest
 
+from penstock.core.batch import Batch
 from penstock.core.request import Request
+from penstock.core.scheduler import Scheduler
 from penstock.draft.drafter import NO_GUESS, Guess, View
 from penstock.draft.speculator import Speculator
 from penstock.draft.table import DRAFTERS, make_speculator
+from penstock.engine.engine import Engine
+from penstock.engine.matching import StepMasks
 from penstock.engine.oracle import OracleRunner
+from penstock.engine.runner import Ticket
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, expected, make_engine, make_request
 from tests.engine.faulty import FailingRunner
 from tests.engine.workloads import make_workload
@@ -136,3 +141,29 @@ def test_steps_are_launched_ahead_again_where_they_are_awaited_in_vain() -> None
     engine.submit(request)
     assert_right([request], drain(engine))
     assert drafter.num_asked < 40
+
+
+def test_drafters_that_take_long_in_vain_are_asked_now_and_then() -> None:
+    """Steps of a second, asking takes a fifth of one: every tenth step, and for ever."""
+    now_s = 0.0
+
+    class Slow(Fickle):
+        def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+            nonlocal now_s
+            now_s += 0.2
+            self.num_asked += 1
+            return [NO_GUESS for _ in views]
+
+    class Device(OracleRunner):
+        def launch(self, batch: Batch, masks: StepMasks | None = None) -> Ticket:
+            nonlocal now_s
+            now_s += 1.0
+            return super().launch(batch, masks)
+
+    drafter = Slow()
+    runner = Device(LIMITS.num_blocks, LIMITS.block_size, vocab_size=VOCAB_SIZE)
+    engine = Engine(Scheduler(LIMITS), runner, lambda: now_s, speculator=Speculator([drafter]))
+    request = make_request(1, range(8), max_tokens=180, temperature=0.0)
+    engine.submit(request)
+    assert_right([request], drain(engine))
+    assert 15 <= drafter.num_asked <= 25
