@@ -112,7 +112,10 @@ def main() -> None:
     with contextlib.suppress(PermissionError):
         os.nice(-19)  # whatever else this machine does meanwhile is not what is measured
     label = arguments.label or commit_of(arguments.tree)
-    for name in arguments.only.split(",") if arguments.only else ATTACKS:
+    names = arguments.only.split(",") if arguments.only else list(ATTACKS)
+    if unknown := sorted(set(names) - set(ATTACKS)):
+        parser.error(f"there is no attack named {unknown[0]!r}; choose from {', '.join(ATTACKS)}")
+    for name in names:
         with serving(arguments.tree, arguments.model, "--num-blocks", "1024") as served:
             figures = asyncio.run(watched(served, name, arguments.seconds))
         print(json.dumps(figures), flush=True)
