@@ -68,7 +68,8 @@ def unfinished_responses(transaction: Transaction) -> list[ResponseRow]:
 
 
 def forget_responses(transaction: Transaction, before_s: float) -> int:
-    return transaction.run("DELETE FROM responses WHERE created_s < ? AND body = ''", (int(before_s),))
+    """Times are kept in whole seconds: those of the same second are old enough."""
+    return transaction.run("DELETE FROM responses WHERE created_s <= ? AND body = ''", (int(before_s),))
 
 
 # Conversations
