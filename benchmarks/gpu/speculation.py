@@ -13,8 +13,8 @@ Three things, for each batch:
   `verify` is a step with drafts over a plain one, host included, `gain` tokens a second over plain ones, `formula`
   (1 - a^(k+1)) / (1 - a) over `verify`, and `share` what of the formula was reached.
 
-`--auto` measures something else: what `--speculate auto` does to texts that repeat themselves (greedy ones of made-up weights)
-and to texts that never do (drawn at temperature 1), by turns with plain decoding, new prompts each turn.
+`--auto` measures something else: what `--speculate auto` costs texts that repeat nothing (of made-up weights, greedy and drawn
+at temperature 1), by turns with plain decoding, new prompts each turn.
 """
 
 import argparse

@@ -217,6 +217,8 @@ def make_engine(
     """
     if isinstance(loaded.network, Encoder):
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
+    if loaded.device.torch_device.type == "cuda":
+        check_heads(loaded.spec)
     room = _room(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
@@ -237,7 +239,6 @@ def make_engine(
         return make(runner=leading, depth=leading.depth)
     make = partial(make, step_size=_step_size(config, loaded.device))
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
-        check_heads(loaded.spec)
         runner = CudaRunner(loaded.network, *room, cache_dtype)
         runner.states = drafting.states
         if warms_up:

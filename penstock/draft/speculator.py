@@ -82,8 +82,9 @@ class Speculator:
 
     def charge(self, seconds: float, num_sequences: int) -> None:
         """What the last `propose` took. If it was in vain, the drafters pause until that is a small part of the time."""
-        spike = 2 * self._asking_s or seconds  # a machine that stood still once tells little
-        self._asking_s += ASKING_NEWS * (min(seconds, spike) - self._asking_s) if self._asking_s else seconds
+        usual_s = self._asking_s or seconds
+        seconds = min(seconds, 2 * usual_s)  # a machine that stood still once tells little
+        self._asking_s = usual_s + ASKING_NEWS * (seconds - usual_s)
         if not self._num_vain or self._length is not None or any(drafter.seconds(1) for drafter in self.drafters):
             return
         if self._knows_plain(num_sequences):
