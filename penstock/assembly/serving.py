@@ -37,7 +37,7 @@ from penstock.server.responses.service import make_responses
 from penstock.server.served import ServedModel, ServedModels
 from penstock.server.text import Text
 from penstock.server.threads import on_daemon_thread
-from penstock.store import jobs, responses
+from penstock.store import bills, jobs, responses
 from penstock.store.storage import open_storage
 
 LOGGER = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Serving:
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = bind(self._config.host, self._config.port)
-        storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA))
+        storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
         runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
         http = _HttpServer(make_app(self._front, service, runner))

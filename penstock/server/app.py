@@ -13,6 +13,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
 from penstock.kv_events import EVENTS_PATH
+from penstock.server import bills
 from penstock.server.anthropic import dialect as anthropic
 from penstock.server.anthropic.protocol import CountBody, MessagesBody
 from penstock.server.anthropic.routes import count_tokens, create_message
@@ -114,6 +115,8 @@ ROUTES = (
     Route("GET", "/readyz", health.ready, "Would a request be answered now?"),
     Route("GET", "/health", health.health, "Does the engine live?"),
     Route("GET", "/metrics", health.metrics, "Numbers for Prometheus"),
+    Route("GET", "/bills", bills.list_bills, "Tokens made after their requests were answered, for a gateway"),
+    Route("POST", "/bills", bills.take_bills, "Which of them are written down", bills.TakenBody),
     Route("GET", EVENTS_PATH, block_events, "What the prefix cache holds, as it changes, for a router"),
     Route("GET", "/version", health.version, "Which version this is"),
     Route("GET", "/docs", docs.page, "This list, for people"),
@@ -137,6 +140,7 @@ def make_app(front: Front, service: Responses, runner: BatchRunner) -> Guard:
     guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_over, front))
     guard.state.front = front
     guard.state.responses = service
+    guard.state.bills = front.bills = service.bills
     guard.state.jobs = runner.jobs
     guard.state.batch_runner = runner
     guard.state.routes = ROUTES

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 from penstock.gateway import budgets
 from penstock.gateway.answers import AnswerCache
 from penstock.gateway.audit import AuditEntry, audit_entries, write_audit
-from penstock.gateway.gateway import Asking, Denied, Gateway, Spent
+from penstock.gateway.gateway import Gateway
 from penstock.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
 from penstock.gateway.limits import Meter, Tier
 from penstock.gateway.money import NANO, Price, nanodollars
@@ -28,6 +28,7 @@ from penstock.gateway.names import targets_of
 from penstock.gateway.schema import GATEWAY
 from penstock.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings
 from penstock.gateway.shedding import FleetLoad, shed_chance
+from penstock.gateway.ticket import Asking, Denied, Spent
 from penstock.gateway.usage import usage_sums
 from penstock.store.database import Database, SqliteDatabase
 from penstock.store.postgres import PostgresDatabase
@@ -203,7 +204,8 @@ def test_a_dead_gateways_reservations_are_charged(opened):
     database.write(lambda t: budgets.beat(t, "dead", NOW)).result()
     held = database.write(lambda t: budgets.reserve(t, "dead", ("tenant:acme",), 400, NOW)).result()
     assert database.write(lambda t: budgets.beat(t, "alive", NOW + 30)).result() == 0
-    assert database.write(lambda t: budgets.beat(t, "alive", NOW + 100)).result() == 1
+    assert database.write(lambda t: budgets.beat(t, "alive", NOW + 100)).result() == 0, "it was away itself"
+    assert database.write(lambda t: budgets.beat(t, "alive", NOW + 102)).result() == 1
     (limit,) = budgets.budgets(database)
     assert (limit.spent, limit.reserved) == (400, 0)
     database.write(lambda t: budgets.settle(t, held, 10)).result()  # it was not dead after all: charged once

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.server.bills import Bills
 from penstock.server.front import Front
 from penstock.server.http.relay import random_hex
 from penstock.server.responses.background import BackgroundResponses
@@ -14,10 +15,11 @@ class Responses:
     front: Front
     kept: KeptResponses
     background: BackgroundResponses
+    bills: Bills
 
 
 def make_responses(front: Front, database: Database) -> Responses:
-    return Responses(front, KeptResponses(database), BackgroundResponses(front))
+    return Responses(front, KeptResponses(database), BackgroundResponses(front), Bills(database))
 
 
 def new_response_id() -> str:
