@@ -22,8 +22,9 @@ from penstock.sim.clock import EventQueue
 from penstock.sim.history import History
 from penstock.sim.speculation import Speculation
 from penstock.sim.tracing import SimulationTracer
+from penstock.workload.workload import ANSWERED
 
-TOKEN = 0
+TOKEN = ANSWERED
 """The token a simulated model always draws."""
 
 
