@@ -228,8 +228,8 @@ def _tokens(names: Sequence[int], count: int, vocab_size: int) -> list[int]:
     """`count` tokens for each name, which depend on it alone; different names give different ones. A finalizer of 64-bit
     hashes."""
     with numpy.errstate(over="ignore"):
-        starts = _mixed(numpy.asarray(names, numpy.int64).astype(numpy.uint64))
-        value = starts[:, None] + numpy.arange(count, dtype=numpy.uint64)
+        keys: numpy.typing.NDArray[numpy.uint64] = numpy.array(names, numpy.int64).view(numpy.uint64)
+        value = _mixed(keys)[:, None] + numpy.arange(count, dtype=numpy.uint64)
         tokens: list[int] = (_mixed(value) % numpy.uint64(vocab_size)).ravel().tolist()
     return tokens
 
