@@ -229,7 +229,8 @@ def _tokens(names: Sequence[int], count: int, vocab_size: int) -> list[int]:
     hashes."""
     with numpy.errstate(over="ignore"):
         keys: numpy.typing.NDArray[numpy.uint64] = numpy.array(names, numpy.int64).view(numpy.uint64)
-        value = _mixed(keys)[:, None] + numpy.arange(count, dtype=numpy.uint64)
+        places: numpy.typing.NDArray[numpy.uint64] = numpy.arange(count, dtype=numpy.uint64)
+        value: numpy.typing.NDArray[numpy.uint64] = numpy.add.outer(_mixed(keys), places)
         tokens: list[int] = (_mixed(value) % numpy.uint64(vocab_size)).ravel().tolist()
     return tokens
 
