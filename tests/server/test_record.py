@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from penstock.core.request import SamplingParams
-from penstock.engine.oracle import expected_tokens
 from penstock.errors import ConfigError
-from penstock.sim.simulation import simulate
-from penstock.workload.trace_files import read, write
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.engine.oracle import expected_tokens
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.trace_files import read, write
 from tests.server.serving import Server, serving
 from tests.sim.fleets import make_fleet
 
