@@ -18,7 +18,7 @@ from penstock.metrics.exposition import Counter, Gauge, Metric
 from penstock.service.gateway import budgets, later
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.keys import KeyRecord, KeyRing, list_keys
-from penstock.service.gateway.ledger import Ledger, Settlement
+from penstock.service.gateway.ledger import Settlement, UsageLedger
 from penstock.service.gateway.limits import Meter
 from penstock.service.gateway.money import NANO, nanodollars
 from penstock.service.gateway.names import Targets, targets_of
@@ -47,7 +47,7 @@ class Gateway:
         """Without a journal, what the database does not take is in memory alone."""
         self.settings = settings
         self.database = database
-        self.ledger = Ledger(database, Journal(journal))
+        self.ledger = UsageLedger(database, Journal(journal))
         self.num_later = 0
         """Requests whose bills are still to come, as of the last look."""
         self.num_unbilled = 0

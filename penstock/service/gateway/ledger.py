@@ -32,7 +32,7 @@ class Settlement(msgspec.Struct, frozen=True):
     later: LaterRow | None = None
 
 
-class Ledger:
+class UsageLedger:
     """`enter` on an event loop, `retry` on another thread; the database's own threads say what is written."""
 
     def __init__(self, database: Database, journal: Journal) -> None:

@@ -17,10 +17,10 @@ from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.ticket import Admittance
 from penstock.service.router.access import PUBLIC_PATHS, Access, key_of, no_key
-from penstock.service.router.bills import BillCollector
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
+from penstock.service.router.kept.bills import BillCollector
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members

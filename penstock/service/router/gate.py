@@ -27,7 +27,7 @@ from penstock.service.router.proxy.asked import Wanted
 from penstock.service.router.proxy.client import Incoming
 from penstock.service.router.proxy.faults import Refusal, limited, not_found, unavailable
 from penstock.service.router.proxy.job import Job
-from penstock.service.server.reading import Reading, is_free, read_request
+from penstock.service.server.reading import TokenReading, is_free, read_request
 
 TAG_HEADER = b"x-penstock-tag"
 REFRESH_S = 2.0
@@ -74,7 +74,7 @@ class Gate:
             raise refusal_of(denied) from None
 
     @staticmethod
-    def _reading(request: Incoming) -> Reading | None:
+    def _reading(request: Incoming) -> TokenReading | None:
         """None where no tokens are made."""
         if is_free(request.method, request.path):
             return None

@@ -13,7 +13,6 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
 from penstock.service.kv_events import EVENTS_PATH
-from penstock.service.server import bills
 from penstock.service.server.anthropic import dialect as anthropic
 from penstock.service.server.anthropic.protocol import CountBody, MessagesBody
 from penstock.service.server.anthropic.routes import count_tokens, create_message
@@ -22,7 +21,7 @@ from penstock.service.server.dialect import Dialect
 from penstock.service.server.front import Front
 from penstock.service.server.http import docs, health
 from penstock.service.server.http.guard import Guard
-from penstock.service.server.jobs import batches, files
+from penstock.service.server.jobs import batches, bills, files
 from penstock.service.server.jobs.protocol import BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.ollama import catalogue

@@ -16,7 +16,6 @@ from starlette.requests import Request
 
 from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, exposition_of_all
-from penstock.service.server.bills import Bills
 from penstock.service.server.blocks import PromptBlocks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
@@ -37,6 +36,7 @@ from penstock.service.server.http.faults import busy, invalid, unsupported
 from penstock.service.server.http.large import Turns, breathe
 from penstock.service.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
 from penstock.service.server.http.trace import SpanTracer
+from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
 from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel, ServedModels, loading

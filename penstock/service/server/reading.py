@@ -32,7 +32,7 @@ NAMES = (
 """Fields that decide what a request may take, in whatever dialect."""
 
 
-class Reading(NamedTuple):
+class TokenReading(NamedTuple):
     """What a request may take."""
 
     kind: str
@@ -71,7 +71,7 @@ def is_free(method: str, path: str) -> bool:
     return method in ("GET", "HEAD", "DELETE", "OPTIONS") or path.startswith(FREE)
 
 
-def read_request(path: str, body: bytes) -> Reading | None:
+def read_request(path: str, body: bytes) -> TokenReading | None:
     """None for a path where no tokens are made. Raises RequestError for a body that its dialect does not take."""
     row = _ROWS.get(path)
     if row is None:
@@ -89,7 +89,7 @@ def read_request(path: str, body: bytes) -> Reading | None:
     return _reading(kind, view, len(body), num_prompts)
 
 
-def read_line(endpoint: str, body: Any, num_bytes: int) -> Reading:
+def read_line(endpoint: str, body: Any, num_bytes: int) -> TokenReading:
     """The same of a body that was decoded and checked."""
     kind, _ = _ROWS[endpoint]
     prompt = getattr(body, "prompt", None) or getattr(body, "input", None)
@@ -97,10 +97,10 @@ def read_line(endpoint: str, body: Any, num_bytes: int) -> Reading:
     return _reading(kind, body, num_bytes, len(prompt or "") if is_many else 1)
 
 
-def _reading(kind: str, view: Any, num_bytes: int, num_prompts: int) -> Reading:
+def _reading(kind: str, view: Any, num_bytes: int, num_prompts: int) -> TokenReading:
     asked = (getattr(view, name, None) for name in ("n", "best_of", "beam_width"))
     stream = getattr(view, "stream", None)
-    return Reading(
+    return TokenReading(
         kind=kind,
         model=getattr(view, "model", None) or "",
         num_bytes=num_bytes,

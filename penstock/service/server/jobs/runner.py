@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.errors import CapacityError, PenstockError, RequestError, StoreError
-from penstock.service.server.bills import bill_of, last_bill
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.call import Failure
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, error_of_finish, failed
+from penstock.service.server.jobs.bills import bill_of, last_bill
 from penstock.service.server.jobs.endpoints import ENDPOINTS, JobFloor, LineAnswer, checked_body
 from penstock.service.server.jobs.lines import (
     BatchLine,

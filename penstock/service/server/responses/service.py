@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from penstock.service.server.bills import Bills
 from penstock.service.server.front import Front
 from penstock.service.server.http.relay import random_hex
+from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.responses.background import BackgroundResponses
 from penstock.service.server.responses.kept import KeptResponses
 from penstock.service.store.database import Database
