@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "advise": ("errors", "calculate", "cost"),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "amounts", "metrics"),
+    "tune": ("errors", "config", "sizing", "metrics", "sim", "workload", "bench.report.interval"),
     "conform": (),
     "files": ("errors", "formats", "models", "text"),
     "console": ("errors", "docstrings"),
