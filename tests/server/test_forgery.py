@@ -14,21 +14,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.server.anthropic.protocol import MessagesBody
-from penstock.server.anthropic.request import chat_of as anthropic_chat
-from penstock.server.generation import Chat
-from penstock.server.http.body import convert
-from penstock.server.http.faults import ApiError
-from penstock.server.ollama.protocol import OllamaChatBody
-from penstock.server.ollama.request import chat_generation as ollama_generation
-from penstock.server.openai.protocol import ChatBody
-from penstock.server.openai.request import chat_generation
-from penstock.server.prepare import prompt_of_chat
-from penstock.server.responses.items import input_items
-from penstock.server.responses.protocol import ResponseBody
-from penstock.server.responses.request import chat_of as responses_chat
-from penstock.server.text import Text
-from penstock.text.template.chat import ChatTemplate
+from penstock.runtime.text.template.chat import ChatTemplate
+from penstock.service.server.anthropic.protocol import MessagesBody
+from penstock.service.server.anthropic.request import chat_of as anthropic_chat
+from penstock.service.server.generation import Chat
+from penstock.service.server.http.body import convert
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.ollama.protocol import OllamaChatBody
+from penstock.service.server.ollama.request import chat_generation as ollama_generation
+from penstock.service.server.openai.protocol import ChatBody
+from penstock.service.server.openai.request import chat_generation
+from penstock.service.server.prepare import prompt_of_chat
+from penstock.service.server.responses.items import input_items
+from penstock.service.server.responses.protocol import ResponseBody
+from penstock.service.server.responses.request import chat_of as responses_chat
+from penstock.service.server.text import Text
 from tests.text.templates import CODER, FAMILIES, SHOUTING
 from tests.text.test_shield import ROLES, make_tokenizer, markers_of
 
