@@ -110,7 +110,7 @@ def _drafts(known: Mapping[str, Any]) -> dict[str, Any]:
     if asked == "off":
         return {"draft_tokens": None, "acceptance": None}
     is_number = isinstance(asked, int) or (isinstance(asked, str) and asked.isdecimal())
-    return {"draft_tokens": int(asked)} if is_number else {}
+    return {"draft_tokens": int(str(asked))} if is_number else {}
 
 
 def _check_types(known: Mapping[str, Any]) -> None:

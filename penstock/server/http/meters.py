@@ -1,9 +1,8 @@
 """What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
 
 import time
-from typing import Any
 
-from penstock.core.batch import Drafted
+from penstock.core.batch import Drafted, PrefixHit
 from penstock.engine.client import EngineClient, GrammarTime, MatchingCounts, StepReport
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
@@ -37,15 +36,21 @@ GRAMMARS = (
 class Watch:
     """One request of a call in progress."""
 
-    __slots__ = ("admitted_s", "call", "grammar", "prompt", "timeline")
+    __slots__ = ("call", "grammar", "prefix", "prompt", "request_id", "timeline")
 
-    def __init__(self, call: Call, prompt: tuple[int, ...]) -> None:
+    def __init__(self, call: Call, request_id: int, prompt: tuple[int, ...]) -> None:
         self.call = call
+        self.request_id = request_id
         self.prompt = prompt
         self.timeline = Timeline(call.arrival_s, len(prompt), call.parameters.sampling.n)
-        self.admitted_s: float | None = None
+        self.prefix: PrefixHit | None = None
+        """What the prefix cache gave, once it was admitted."""
         self.grammar: GrammarTime | None = None
         """What its grammar took, once it has ended."""
+
+    @property
+    def admitted_s(self) -> float | None:
+        return None if self.prefix is None else self.prefix.admitted_s
 
 
 class Meters:
@@ -85,7 +90,7 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            self._open[request.request_id] = Watch(call, request.prompt)
+            self._open[request.request_id] = Watch(call, request.request_id, request.prompt)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""
@@ -137,9 +142,9 @@ class Meters:
         for place in range(drafts.num_accepted):
             self.accepted_at.add(1, (("position", str(place)),))
 
-    def _begin(self, watch: Watch, prefix: Any, now: float) -> None:
+    def _begin(self, watch: Watch, prefix: PrefixHit, now: float) -> None:
         timeline = watch.timeline
-        watch.admitted_s = prefix.admitted_s
+        watch.prefix = prefix
         self.prompt_tokens.add(timeline.num_prompt)
         self.cached_tokens.add(prefix.num_tokens)
         self.cache_queries.add(timeline.num_prompt)
@@ -166,10 +171,14 @@ class Meters:
         if self.recorder is not None:
             self.recorder.write(watch.prompt, timeline, outcome, now)
 
+    def watches(self, call: Call) -> list[Watch]:
+        """Of a call's requests, as many as are in progress or have ended."""
+        return [*call.ended, *(self._open[one.request_id] for one in call.requests if one.request_id in self._open)]
+
     def timings(self, call: Call) -> dict[str, float]:
         """Milliseconds of the parts of a call that has ended; of several prompts, the slowest."""
         now = time.monotonic()
-        watches = [*call.ended, *(self._open[one.request_id] for one in call.requests if one.request_id in self._open)]
+        watches = self.watches(call)
         parts = {"queue_ms": 0.0, "prefill_ms": 0.0, "decode_ms": 0.0}
         for watch in watches:
             timeline, admitted_s = watch.timeline, watch.admitted_s
