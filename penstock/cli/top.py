@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
-from penstock.doctor.routing import RouterSigns, is_router, router_signs
 from penstock.errors import ConfigError
 from penstock.metrics.page import Page, parse_page, sum_of
+from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
 
 TIMEOUT_S = 5.0
 

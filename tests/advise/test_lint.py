@@ -6,10 +6,10 @@ from importlib import import_module
 
 import pytest
 
-from penstock.advise.lint import RULES, Setup, lint, rules_data, setup_of
 from penstock.cli.lint import READERS
 from penstock.cli.main import COMMANDS, main
 from penstock.console.flags import flags_of
+from penstock.tools.advise.lint import RULES, Setup, lint, rules_data, setup_of
 
 SOUND = {
     "model": "llama-3.1-8b",

@@ -8,8 +8,15 @@ import httpx
 import pytest
 
 from penstock.cli.main import main
-from penstock.doctor.routing import ROUTER_RULES, ReplicaSigns, RouterSigns, diagnose_router, is_router, router_signs
 from penstock.metrics.page import parse_page
+from penstock.tools.doctor.routing import (
+    ROUTER_RULES,
+    ReplicaSigns,
+    RouterSigns,
+    diagnose_router,
+    is_router,
+    router_signs,
+)
 from tests.machine import PATIENCE_S, wait_until
 from tests.router.service import service
 

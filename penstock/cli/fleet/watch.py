@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.console.show import print_table, printable
-from penstock.doctor.routing import RouterSigns
+from penstock.tools.doctor.routing import RouterSigns
 
 INSIDE = (
     "a router has no engine: what happens inside a replica penstock doctor and penstock top tell at its own address"
