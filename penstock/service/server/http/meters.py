@@ -15,11 +15,14 @@ from penstock.metrics.exposition import (
 )
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
+from penstock.runtime.core.request import Request
 from penstock.runtime.engine.client import EngineClient, GrammarTime, MatchingCounts, StepReport
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
 
+RECORDED_BLOCK = 16
+"""Tokens that a name of a recording stands for while no engine says how large its blocks are."""
 FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
 
 GRAMMARS = (
@@ -36,13 +39,14 @@ GRAMMARS = (
 class Watch:
     """One request of a call in progress."""
 
-    __slots__ = ("call", "grammar", "prefix", "prompt", "request_id", "timeline")
+    __slots__ = ("answer", "call", "grammar", "prefix", "request", "timeline")
 
-    def __init__(self, call: Call, request_id: int, prompt: tuple[int, ...]) -> None:
+    def __init__(self, call: Call, request: Request) -> None:
         self.call = call
-        self.request_id = request_id
-        self.prompt = prompt
-        self.timeline = Timeline(call.arrival_s, len(prompt), call.parameters.sampling.n)
+        self.request = request
+        self.answer: list[int] = []
+        """Tokens of the first choice, where they are recorded."""
+        self.timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
         self.prefix: PrefixHit | None = None
         """What the prefix cache gave, once it was admitted."""
         self.grammar: GrammarTime | None = None
@@ -90,7 +94,7 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            self._open[request.request_id] = Watch(call, request.request_id, request.prompt)
+            self._open[request.request_id] = Watch(call, request)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""
@@ -117,6 +121,8 @@ class Meters:
             if watch is None:
                 continue
             num_tokens += len(delta.token_ids)
+            if self.recorder is not None and delta.choice == 0:
+                watch.answer += delta.token_ids
             for drafts in delta.drafts:
                 self._count_drafts(drafts)
             timeline = watch.timeline
@@ -169,7 +175,9 @@ class Meters:
             if timeline.tpot_s is not None:
                 self.tpot.add(timeline.tpot_s)
         if self.recorder is not None:
-            self.recorder.write(watch.prompt, timeline, outcome, now)
+            facts, request = self._client.facts, watch.request
+            size = RECORDED_BLOCK if facts is None else facts.block_size
+            self.recorder.write(request, watch.answer, size, timeline, outcome, now)
 
     def watches(self, call: Call) -> list[Watch]:
         """Of a call's requests, as many as are in progress or have ended."""

@@ -117,7 +117,7 @@ class RequestLedger:
 
     def leave(self, call: Call, watches: Iterable[Watch], now: float) -> None:
         is_written = all(writer.finish_reason for writer in call.writers)
-        found = {watch.request_id: watch for watch in watches}
+        found = {watch.request.request_id: watch for watch in watches}
         for request in call.requests:
             self.calls.pop(request.request_id, None)
             record = self.open.pop(request.request_id, None)
