@@ -208,7 +208,7 @@ def _use_tiles(device: str) -> None:
     """Tiles that `penstock tune --kernels` chose for this GPU, if it has run here."""
     rows = read_tiles(tiles_path(device))
     if rows:
-        from penstock.runtime.ops.triton.chosen import use_tiles  # triton: only where a GPU is
+        from penstock.runtime.ops.triton.host.chosen import use_tiles  # triton: only where a GPU is
 
         use_tiles(rows)
 

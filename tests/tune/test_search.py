@@ -14,7 +14,7 @@ from penstock.tools.cost.measured import Fitted, MeasuredCost
 from penstock.tools.sim.simulation import Fleet
 from penstock.tools.tune.evidence import TriedSetting, Tuned, read_tuned, stale
 from penstock.tools.tune.search import SettingSearch, finalists, score, shares
-from penstock.tools.tune.setting import DEFAULT, Machine, Setting, settings
+from penstock.tools.tune.setting import DEFAULT, Setting, TunedMachine, settings
 from penstock.tools.workload.arrivals import Poisson
 from penstock.tools.workload.lengths import Uniform
 from penstock.tools.workload.workload import Recipe
@@ -29,7 +29,7 @@ SIZING = Sizing(
     free_bytes=8 << 30,
     max_batch_tokens=1024,
 )
-MACHINE = Machine(is_gpu=False, num_processors=2, num_gpus=0, max_context=2048, measured=SIZING)
+MACHINE = TunedMachine(is_gpu=False, num_processors=2, num_gpus=0, max_context=2048, measured=SIZING)
 MOST = Features(*[10**9] * 9)
 COST = Fitted((CostRamp("steps", 0.0, 1.0, 0.01), CostRamp("rows", 0.0, 1e9, 0.0005)), (), False, MOST, 100, {})
 """A step takes 10 ms, and half a millisecond a token: prompts delay those who generate."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.tools.sim.simulation import Fleet
     from penstock.tools.tune.evidence import Tuned
     from penstock.tools.tune.search import Loads, Ranked
-    from penstock.tools.tune.setting import Machine, Setting
+    from penstock.tools.tune.setting import Setting, TunedMachine
     from penstock.tools.workload.trace import Trace
     from penstock.tools.workload.workload import Recipe
 
@@ -93,9 +93,9 @@ class TunedLoad:
 
     def part(self, factor: float, number: int) -> "Trace":
         """A stretch of the trace as long as a run, another one for each number; round again at its end."""
-        trace = self.trace
-        assert trace is not None
-        faster = trace.faster(factor)
+        if self.trace is None:
+            raise ConfigError("there is no trace to take a part of")
+        faster = self.trace.faster(factor)
         num_parts = max(int(faster.span_s // self.run_s), 1)
         start_s = (number % num_parts) * self.run_s
         part = faster if num_parts == 1 else faster.window(start_s, start_s + self.run_s)
@@ -180,14 +180,14 @@ class Tuning:
                 raise EngineError(f"steps could not be measured: {done.stderr.strip()[-400:]}")
             return open_profile(path)
 
-    def _machine(self, profile: "Profile") -> "Machine":
-        from penstock.tools.tune.setting import Machine
+    def _machine(self, profile: "Profile") -> "TunedMachine":
+        from penstock.tools.tune.setting import TunedMachine
 
         facts, sizing = profile.machine, self._sizing(profile)
         is_gpu = bool(facts.get("gpus")) and self.config.model.device != "cpu"
         processors, gpus = int(facts.get("num_processors", 1)), len(facts.get("gpus", ()))
         has_link = bool(profile.all_reduce) and not is_gpu
-        return Machine(is_gpu, processors, gpus, sizing.max_context, sizing, has_link)
+        return TunedMachine(is_gpu, processors, gpus, sizing.max_context, sizing, has_link)
 
     def _sizing(self, profile: "Profile") -> "Sizing":
         from penstock.runtime.sizing import Sizing
@@ -223,7 +223,7 @@ class Tuning:
         return max(0.5 * simulate(self._fleet(profile, DEFAULT), requests).summary.requests_per_s, 0.01)
 
     def _contest(
-        self, settings: Sequence["Setting"], load: TunedLoad, factor: float, machine: "Machine"
+        self, settings: Sequence["Setting"], load: TunedLoad, factor: float, machine: "TunedMachine"
     ) -> "LiveContest":
         import asyncio
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.errors import ConfigError, PenstockError
 from penstock.metrics.summary import Slo
 from penstock.tools.sim.simulation import Fleet, simulate
-from penstock.tools.tune.setting import DEFAULT, Machine, Setting, settings, variants
+from penstock.tools.tune.setting import DEFAULT, Setting, TunedMachine, settings, variants
 from penstock.tools.workload.workload import Workload
 
 NUM_FINALISTS = 4
@@ -77,7 +77,7 @@ def score(fleet: Fleet, loads: Loads, slo: Slo) -> Score:
 class SettingSearch:
     fleet_of: FleetMaker
     slo: Slo
-    machine: Machine
+    machine: TunedMachine
     show: Callable[[int, int], None] = lambda done, total: None
     """Told how many of how many are simulated."""
 

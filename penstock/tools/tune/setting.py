@@ -84,7 +84,7 @@ class Setting:
 DEFAULT = Setting()
 
 
-class Machine(NamedTuple):
+class TunedMachine(NamedTuple):
     """What of a machine decides which settings make sense on it."""
 
     is_gpu: bool
@@ -96,7 +96,7 @@ class Machine(NamedTuple):
     """What ranks exchange was measured, so layouts of several can be simulated."""
 
 
-def settings(machine: Machine) -> list[Setting]:
+def settings(machine: TunedMachine) -> list[Setting]:
     """All that are simulated, the default first. Those that cannot be are left out."""
     replicas = [count for count in (1, 2, 4, 8) if count <= (machine.num_gpus if machine.is_gpu else 2)]
     layouts = [(1, count) for count in replicas if count <= machine.num_processors]
@@ -111,7 +111,7 @@ def settings(machine: Machine) -> list[Setting]:
     return [one for one in dict.fromkeys(found) if _fits(one, machine)]
 
 
-def variants(best: Sequence[Setting], machine: Machine) -> Iterator[Setting]:
+def variants(best: Sequence[Setting], machine: TunedMachine) -> Iterator[Setting]:
     """The best limits with each kind of cache: these two need not be searched together."""
     for setting, size, memory in product(best, BLOCK_SIZES, KV_MEMORY):
         one = replace(setting, block_size=size, kv_memory=memory)
@@ -119,7 +119,7 @@ def variants(best: Sequence[Setting], machine: Machine) -> Iterator[Setting]:
             yield one
 
 
-def unsimulated(best: Setting, machine: Machine, *, speculates: bool, lossy: bool) -> list[Setting]:
+def unsimulated(best: Setting, machine: TunedMachine, *, speculates: bool, lossy: bool) -> list[Setting]:
     """What no step times are known of: measured beside the best without being simulated."""
     found = [replace(best, speculate="off")] if speculates else []
     if lossy:
@@ -129,7 +129,7 @@ def unsimulated(best: Setting, machine: Machine, *, speculates: bool, lossy: boo
     return found
 
 
-def _fits(setting: Setting, machine: Machine) -> bool:
+def _fits(setting: Setting, machine: TunedMachine) -> bool:
     measured = machine.measured
     room = measured.free_bytes - measured.workspace_bytes
     sizing = setting.sizing(measured)

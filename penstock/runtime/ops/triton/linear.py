@@ -12,8 +12,8 @@ from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import CLAMP, SHARPNESS
 from penstock.runtime.ops.linear import gated_linear, linear
 from penstock.runtime.ops.triton.activation import KINDS, gated
-from penstock.runtime.ops.triton.chosen import CHOSEN
 from penstock.runtime.ops.triton.host.chain import await_others, chained
+from penstock.runtime.ops.triton.host.chosen import CHOSEN
 from penstock.runtime.ops.triton.host.launch import entry
 from penstock.runtime.ops.triton.small_batch import Cut, small_batch
 
