@@ -9,9 +9,8 @@ import torch
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
-from penstock.runtime.core.lanes import Lanes
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import Queue, by_arrival
+from penstock.runtime.core.order import Lanes, Queue, by_arrival
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
