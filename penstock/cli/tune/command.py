@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.tune.config import Config, TuneLoad
 from penstock.config import EngineConfig
 from penstock.console.output import check_writable
-from penstock.errors import EngineError
+from penstock.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from penstock.cli.tune.live import LiveContest
