@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "ops": ("errors", "models.spec"),
     "layers": ("errors", "ops", "models.spec"),
     "execution": (
-        "errors", "garbage", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
+        "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
         "models.spec", "models.weights", "models.ranks", "models.sharding",
     ),
     "draft": ("errors", "core"),
@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "advise": ("errors", "calculate", "cost"),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "amounts", "metrics"),
+    "tune": ("errors", "config", "sizing", "metrics", "sim", "workload", "bench.report.interval"),
     "conform": (),
     "files": ("errors", "formats", "models", "text"),
     "console": ("errors", "docstrings"),

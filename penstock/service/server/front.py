@@ -347,7 +347,7 @@ class Counted:
             if not self._answer.is_sent and front.bills is not None:
                 front.bills.for_call(self._caller, prepared.model.known_name, call)
             front.calls.leave(call)
-            ledger.leave(call, time.monotonic())
+            ledger.leave(call, meters.watches(call), time.monotonic())
             if front.tracer is not None:
                 scope["penstock.timings"] = meters.timings(call)
             meters.leave(call)
