@@ -2,11 +2,6 @@
 
 import asyncio
 import math
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,37 +27,18 @@ from penstock.service.gateway.ticket import Asking, Denied, Spent
 from penstock.service.gateway.usage import usage_sums
 from penstock.service.store.database import Database, SqliteDatabase
 from penstock.service.store.postgres import PostgresDatabase
+from tests.gateway.postgres import postgres as running_postgres
+from tests.gateway.postgres import reason_against
 
 NOW = 1_700_000_000.0
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """A real server of the system's packages, on a socket of its own."""
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not binaries:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    home = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
-    as_user: list[str] = []
-    if os.geteuid() == 0:  # it refuses to run as root
-        if shutil.which("runuser") is None:
-            pytest.skip("PostgreSQL does not run as root and there is no runuser")
-        shutil.chown(home, "postgres", "postgres")
-        as_user = ["runuser", "-u", "postgres", "--"]
-    folder, data = binaries[-1].parent, home / "data"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/"}
-    subprocess.run(
-        [*as_user, folder / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "-N"], check=True, **quiet
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={home} -c fsync=off"
-    control = [*as_user, folder / "pg_ctl", "-D", data, "-w"]
-    subprocess.run([*control, "-o", options, "start"], check=True, **quiet)
-    yield f"postgresql://penstock@127.0.0.1:{port}/postgres"
-    subprocess.run([*control, "-m", "immediate", "stop"], check=True, **quiet)
-    shutil.rmtree(home, ignore_errors=True)
+    if reason_against():
+        pytest.skip(reason_against())
+    with running_postgres() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

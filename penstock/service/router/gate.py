@@ -30,8 +30,10 @@ from penstock.service.router.proxy.job import Job
 from penstock.service.server.reading import TokenReading, is_free, read_request
 
 TAG_HEADER = b"x-penstock-tag"
+LOOK_S = 0.25
+"""Between two looks for keys made or revoked, budgets and rules set."""
 REFRESH_S = 2.0
-"""Between two looks at the database for keys made or revoked."""
+"""Between two signs of life in the database."""
 CHAT_PATH = "/v1/chat/completions"
 COUNTED_PATHS = (CHAT_PATH, "/v1/completions")
 """Where a stream ends in counts if it is asked to."""
@@ -193,13 +195,17 @@ class Gate:
         )
 
     async def refresh(self) -> None:
-        loop = asyncio.get_running_loop()
+        refreshed_s = 0.0
         while True:
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(LOOK_S)
+            is_due = time.monotonic() - refreshed_s >= REFRESH_S
+            look = self.gateway.refresh if is_due else self.gateway.book.look
             try:
-                await loop.run_in_executor(None, self.gateway.refresh, time.time())
+                await asyncio.to_thread(look, time.time())
             except StoreError:
                 continue  # the keys that are known stay known
+            if is_due:
+                refreshed_s = time.monotonic()
 
 
 def refusal_of(denied: Denied) -> Refusal:
