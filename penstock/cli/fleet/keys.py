@@ -31,7 +31,7 @@ class Config:
     name: str = ""
     """What it is for"""
     scope: tuple[str, ...] = ("inference",)
-    """What it is good for: inference, usage"""
+    """What it is good for: inference, usage, metrics"""
     model: tuple[str, ...] = ()
     """Model it may ask; without one, all"""
     expires: str = ""

@@ -95,6 +95,14 @@ class Gateway:
     def identify(self, key: bytes, unix_s: float) -> KeyRecord | None:
         return self.book.ring.find(key, unix_s)
 
+    def unpriced(self, served: Sequence[str]) -> set[str]:
+        """Models that are refused because they have no price, though something has."""
+        settings = self.settings
+        if not settings.prices and not self.book.budgeted:
+            return set()
+        named = {model for alias in settings.models.values() for model in (*alias.split, *alias.fallback)}
+        return {model for model in {*served, *named} - set(settings.models) if settings.price(model) is None}
+
     def unbounded_tokens(self, key: KeyRecord, num_choices: int) -> int:
         """Tokens of a choice that asks for no bound."""
         tenant = self.settings.tenants.get(key.tenant, TenantSettings())
@@ -321,7 +329,9 @@ class Gateway:
             Gauge(
                 "penstock_gateway_unwritten", "Records on the way to the database", lambda: float(self.num_unwritten)
             ),
-            Gauge("penstock_gateway_records_lost", "Records the database did not take", lambda: float(self.num_lost)),
+            Gauge("penstock_gateway_records_lost", "Records the journal had no room for", lambda: float(self.num_lost)),
+            Gauge("penstock_gateway_later", "Requests whose bills are to come", lambda: float(self.num_later)),
+            Gauge("penstock_gateway_unbilled", "Requests nobody billed in time", lambda: float(self.num_unbilled)),
             Gauge("penstock_gateway_cache_hits", "Answers given again", lambda: float(self.answers.num_hits)),
             Gauge(
                 "penstock_gateway_open",

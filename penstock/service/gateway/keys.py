@@ -14,8 +14,8 @@ from penstock.service.gateway.changes import note_change
 from penstock.service.store.database import Database, Transaction
 
 PREFIX = "psk"
-SCOPES = ("inference", "usage")
-"""What a key may be good for: asking models; reading its tenant's usage."""
+SCOPES = ("inference", "usage", "metrics")
+"""What a key may be good for: asking models; reading its tenant's usage; reading the numbers of all tenants."""
 _COLUMNS = "id, digest, name, tenant, scopes, models, created_at, expires_at, revoked_at"
 _NOBODY = hashlib.sha256(b"").digest()
 

@@ -4,6 +4,7 @@ Knows HTTP and the gateway; decides nothing itself.
 """
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -29,6 +30,7 @@ from penstock.service.router.proxy.faults import Refusal, limited, not_found, un
 from penstock.service.router.proxy.job import Job
 from penstock.service.server.reading import TokenReading, is_free, read_request
 
+LOGGER = logging.getLogger(__name__)
 TAG_HEADER = b"x-penstock-tag"
 LOOK_S = 0.25
 """Between two looks for keys made or revoked, budgets and rules set."""
@@ -44,6 +46,7 @@ class Gate:
         self.gateway = gateway
         self._fleet = fleet
         self._load = FleetLoad()
+        self._told: set[str] = set()
 
     # At the door
 
@@ -113,12 +116,15 @@ class Gate:
         self.gateway.settle_later(ticket, why, time.monotonic(), time.time())
 
     def usage(self, key: KeyRecord) -> bytes:
-        """A tenant's own sums, for keys that may read them."""
+        """A tenant's own sums, for keys that may read them. Blocks."""
         if "usage" not in key.scopes:
             raise Refusal(
                 403, "this key may not read usage; use one with that scope", type="permission_error", code="scope"
             )
-        sums = usage_sums(self.gateway.database, ("day", "model"), tenant=key.tenant)
+        try:
+            sums = usage_sums(self.gateway.database, ("day", "model"), tenant=key.tenant)
+        except StoreError:
+            raise unavailable("usage cannot be read now; try later", 2, code="storage_unavailable") from None
         rows = [
             {
                 "day": time.strftime("%Y-%m-%d", time.gmtime(int(one.group[0]) * 86_400)),
@@ -206,6 +212,16 @@ class Gate:
                 continue  # the keys that are known stay known
             if is_due:
                 refreshed_s = time.monotonic()
+            self._tell_unpriced()
+
+    def _tell_unpriced(self) -> None:
+        """Once each: models that are served or named in rules and refused for want of a price."""
+        unpriced = self.gateway.unpriced(self._fleet.models) - self._told
+        self._told |= unpriced
+        for model in sorted(unpriced):
+            LOGGER.warning(
+                'the model %r has no price: it is refused; write [prices."%s"] or [prices."*"]', model, model
+            )
 
 
 def refusal_of(denied: Denied) -> Refusal:
