@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.layers.decoder import Decoder
-from penstock.layers.lora import AdapterStep, TokenSlots
-from penstock.runtime.eager.adapters import ModuleBank
-from penstock.runtime.load.adapters import read_adapter
+from penstock.runtime.execution.eager.adapters import ModuleBank
+from penstock.runtime.execution.load.adapters import read_adapter
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.lora import AdapterStep, TokenSlots
 from tests.adapters.making import make_adapter
 from tests.models.ours import Ours
 from tests.models.tiny import DECODERS
