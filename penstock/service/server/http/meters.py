@@ -16,11 +16,14 @@ from penstock.metrics.exposition import (
 )
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted
+from penstock.runtime.core.request import Request
 from penstock.runtime.engine.client import EngineClient, GrammarTime, MatchingCounts, StepReport
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
 
+RECORDED_BLOCK = 16
+"""Tokens that a name of a recording stands for while no engine says how large its blocks are."""
 FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
 
 GRAMMARS = (
@@ -37,12 +40,14 @@ GRAMMARS = (
 class Watch:
     """One request of a call in progress."""
 
-    __slots__ = ("admitted_s", "call", "grammar", "prompt", "timeline")
+    __slots__ = ("admitted_s", "answer", "call", "grammar", "request", "timeline")
 
-    def __init__(self, call: Call, prompt: tuple[int, ...]) -> None:
+    def __init__(self, call: Call, request: Request) -> None:
         self.call = call
-        self.prompt = prompt
-        self.timeline = Timeline(call.arrival_s, len(prompt), call.parameters.sampling.n)
+        self.request = request
+        self.answer: list[int] = []
+        """Tokens of the first choice, where they are recorded."""
+        self.timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
         self.admitted_s: float | None = None
         self.grammar: GrammarTime | None = None
         """What its grammar took, once it has ended."""
@@ -85,7 +90,7 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            self._open[request.request_id] = Watch(call, request.prompt)
+            self._open[request.request_id] = Watch(call, request)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""
@@ -112,6 +117,8 @@ class Meters:
             if watch is None:
                 continue
             num_tokens += len(delta.token_ids)
+            if self.recorder is not None and delta.choice == 0:
+                watch.answer += delta.token_ids
             for drafts in delta.drafts:
                 self._count_drafts(drafts)
             timeline = watch.timeline
@@ -164,7 +171,9 @@ class Meters:
             if timeline.tpot_s is not None:
                 self.tpot.add(timeline.tpot_s)
         if self.recorder is not None:
-            self.recorder.write(watch.prompt, timeline, outcome, now)
+            facts, request = self._client.facts, watch.request
+            size = RECORDED_BLOCK if facts is None else facts.block_size
+            self.recorder.write(request, watch.answer, size, timeline, outcome, now)
 
     def timings(self, call: Call) -> dict[str, float]:
         """Milliseconds of the parts of a call that has ended; of several prompts, the slowest."""
