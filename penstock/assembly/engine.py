@@ -27,6 +27,7 @@ from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.step_size import StepSize
+from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.execution.cuda.runner import CudaRunner
 from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
@@ -71,6 +72,8 @@ MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
 LEAST_GPU_HEAD_DIM = 16
+ADAPTER_THREADS = 2
+"""They read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
 
@@ -232,6 +235,9 @@ def make_engine(
         speculator=speculator,
         matching=_matching(loaded, warms_up),
     )
+    if config.adapter.are_served:
+        readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
+        make = partial(make, readers=readers)
     if loaded.group is not None:
         world = loaded.group.world
         runner = rank_runner(loaded.network, world, room, cache_dtype)
@@ -240,18 +246,19 @@ def make_engine(
     make = partial(make, step_size=_step_size(config, loaded.device))
     if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
         runner = CudaRunner(loaded.network, *room, cache_dtype)
-        runner.states = drafting.states
-        if warms_up:
-            runner.warm_up()
-        return make(runner=runner, depth=2)
-    if isinstance(loaded.network, NativeDecoder):
+    elif isinstance(loaded.network, NativeDecoder):
         runner = NativeRunner(loaded.network, *room, cache_dtype)
     elif isinstance(loaded.network, Decoder):
         runner = ModelRunner(loaded.network, *room, cache_dtype)
     else:
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
     runner.states = drafting.states
-    return make(runner=runner)
+    adapters = adapt(runner, loaded.network, config.adapter, config.scheduler.max_sequences)
+    if isinstance(runner, CudaRunner):
+        if warms_up:
+            runner.warm_up()
+        return make(runner=runner, depth=2, adapters=adapters)
+    return make(runner=runner, adapters=adapters)
 
 
 def check_heads(spec: ModelSpec) -> None:

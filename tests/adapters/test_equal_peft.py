@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.runtime.execution.eager.adapters import ModuleBank
+from penstock.runtime.execution.adapters.modules import ModuleBank
 from penstock.runtime.execution.load.adapters import read_adapter
+from penstock.runtime.layers.adapted.step import AdapterStep, TokenSlots
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.layers.lora import AdapterStep, TokenSlots
 from tests.adapters.making import make_adapter
 from tests.models.ours import Ours
 from tests.models.tiny import DECODERS
@@ -52,7 +52,7 @@ def adapted(ours: Ours, folder: Path, num_slots: int = 2) -> tuple[ModuleBank, A
     assert isinstance(ours.module, Decoder)
     step = AdapterStep()
     bank = ModuleBank(ours.module, ours.spec, step, num_slots)
-    bank.put(1, read_adapter(folder, ours.spec))
+    bank.put(1, bank.prepare(read_adapter(folder, ours.spec)))
     return bank, step
 
 

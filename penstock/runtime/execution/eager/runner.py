@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from penstock.runtime.core.batch import Batch, Chunk, StepOutput
+from penstock.runtime.execution.adapters.slots import AdapterSlots
 from penstock.runtime.execution.eager.forward import EagerForward, Forward
 from penstock.runtime.execution.eager.launched import LaunchedStep, Refusals, Sender, take_here
 from penstock.runtime.execution.eager.prompt import score_prompt, wants_prompt_logprobs
@@ -61,6 +62,15 @@ class StepRunner:
         self._send = send
         self.states: StateSink | None = None
         """Where hidden states are left for whoever guesses from them; none where nobody does."""
+
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """What rows may have laid over the model."""
+        return self._rows.adapters
+
+    @adapters.setter
+    def adapters(self, slots: AdapterSlots | None) -> None:
+        self._rows.adapters = slots
 
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:

@@ -84,7 +84,8 @@ class Adapter:
 
     @property
     def num_parameters(self) -> int:
-        return self.num_bytes // 4
+        parts = [part for change in self._each() for part in (change.left, change.right)]
+        return sum(tensor.numel() for tensor in (*self.tables.values(), *parts))
 
 
 @dataclass(slots=True)

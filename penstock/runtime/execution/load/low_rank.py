@@ -4,6 +4,7 @@ becomes rows, columns or experts of a parameter. The base's own recipes say wher
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def halves_order(num_rows: int, num_heads: int) -> Tensor:
 def fit(changes: Sequence[LowRank], bounds: Sequence[int]) -> list[LowRank | None]:
     """One change for each run of rows between two bounds. Several in one run become one of their ranks' sum."""
     fitted: list[LowRank | None] = []
-    for begin, end in zip(bounds, bounds[1:]):
+    for begin, end in pairwise(bounds):
         inside = [_cut(change, begin, end) for change in changes if change.first < end and change.rows.stop > begin]
         if len(inside) > 1 or (inside and len(inside[0].left) < end - begin):
             fitted.append(_joined(inside, begin, end))
