@@ -19,7 +19,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["plain", "json"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-SPECULATE = ("off", "auto", "ngram", "suffix", "prediction", "model", "self")
+SPECULATE = ("off", "auto", "ngram", "suffix", "prediction", "model")
 HEADS = ("medusa", "eagle")
 """Who guesses from files of its own: `medusa:DIR`. What `self` keeps of the model may stand in such a file too."""
 MAX_DRAFT_TOKENS = 64
@@ -148,8 +148,8 @@ class SpeculationConfig:
 
     speculate: str | None = None
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
-    the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), self (the model with
-    fewer layers), auto (whoever is right most often) or off (default: auto for packed weights on a CPU, else off)"""
+    the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), auto (whoever
+    is right most often) or off (default: auto for packed weights on a CPU, else off)"""
     draft_model: str | None = None
     """Smaller model of the same vocabulary that guesses, named as MODEL is (default: none)"""
     draft_tokens: int | None = None
@@ -509,7 +509,7 @@ def _check_speculate(value: str) -> None:
         raise ConfigError(
             f"--speculate {name} needs the folder of its heads: {name}:DIR; penstock train-draft makes one"
         )
-    if name not in (*SPECULATE, *HEADS) or (folder and name not in (*HEADS, "self")):
+    if name not in (*SPECULATE, *HEADS) or (folder and name not in HEADS):
         known = (*SPECULATE, *(f"{name}:DIR" for name in HEADS))
         raise ConfigError(f"--speculate is {value}; choose one of {', '.join(known)}")
 

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "ops": ("errors", "models.spec"),
     "layers": ("errors", "ops", "models.spec"),
     "execution": (
-        "errors", "garbage", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
+        "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
         "models.spec", "models.weights", "models.ranks", "models.sharding", "models.adapters",
     ),
     "draft": ("errors", "core"),

@@ -31,6 +31,7 @@ from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.stream.styles import style_of_template
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tools.speech import ToolSpeech
+from penstock.runtime.text.tools.words import knows_calls, told
 
 __all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
 
@@ -249,6 +250,8 @@ class LLM:
         given: dict[str, Any] = {}
         if speech is not None:
             messages, given = speech.tell(messages, tools)
+        elif not knows_calls(template.source):
+            messages = told(messages)
         return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
 
     def beam_search(self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0) -> list[Beam]:

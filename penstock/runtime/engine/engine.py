@@ -17,13 +17,13 @@ from penstock.errors import CapacityError, EngineError, RankLostError, RequestEr
 from penstock.runtime.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.request import Request
+from penstock.runtime.core.runner import InterruptibleRunner, Runner, Ticket
 from penstock.runtime.core.scheduler import CANCELLED, Scheduler
 from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
 from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
-from penstock.runtime.engine.runner import InterruptibleRunner, Runner, Ticket
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
 

@@ -19,7 +19,7 @@ from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.words import described
+from penstock.runtime.text.tools.words import described, knows_calls, told
 from penstock.service.server.forms import answer_form
 from penstock.service.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.service.server.http.call import Call, CallParameters
@@ -210,12 +210,13 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
         "continue_final_message": chat.continues_final,
         "variables": dict(chat.variables),
     }
-    if chat.tools and chat.tool_choice.mode != "none":
-        tools = [template_tool(tool) for tool in chat.tools]
-        if model.text.knows_tools:
-            options["tools"] = tools
-        else:
-            messages = described(messages, tools)
+    tools = [template_tool(tool) for tool in chat.tools if chat.tool_choice.mode != "none"]
+    if tools and model.text.knows_tools:
+        options["tools"] = tools
+    elif tools:
+        messages = described(messages, tools)
+    if not knows_calls(template.tool_source if tools else template.source):
+        messages = told(messages)
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
@@ -230,7 +231,8 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """A message as templates read it."""
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = message.content if message.tool_calls else message.content or ""
+    plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.reasoning:
         plain["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -264,7 +266,7 @@ def _arguments(text: str) -> Any:
     """Templates write the object out themselves; what is no object stays as the model wrote it."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
 
