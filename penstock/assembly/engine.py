@@ -63,6 +63,7 @@ from penstock.runtime.sizing import (
     size_engine,
 )
 from penstock.tools.cost.memory import workspace_bytes
+from penstock.tools.measure.tiles import read_tiles, tiles_path
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
@@ -204,6 +205,15 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
     return size_engine(config, spec, memory, pace)
 
 
+def _use_tiles(device: str) -> None:
+    """Tiles that `penstock tune --kernels` chose for this GPU, if it has run here."""
+    rows = read_tiles(tiles_path(device))
+    if rows:
+        from penstock.runtime.ops.triton.host.chosen import use_tiles  # triton: only where a GPU is
+
+        use_tiles(rows)
+
+
 def make_engine(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -220,6 +230,7 @@ def make_engine(
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
     if loaded.device.torch_device.type == "cuda":
         check_heads(loaded.spec)
+        _use_tiles(loaded.device.name)
     shape = _shape(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
