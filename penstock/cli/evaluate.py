@@ -116,7 +116,9 @@ def _drafts(config: Config, text: str) -> int:
 def verdict(best: str, gain: float, flag: str) -> str:
     """What to serve with, by the best drafter of a trial."""
     if gain <= WORTHWHILE:
-        return f"use --speculate off: no drafter pays on this text; the best, {best}, is {gain:.2f} times as fast as none"
+        return (
+            f"use --speculate off: no drafter pays on this text; the best, {best}, is {gain:.2f} times as fast as none"
+        )
     return f"use --speculate {flag}: {best} gains most on this text, {gain:.2f} times as fast"
 
 
