@@ -27,6 +27,7 @@ from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.step_size import StepSize
+from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
@@ -70,6 +71,8 @@ MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
 LEAST_GPU_HEAD_DIM = 16
+ADAPTER_THREADS = 2
+"""They read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
 
@@ -241,15 +244,19 @@ def make_engine(
         speculator=speculator,
         matching=_matching(loaded, warms_up),
     )
+    if config.adapter.are_served:
+        readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
+        make = partial(make, readers=readers)
     if loaded.group is not None:
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
         return make(runner=leading, depth=leading.depth)
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
+    adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
     if warms_up:
         runner.warm_up()
-    return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device))
+    return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
 
 
 def check_heads(spec: ModelSpec) -> None:

@@ -65,6 +65,9 @@ COMMANDS: Mapping[str, Command] = {
     "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),
     "bench latency": Command("penstock.cli.bench.latency", "Measure how long a batch takes, repeatedly"),
     "profile": Command("penstock.cli.profile", "Measure step times of this machine, for simulator and planner"),
+    "profile step": Command(
+        "penstock.cli.bench.step", "Show where a step's time goes, beside what this machine reaches"
+    ),
     "tune": Command(
         "penstock.cli.tune.command", "Find the settings of serve that keep an SLO here: simulated, then measured"
     ),
