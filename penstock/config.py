@@ -350,10 +350,13 @@ class ServerConfig:
             raise ConfigError("an --api-key or --admin-key is shorter than 8 characters; choose one nobody can guess")
         if not all(url.startswith(("http://", "https://")) for url in self.bench_target):
             raise ConfigError("a --bench-target is an address that begins with http:// or https://")
+
+    def check_keyed(self) -> None:
+        """Once all keys are known, those of the environment too: nobody from outside comes in without one."""
         if not self.keys and not is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
-                "give one with --api-key, or listen on 127.0.0.1"
+                "give one with --api-key or in PENSTOCK_API_KEY, or listen on 127.0.0.1"
             )
 
     @property

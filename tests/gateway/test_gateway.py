@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.service.gateway import budgets
+from penstock.service.gateway.accounts import budgets
+from penstock.service.gateway.accounts.money import NANO, Price, nanodollars
+from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.audit import AuditEntry, audit_entries, write_audit
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
 from penstock.service.gateway.limits import Meter, Tier
-from penstock.service.gateway.money import NANO, Price, nanodollars
 from penstock.service.gateway.names import targets_of
 from penstock.service.gateway.schema import GATEWAY
 from penstock.service.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Asking, Denied, Spent
-from penstock.service.gateway.usage import usage_sums
 from penstock.service.store.database import Database, SqliteDatabase
 from penstock.service.store.postgres import PostgresDatabase
 from tests.gateway.postgres import postgres as running_postgres
@@ -192,7 +192,7 @@ def test_what_operators_do_is_written_down_newest_first(opened):
     database = opened()
     before = len(audit_entries(database))
     for number, action in enumerate(("add", "drain", "remove")):
-        write_audit(database, AuditEntry(NOW * 2 + number, "admin", action, "r1 http://127.0.0.1:1"))
+        write_audit(database, AuditEntry(NOW * 2 + number, "admin", action, "r1 http://127.0.0.1:1")).result()
     assert [entry.action for entry in audit_entries(opened(), 3)] == ["remove", "drain", "add"]
     assert len(audit_entries(database)) == before + 3
 

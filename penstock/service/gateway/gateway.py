@@ -15,18 +15,18 @@ from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.metrics.exposition import Counter, Gauge, Metric
-from penstock.service.gateway import budgets, later
+from penstock.service.gateway.accounts import budgets, later
+from penstock.service.gateway.accounts.ledger import Settlement, UsageLedger
+from penstock.service.gateway.accounts.money import NANO
+from penstock.service.gateway.accounts.usage import UsageRecord
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.book import RuleBook
 from penstock.service.gateway.keys import KeyRecord
-from penstock.service.gateway.ledger import Settlement, UsageLedger
 from penstock.service.gateway.limits import Meter
-from penstock.service.gateway.money import NANO
 from penstock.service.gateway.names import Targets, targets_of
 from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, TenantSettings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
-from penstock.service.gateway.usage import UsageRecord
 from penstock.service.marks import TokenBound
 from penstock.service.store.database import Database, Transaction
 from penstock.service.store.journal import Journal

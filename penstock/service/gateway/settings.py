@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigError
+from penstock.service.gateway.accounts.money import Price
 from penstock.service.gateway.limits import Tier
-from penstock.service.gateway.money import Price
 
 OUTSIDE = "outside:"
 ANY_MODEL = "*"

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from penstock.errors import RequestError, StoreError
+from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.answers import KeptAnswer
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.shedding import FleetLoad
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
-from penstock.service.gateway.usage import usage_sums
 from penstock.service.marks import TokenBound
 from penstock.service.router.access import key_of, no_key
 from penstock.service.router.fleet import LiveFleet, ReplicaState
