@@ -229,6 +229,9 @@ _UNPACKERS: dict[str, tuple[np.dtype[Any], Callable[[Blocks], Floats]]] = {
     "MXFP4": (_MXFP4, _mxfp4),
 }
 
+LAYOUTS: dict[str, np.dtype[Any]] = {name: layout for name, (layout, _) in _UNPACKERS.items()}
+"""How a block of each format lies in bytes, for who writes them."""
+
 _QUANTIZED_BLOCK_VALUES = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), 32),
     **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 256),
