@@ -61,13 +61,13 @@ class Config:
 def run(config: Config) -> int:
     if config.out is None:
         raise ConfigError("--out names no folder; say where the model is to be written")
-    from penstock.files import open_files
-    from penstock.quantize.card import card, describe
-    from penstock.quantize.job import Job
-    from penstock.quantize.schemes import SCHEMES, quantization_config
-    from penstock.quantize.target import Target
-    from penstock.quantize.walk import Original
-    from penstock.runtime.device import open_device
+    from penstock.runtime.execution.device import open_device
+    from penstock.runtime.files import open_files
+    from penstock.tools.quantize.card import card, describe
+    from penstock.tools.quantize.job import Job
+    from penstock.tools.quantize.schemes import SCHEMES, quantization_config
+    from penstock.tools.quantize.target import Target
+    from penstock.tools.quantize.walk import Original
 
     start_s = time.monotonic()
     with ProgressBar() as fetched:
@@ -97,14 +97,18 @@ def run(config: Config) -> int:
 
 
 def _tokens(config: Config, files, method: str):  # type: ignore[no-untyped-def]
-    from penstock.quantize.walk import cut
+    from penstock.tools.quantize.walk import cut
 
     if config.data is None:
         if method != "round" or config.kv_scales:
-            raise ConfigError(f"--method {method} needs calibration text; give it with --data, or choose --method round")
+            raise ConfigError(
+                f"--method {method} needs calibration text; give it with --data, or choose --method round"
+            )
         return None
     if method == "round" and not config.kv_scales and not config.to.startswith("q"):
-        raise ConfigError("--data is of no use to --method round in this format; leave it out, or choose another method")
+        raise ConfigError(
+            "--data is of no use to --method round in this format; leave it out, or choose another method"
+        )
     try:
         text = config.data.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -120,6 +124,9 @@ def _show(config: Config, report: dict[str, object], path: Path) -> None:
         print_json({**report, "path": str(path)})
         return
     shown = {name: value for name, value in report.items() if name not in ("layers", "says")}
-    rows = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value)) for name, value in shown.items()]
+    rows = [
+        (name.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
+        for name, value in shown.items()
+    ]
     print_table(("", ""), rows)
     print(f"serve it with penstock serve {path}")
