@@ -5,7 +5,6 @@ model than it holds.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 

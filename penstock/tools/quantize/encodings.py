@@ -7,7 +7,6 @@ can be picked without being decoded.
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -144,7 +143,8 @@ class MicroCodes:
     exponents: Tensor
 
     def restored(self) -> Tensor:
-        scales = torch.ldexp(torch.ones((), device=self.values.device), self.exponents.int() - 127)
+        exponents = self.exponents.int() - 127
+        scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
         return (self.values.view(*scales.shape, 32) * scales.unsqueeze(-1)).flatten(1)
 
     def take(self, rows: Tensor) -> "MicroCodes":

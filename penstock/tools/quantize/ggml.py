@@ -63,7 +63,8 @@ def _reciprocal(values: Floats) -> Floats:
 def _pair_nibbles(values: npt.NDArray[Any]) -> Bytes:
     """The first half of the last axis low, the second high."""
     low, high = np.split(values.astype(np.uint8), 2, axis=-1)
-    return low | (high << 4)
+    paired: Bytes = low | (high << np.uint8(4))
+    return paired
 
 
 def _fifth_bits(values: npt.NDArray[Any]) -> Bytes:
@@ -192,7 +193,8 @@ def _search_range(
 
 def _square_error(x: Floats, weights: Floats, scale: Floats, least: Floats, values: Floats) -> Floats:
     off = scale * values + least - x
-    return (weights * off * off).sum(-1, keepdims=True)
+    error: Floats = (weights * off * off).sum(-1, keepdims=True)
+    return error
 
 
 def _search_signed(x: Floats, weights: Floats, middle: int) -> tuple[Floats, Floats]:

@@ -49,6 +49,7 @@ def _inverse_factor(hessian: Tensor, is_dead: Tensor, order: Tensor, damping: fl
         lower, fault = torch.linalg.cholesky_ex(damped[order][:, order])
         if not int(fault):
             inverse = torch.cholesky_inverse(lower)
+            upper: Tensor
             upper, fault = torch.linalg.cholesky_ex(inverse, upper=True)
             if not int(fault):
                 return upper

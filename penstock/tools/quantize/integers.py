@@ -4,7 +4,7 @@ Three layouts of the same numbers are written: compressed-tensors' "pack-quantiz
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,7 @@ class IntegerEncoding:
         num_out, num_in = shape
         per_word, groups = 32 // self.bits, num_in // (self.group or num_in)
         stem, scale = name.removesuffix(".weight"), "BF16" if self.scale_dtype == torch.bfloat16 else "F16"
+        planned: list[tuple[str, str, tuple[int, ...]]]
         if self.layout == "compressed" and self.activations:
             planned = [("weight", "I8", (num_out, num_in)), ("weight_scale", scale, (num_out, groups))]
         elif self.layout == "compressed":
@@ -136,12 +137,12 @@ class IntegerEncoding:
                 planned.append(("g_idx", "I32", (num_in,)))
         return [PlannedTensor(f"{stem}.{last}", dtype, tuple(size)) for last, dtype, size in planned]
 
-    def write(self, name: str, codes: IntegerCodes) -> dict[str, npt.NDArray[np.generic]]:
+    def write(self, name: str, codes: IntegerCodes) -> dict[str, npt.NDArray[Any]]:
         stem = name.removesuffix(".weight")
         values, zeros = codes.values.cpu(), codes.grid.zeros.to(torch.uint8).cpu()
         scales = codes.grid.scales.to(self.scale_dtype).cpu()
         if self.layout == "compressed":
-            parts = {"weight_scale": _raw(scales)}
+            parts: dict[str, npt.NDArray[Any]] = {"weight_scale": _raw(scales)}
             if self.activations:
                 return {f"{stem}.weight_scale": parts["weight_scale"], f"{stem}.weight": _raw(values ^ 128)}
             parts |= {"weight_packed": _packed(values, self.bits), "weight_shape": np.array(values.shape, np.int64)}

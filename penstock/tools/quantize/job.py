@@ -10,7 +10,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.formats.tensor_file import PlannedTensor, TensorFile
+from penstock.runtime.layers.layer import AnyLayer
 from penstock.tools.quantize import gptq
 from penstock.tools.quantize.encodings import AnyCodes, BlockEncoding, Encoding, Float8Encoding
 from penstock.tools.quantize.integers import IntegerEncoding
@@ -149,7 +150,7 @@ class Job:
     @torch.inference_mode()
     def _layer(self, number: int, walk: Walk | None, file: TensorFile) -> None:
         model = self.original.layer(number)
-        layer = model.layers[0]
+        layer = cast(AnyLayer, model.layers[0])
         seen: dict[str, ObservedLinear] = {}
         if walk is not None:
             with observed(layer, products=self.method in ("gptq", "awq")) as seen:
@@ -176,7 +177,7 @@ class Job:
         spec, watched = self.target.spec.layers[number].grouped, seen.get("attention.qkv")
         if not isinstance(watched, ObservedProjection):
             raise ConfigError("--kv-scales needs calibration text; give it with --data")
-        _, keys, values = watched.most.split([spec.q_size, spec.kv_size, spec.kv_size])
+        keys, values = watched.most[spec.q_size :].chunk(2)
         for part, most in (("k", keys), ("v", values)):
             scale = np.array([float(most.max()) / FP8_MOST], np.float32)
             file.put(f"model.layers.{number}.self_attn.{part}_scale", scale)

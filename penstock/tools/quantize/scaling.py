@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.runtime.layers.attention import Attention
 from penstock.runtime.layers.layer import AnyLayer, StreamLayer
+from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.norm import LayerNorm, RMSNorm
 from penstock.tools.quantize.integers import IntegerEncoding
@@ -27,7 +28,7 @@ class Link:
     """A matrix whose columns are multiplied, and how what comes before is divided."""
 
     path: str
-    matrix: nn.Module
+    matrix: Linear
     divide: Callable[[Tensor], None]
     share: Callable[[Tensor], Tensor]
     """Brings a number a column to what can be undone before."""
@@ -44,7 +45,7 @@ def links(layer: AnyLayer) -> Iterator[Link]:
     yield _from_values(layer.attention)
 
 
-def _from_norm(path: str, matrix: nn.Module, norm: RMSNorm | LayerNorm) -> Link:
+def _from_norm(path: str, matrix: Linear, norm: RMSNorm | LayerNorm) -> Link:
     def divide(scales: Tensor) -> None:
         norm.weight.div_(scales)
         if isinstance(norm, LayerNorm):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from penstock.errors import ConfigError
-from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.spec import ModelSpec, MoE
 from penstock.tools.quantize.encodings import BlockEncoding, Encoding, Float8Encoding, MicroEncoding
 from penstock.tools.quantize.integers import IntegerEncoding
 
@@ -81,7 +81,7 @@ class Scheme:
             return self
         widths = {spec.hidden_size}
         for layer in spec.layers:
-            inner = getattr(layer.mlp, "expert", layer.mlp)
+            inner = layer.mlp.expert if isinstance(layer.mlp, MoE) else layer.mlp
             widths |= {layer.grouped.q_size, inner.width}
         fitting = [size for size in GROUPS if all(width % size == 0 for width in widths)]
         if not fitting or (asked is not None and asked not in fitting):
@@ -109,10 +109,20 @@ def _blocks(name: str, dtype: str, file_type: int, more: str = "") -> Scheme:
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme("int4", "4-bit groups (compressed-tensors W4A16)", _integers(4, "compressed", symmetric=False), ("gptq", "awq", "round")),
+        Scheme(
+            "int4",
+            "4-bit groups (compressed-tensors W4A16)",
+            _integers(4, "compressed", symmetric=False),
+            ("gptq", "awq", "round"),
+        ),
         Scheme("awq", "4-bit groups in AutoAWQ's layout", _integers(4, "awq", symmetric=False), ("awq", "round")),
         Scheme("gptq", "4-bit groups in GPTQ's layout", _integers(4, "gptq", symmetric=True), ("gptq", "round")),
-        Scheme("int8", "8-bit groups (compressed-tensors W8A16)", _integers(8, "compressed", symmetric=True), ("round", "gptq")),
+        Scheme(
+            "int8",
+            "8-bit groups (compressed-tensors W8A16)",
+            _integers(8, "compressed", symmetric=True),
+            ("round", "gptq"),
+        ),
         Scheme(
             "w8a8",
             "8-bit weights and activations (SmoothQuant, compressed-tensors)",

@@ -35,10 +35,11 @@ FILE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16
 
 IGNORED = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_(long|short)\.weight"
-    r"|attn\.(masked_)?bias|position_ids|pooler\.dense\.(weight|bias))$"
+    r"|attn\.(masked_)?bias|position_ids|pooler\.dense\.(weight|bias)|(input|output|[qkv])_scale|SCB|weight_format)$"
     r"|^cls\.|^(model\.)?(vision_tower|multi_modal_projector)\."
 )
-"""Tensors that hold no parameter of ours: angle tables, causal masks, counters, a pooler, a head for training, eyes."""
+"""Tensors that hold no parameter of ours: angle tables, causal masks, counters, a pooler, scales of activations (they are
+computed with more bits here) and of a cache in few, a head for training, eyes."""
 
 
 def load_model(

@@ -1,7 +1,6 @@
 """A tokenizer written down again: as the files of a Hugging Face directory, or as the metadata of a GGUF file."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ def hugging_face_files(tokenizer: Tokenizer, template: str | None) -> dict[str, 
         "add_bos_token": bool(tokenizer.encode("", special=True)),
         **roles,
     }
-    generation = {"eos_token_id": sorted(tokenizer.eos_ids)}
+    generation: dict[str, object] = {"eos_token_id": sorted(tokenizer.eos_ids)}
     if tokenizer.bos_id is not None:
         generation |= {"bos_token_id": tokenizer.bos_id}
     files = {
