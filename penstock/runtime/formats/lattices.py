@@ -37,6 +37,10 @@ IQ1_M = np.dtype([("low", "u1", 32), ("high", "u1", 16), ("scales", "<u2", 4)])
 DELTA = np.float32(0.125)
 
 
+def _floats(values: Any) -> Floats:
+    return np.asarray(values, np.float32)
+
+
 @cache
 def points(name: str) -> Floats:
     """[number, coordinates]."""
@@ -47,7 +51,7 @@ def points(name: str) -> Floats:
             codes = np.cumsum(distances[begin : begin + count])
             bits = 2 if len(levels) <= 4 else 3
             digits = (codes[:, None] >> (bits * np.arange(size))) & ((1 << bits) - 1)
-            return np.array(levels, np.float32)[digits]
+            return _floats(np.array(levels)[digits])
         begin += count
     raise KeyError(name)
 
@@ -79,13 +83,13 @@ def iq2_xxs(blocks: Blocks) -> Floats:
     words = blocks["codes"][:, :, 1]
     signs = (words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32)) & 127
     scales = _scale(blocks) * (np.float32(0.5) + (words >> 28)) * np.float32(0.25)
-    return scales[:, :, None, None] * points("IQ2_XXS")[numbers] * _seven_bits(signs)
+    return _floats(scales[:, :, None, None] * points("IQ2_XXS")[numbers] * _seven_bits(signs))
 
 
 def iq2_xs(blocks: Blocks) -> Floats:
     codes = blocks["codes"].reshape(-1, 16, 2)
     scales = _scale(blocks) * (np.float32(0.5) + _nibbles(blocks["scales"])) * np.float32(0.25)
-    return scales[:, :, None, None] * points("IQ2_XS")[codes & 511] * _seven_bits(codes >> 9)
+    return _floats(scales[:, :, None, None] * points("IQ2_XS")[codes & 511] * _seven_bits(codes >> 9))
 
 
 def iq2_s(blocks: Blocks) -> Floats:
@@ -93,14 +97,14 @@ def iq2_s(blocks: Blocks) -> Floats:
     numbers = blocks["low"].astype(np.uint16) | (high.reshape(-1, 32).astype(np.uint16) << 8)
     scales = _scale(blocks) * (np.float32(0.5) + _nibbles(blocks["scales"])) * np.float32(0.25)
     values = points("IQ2_S")[numbers] * _sign_of_bits(blocks["signs"])
-    return scales[:, :, None] * values.reshape(-1, 16, 16)
+    return _floats(scales[:, :, None] * values.reshape(-1, 16, 16))
 
 
 def iq3_xxs(blocks: Blocks) -> Floats:
     words = blocks["signs"]
     signs = _seven_bits((words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32)) & 127)
     scales = _scale(blocks) * (np.float32(0.5) + (words >> 28)) * np.float32(0.5)
-    return scales[:, :, None, None] * points("IQ3_XXS")[blocks["low"]].reshape(-1, 8, 4, 8) * signs
+    return _floats(scales[:, :, None, None] * points("IQ3_XXS")[blocks["low"]].reshape(-1, 8, 4, 8) * signs)
 
 
 def iq3_s(blocks: Blocks) -> Floats:
@@ -108,7 +112,7 @@ def iq3_s(blocks: Blocks) -> Floats:
     numbers = blocks["low"].astype(np.uint16) | (high << 8)
     scales = _scale(blocks) * (1 + 2 * _nibbles(blocks["scales"])).astype(np.float32)
     values = points("IQ3_S")[numbers].reshape(-1, 32, 8) * _sign_of_bits(blocks["signs"])
-    return scales[:, :, None] * values.reshape(-1, 8, 32)
+    return _floats(scales[:, :, None] * values.reshape(-1, 8, 32))
 
 
 def iq1_s(blocks: Blocks) -> Floats:
@@ -117,7 +121,7 @@ def iq1_s(blocks: Blocks) -> Floats:
     numbers = blocks["low"].reshape(-1, 8, 4) | (above << 8)
     scales = _scale(blocks) * (2 * ((high >> 12) & 7) + 1)
     delta = np.where(high & 0x8000, -DELTA, DELTA)
-    return scales[:, :, None, None] * (points("IQ1_S")[numbers] + delta[:, :, None, None])
+    return _floats(scales[:, :, None, None] * (points("IQ1_S")[numbers] + delta[:, :, None, None]))
 
 
 def iq1_m(blocks: Blocks) -> Floats:
@@ -130,7 +134,7 @@ def iq1_m(blocks: Blocks) -> Floats:
     delta = np.where(halves & 8, -DELTA, DELTA)
     values = (points("IQ1_S")[numbers] + delta[:, :, None]).reshape(-1, 16, 16)
     scales: Floats = scale[:, None] * (2 * small + 1)
-    return scales[:, :, None] * values
+    return _floats(scales[:, :, None] * values)
 
 
 LATTICES: dict[str, tuple[np.dtype[Any], Callable[[Blocks], Floats]]] = {

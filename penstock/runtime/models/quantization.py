@@ -168,7 +168,7 @@ _COMPRESSED_FORMATS: dict[str, Callable[[Fields], Make]] = {
 
 
 def target_matcher(group: Fields) -> Callable[[str], bool]:
-    """Whether a group of compressed-tensors is about a matrix: by class, by name, by the end of its name, or by a plain pattern."""
+    """Whether a group is about a matrix: by class, by name, by the end of its name, or by a plain pattern."""
     targets = [str(target) for target in group.items("targets")] if group.has("targets") else ["Linear"]
     patterns = []
     for target in targets:

@@ -146,8 +146,8 @@ class PackQuantized:
 class Scaled:
     """A matrix of 8-bit numbers, floats (E4M3) or whole ones, and scales that multiply them.
 
-    `{name}.weight` [out, in] and `{name}.{scales}`: one number, one a row, or one for each rectangle of `block` [rows, columns].
-    Scales of bytes are exponents of two, biased by 127.
+    `{name}.weight` [out, in] and `{name}.{scales}`: one number, one a row, or one for each rectangle of `block` [rows,
+    columns]. Scales of bytes are exponents of two, biased by 127.
     """
 
     name: str
