@@ -40,7 +40,7 @@ class Config:
     data_tokens: int = 16384
     """Calibrate on this many tokens, from all over the text"""
     group: int | None = None
-    """Inputs that share a scale: 32, 64 or 128 (default: the largest that fits)"""
+    """SeenInputs that share a scale: 32, 64 or 128 (default: the largest that fits)"""
     damping: float = 0.01
     """GPTQ's damping, as a share of the mean diagonal"""
     kv_scales: bool = False
@@ -63,9 +63,9 @@ def run(config: Config) -> int:
     from penstock.runtime.execution.device import open_device
     from penstock.runtime.files import open_files
     from penstock.tools.quantize.card import card, describe
-    from penstock.tools.quantize.job import Job
+    from penstock.tools.quantize.job import Making
     from penstock.tools.quantize.schemes import SCHEMES, quantization_config
-    from penstock.tools.quantize.target import Target
+    from penstock.tools.quantize.target import MadeModel
     from penstock.tools.quantize.walk import Original
 
     start_s = time.monotonic()
@@ -76,9 +76,9 @@ def run(config: Config) -> int:
     if method not in scheme.methods:
         raise ConfigError(f"--method {method} is not for {config.to}; choose {' or '.join(scheme.methods)}")
     name = f"{files.name}-{config.to}.gguf"
-    target = Target(files, config.out, scheme.gguf, name)
+    target = MadeModel(files, config.out, scheme.gguf, name)
     device = open_device(config.device).torch_device
-    job = Job(
+    job = Making(
         Original(files.spec, files.model.recipes, files.checkpoint, device),
         target, scheme, method, _tokens(config, files, method), config.damping, config.kv_scales,
     )  # fmt: skip

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from penstock.runtime.files import ModelFiles
 from penstock.runtime.formats.tensor_file import TensorFile
-from penstock.tools.quantize.job import Job
-from penstock.tools.quantize.observe import Inputs
+from penstock.tools.quantize.job import Making
+from penstock.tools.quantize.observe import SeenInputs
 from penstock.tools.quantize.schemes import SCHEMES, Method, Scheme, quantization_config
-from penstock.tools.quantize.target import Target
+from penstock.tools.quantize.target import MadeModel
 from penstock.tools.quantize.walk import Original
 from tests.models.tiny import Variant
 
@@ -40,17 +40,19 @@ def save(variant: Variant, folder: Path) -> Path:
 
 
 @dataclass
-class WatchedJob(Job):
+class WatchedMaking(Making):
     """Keeps what readers should find, by our names."""
 
     made: dict[str, Tensor] = field(default_factory=dict)
 
-    def _write(self, file: TensorFile, name: str, values: Tensor, inputs: Inputs | None) -> Tensor:
+    def _write(self, file: TensorFile, name: str, values: Tensor, inputs: SeenInputs | None) -> Tensor:
         self.made[name] = super()._write(file, name, values, inputs).clone()
         return self.made[name]
 
 
-def job(source: Path, out: Path, name: str, method: Method | None = None, scheme: Scheme | None = None) -> WatchedJob:
+def job(
+    source: Path, out: Path, name: str, method: Method | None = None, scheme: Scheme | None = None
+) -> WatchedMaking:
     files = ModelFiles(str(source), source)
     scheme = scheme or SCHEMES[name].in_groups(files.spec, None)
     method = method or scheme.methods[0]
@@ -58,17 +60,17 @@ def job(source: Path, out: Path, name: str, method: Method | None = None, scheme
     if method != "round":
         tokens = torch.randint(files.spec.vocab_size, (8, TEXT_LENGTH), generator=torch.Generator().manual_seed(3))
     original = Original(files.spec, files.model.recipes, files.checkpoint, CPU)
-    return WatchedJob(original, Target(files, out, scheme.gguf, "model.gguf"), scheme, method, tokens)
+    return WatchedMaking(original, MadeModel(files, out, scheme.gguf, "model.gguf"), scheme, method, tokens)
 
 
-def make(source: Path, out: Path, name: str, method: Method | None = None) -> WatchedJob:
+def make(source: Path, out: Path, name: str, method: Method | None = None) -> WatchedMaking:
     made = job(source, out, name, method)
     made.run(lambda stage, done, total: None)
     made.target.finish(quantization_config(made.scheme, made.method, ["lm_head"]), {}, "")
     return made
 
 
-def read(made: Job) -> dict[str, Tensor]:
+def read(made: Making) -> dict[str, Tensor]:
     """All parameters of what was made, as a loader reads them."""
     path = made.target.model_path
     files = ModelFiles(str(path), path)

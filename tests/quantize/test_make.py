@@ -62,10 +62,10 @@ def test_gptq_and_awq_err_less_behind_a_matrix_than_rounding(plain: Path, tmp_pa
 
 def _states_error(made, model) -> float:  # type: ignore[no-untyped-def]
     """Of the hidden states behind the first layer, on text that was not calibrated with."""
-    from penstock.tools.quantize.walk import Walk
+    from penstock.tools.quantize.walk import LayerWalk
 
     tokens = torch.randint(257, (16, 24), generator=torch.Generator().manual_seed(9))
-    exact, rounded = Walk(made.original, tokens), Walk(made.original, tokens)
+    exact, rounded = LayerWalk(made.original, tokens), LayerWalk(made.original, tokens)
     exact.begin()
     rounded.begin()
     exact.run(model)

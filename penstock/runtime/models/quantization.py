@@ -22,7 +22,7 @@ from penstock.runtime.models.weights import (
     Recipe,
     Recipes,
     RowRange,
-    Scaled,
+    ScaledBytes,
     Stack,
     Swap,
     Take,
@@ -148,7 +148,7 @@ def _whole_bytes(weights: Fields) -> Make:
         block = _block(weights, "block_structure")
     elif strategy == "group":
         block = (1, weights.whole("group_size", 1, 2**20))
-    return lambda name, names: Scaled(name, "weight_scale", block)
+    return lambda name, names: ScaledBytes(name, "weight_scale", block)
 
 
 def _microscaled(weights: Fields) -> Make:
@@ -188,19 +188,19 @@ def target_matcher(group: Fields) -> Callable[[str], bool]:
 def _fp8(section: Fields, names: Collection[str], read: Collection[str]) -> Find:
     block = _block(section, "weight_block_size") if section.has("weight_block_size") else None
 
-    def find(name: str) -> Scaled | None:
+    def find(name: str) -> ScaledBytes | None:
         for scales in ("weight_scale_inv", "weight_scale"):
             if f"{name}.{scales}" in names:
-                return Scaled(name, scales, block)
+                return ScaledBytes(name, scales, block)
         return None
 
     return find
 
 
 def _bitsandbytes(section: Fields, names: Collection[str], read: Collection[str]) -> Find:
-    def find(name: str) -> Scaled | Nf4 | None:
+    def find(name: str) -> ScaledBytes | Nf4 | None:
         if f"{name}.SCB" in names:
-            return Scaled(name, "SCB", None, 1 / 127)
+            return ScaledBytes(name, "SCB", None, 1 / 127)
         for state in ("bitsandbytes__nf4", "bitsandbytes__fp4"):
             if f"{name}.weight.quant_state.{state}" in names:
                 return Nf4(name, state, f"{name}.weight.nested_absmax" in names)

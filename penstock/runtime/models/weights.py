@@ -143,7 +143,7 @@ class PackQuantized:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaledBytes:
     """A matrix of 8-bit numbers, floats (E4M3) or whole ones, and scales that multiply them.
 
     `{name}.weight` [out, in] and `{name}.{scales}`: one number, one a row, or one for each rectangle of `block` [rows,
@@ -171,7 +171,7 @@ class Nf4:
 
 
 Integers = Awq | Gptq | PackQuantized
-Coded = Integers | Scaled | Nf4
+Coded = Integers | ScaledBytes | Nf4
 """A matrix in place of the float tensor `{name}.weight`."""
 Recipe = Tensor | RowRange | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Coded
 Recipes = dict[str, Recipe]
@@ -186,7 +186,7 @@ def sources(recipe: Recipe) -> Iterator[str]:
             yield from (blocks, scales)
         case Awq() | Gptq() | PackQuantized():
             yield from (f"{recipe.name}.{part}" for part in integer_parts(recipe))
-        case Scaled(name, scales):
+        case ScaledBytes(name, scales):
             yield from (f"{name}.weight", f"{name}.{scales}")
         case Nf4():
             yield from (f"{recipe.name}.weight{part}" for part in nf4_parts(recipe))

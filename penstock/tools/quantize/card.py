@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.tools.quantize.job import Job
+from penstock.tools.quantize.job import Making
 
 
-def describe(job: Job, file_bytes: int, original_bytes: int, seconds: float, peak_bytes: int) -> dict[str, Any]:
+def describe(job: Making, file_bytes: int, original_bytes: int, seconds: float, peak_bytes: int) -> dict[str, Any]:
     spec = job.target.spec
     return {
         "model": job.target.files.name,

@@ -22,12 +22,12 @@ from penstock.runtime.layers.layer import AnyLayer
 from penstock.tools.quantize import gptq
 from penstock.tools.quantize.encodings import AnyCodes, BlockEncoding, Encoding, Float8Encoding
 from penstock.tools.quantize.integers import IntegerEncoding
-from penstock.tools.quantize.observe import Inputs, ObservedLinear, ObservedProjection, observed
-from penstock.tools.quantize.placement import Leaf, leaves, splits_of
+from penstock.tools.quantize.observe import ObservedLinear, ObservedProjection, SeenInputs, observed
+from penstock.tools.quantize.placement import PlacedRows, leaves, splits_of
 from penstock.tools.quantize.scaling import scale_awq, smooth
 from penstock.tools.quantize.schemes import Method, Scheme
-from penstock.tools.quantize.target import Target
-from penstock.tools.quantize.walk import Original, Walk
+from penstock.tools.quantize.target import MadeModel
+from penstock.tools.quantize.walk import LayerWalk, Original
 
 JOURNAL, STATES = "progress.json", "states.bin"
 FP8_MOST = 448.0
@@ -38,15 +38,15 @@ Progress = Callable[[str, int, int], None]
 class Placed:
     """A tensor of the file: which rows of a parameter it holds, and how."""
 
-    leaf: Leaf
+    leaf: PlacedRows
     encoding: Encoding
     shape: tuple[int, ...]
 
 
 @dataclass
-class Job:
+class Making:
     original: Original
-    target: Target
+    target: MadeModel
     scheme: Scheme
     method: Method
     tokens: Tensor | None = None
@@ -124,7 +124,7 @@ class Job:
         return [f"model.layers.{number}.self_attn.{part}_scale" for number in count for part in "kv"]
 
     def _fill(self, file: TensorFile, progress: Progress) -> None:
-        walk = None if self.tokens is None else Walk(self.original, self.tokens)
+        walk = None if self.tokens is None else LayerWalk(self.original, self.tokens)
         done = self._resume(walk)
         total = self.target.spec.num_layers
         if done == 0:
@@ -148,7 +148,7 @@ class Job:
                 file.put(name, np.array(factors, np.float32))
 
     @torch.inference_mode()
-    def _layer(self, number: int, walk: Walk | None, file: TensorFile) -> None:
+    def _layer(self, number: int, walk: LayerWalk | None, file: TensorFile) -> None:
         model = self.original.layer(number)
         layer = cast(AnyLayer, model.layers[0])
         seen: dict[str, ObservedLinear] = {}
@@ -182,7 +182,7 @@ class Job:
             scale = np.array([float(most.max()) / FP8_MOST], np.float32)
             file.put(f"model.layers.{number}.self_attn.{part}_scale", scale)
 
-    def _write(self, file: TensorFile, name: str, values: Tensor, inputs: Inputs | None) -> Tensor:
+    def _write(self, file: TensorFile, name: str, values: Tensor, inputs: SeenInputs | None) -> Tensor:
         """All tensors that a parameter goes to; returns its numbers as they will be read."""
         restored = torch.empty_like(values)
         flat, flat_restored = (each.view(-1, each.shape[-1]) if each.ndim > 1 else each for each in (values, restored))
@@ -207,7 +207,7 @@ class Job:
         return restored
 
     def _code(
-        self, file: TensorFile, parts: list[tuple[Placed, Tensor]], flat: Tensor, inputs: Inputs | None
+        self, file: TensorFile, parts: list[tuple[Placed, Tensor]], flat: Tensor, inputs: SeenInputs | None
     ) -> Tensor:
         codes = self._rounded(flat[torch.cat([rows for _, rows in parts])].float(), parts[0][0].encoding, inputs)
         begin = 0
@@ -216,7 +216,7 @@ class Job:
             begin += len(rows)
         return codes.restored().to(flat.dtype)
 
-    def _rounded(self, weight: Tensor, encoding: Encoding, inputs: Inputs | None) -> AnyCodes:
+    def _rounded(self, weight: Tensor, encoding: Encoding, inputs: SeenInputs | None) -> AnyCodes:
         if not isinstance(encoding, IntegerEncoding):
             return encoding.round(weight, None if inputs is None else inputs.importance)
         if self.method == "gptq" and inputs is not None:
@@ -240,7 +240,7 @@ class Job:
             digest.update(self.tokens.numpy().tobytes())
         return digest.hexdigest()
 
-    def _resume(self, walk: Walk | None) -> int:
+    def _resume(self, walk: LayerWalk | None) -> int:
         """Layers that are done."""
         path = self.target.partial / JOURNAL
         try:
@@ -259,7 +259,7 @@ class Job:
         except (OSError, ValueError, KeyError):
             return 0
 
-    def _keep(self, done: int, walk: Walk | None) -> None:
+    def _keep(self, done: int, walk: LayerWalk | None) -> None:
         kept: dict[str, Any] = {"job": self._identity, "layers": done, "errors": self.errors}
         if walk is not None:
             numbers = walk.states.float().cpu().numpy()
@@ -271,7 +271,7 @@ class Job:
         new.replace(self.target.partial / JOURNAL)
 
 
-def _flat_rows(leaf: Leaf, shape: torch.Size) -> Tensor:
+def _flat_rows(leaf: PlacedRows, shape: torch.Size) -> Tensor:
     """Rows of a parameter as numbered over all its experts."""
     if len(shape) < 3:
         return leaf.rows
@@ -279,13 +279,13 @@ def _flat_rows(leaf: Leaf, shape: torch.Size) -> Tensor:
     return torch.cat([leaf.rows + item * shape[1] for item in items])
 
 
-def _inputs(parameter: str, seen: dict[str, ObservedLinear]) -> Inputs | None:
+def _inputs(parameter: str, seen: dict[str, ObservedLinear]) -> SeenInputs | None:
     """Experts read what their router reads; what reaches their second matrix is not watched."""
     path = "mlp.router" if parameter == "mlp.experts.gate_up.weight" else parameter.removesuffix(".weight")
     return seen[path].inputs if path in seen else None
 
 
-def _relative_error(weight: Tensor, restored: Tensor, inputs: Inputs | None) -> float:
+def _relative_error(weight: Tensor, restored: Tensor, inputs: SeenInputs | None) -> float:
     """Of what comes out behind the matrix, where its inputs were seen; else of its numbers."""
     off, weight = restored.float() - weight.float(), weight.float()
     if inputs is not None and off.ndim == 2:

@@ -10,7 +10,7 @@ from penstock.runtime.layers.linear import Linear
 from penstock.runtime.models.spec import Activation
 
 
-class Inputs:
+class SeenInputs:
     """Sums over all rows that a matrix has been multiplied with."""
 
     def __init__(self, num_columns: int, device: torch.device, products: bool) -> None:
@@ -57,7 +57,7 @@ class ObservedLinear(nn.Module):
     def __init__(self, linear: Linear, products: bool) -> None:
         super().__init__()
         self.linear = linear
-        self.inputs = Inputs(linear.weight.shape[1], linear.weight.device, products)
+        self.inputs = SeenInputs(linear.weight.shape[1], linear.weight.device, products)
 
     def forward(self, x: Tensor) -> Tensor:
         self.inputs.add(x)

@@ -1,6 +1,6 @@
 """Where a parameter's rows go in a file: recipes read backwards.
 
-A recipe says how tensors become one parameter; a `Leaf` says which of the parameter's rows one tensor gets, so that whole rows,
+A recipe says how tensors become one parameter; a `PlacedRows` says which of the parameter's rows one tensor gets, so that whole rows,
 also coded ones, can be handed out without knowing what they hold.
 """
 
@@ -19,7 +19,7 @@ Splits = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class PlacedRows:
     name: str
     """The tensor in the file."""
     rows: Tensor
@@ -38,11 +38,11 @@ class Leaf:
         return taken.t() if self.swapped else taken
 
 
-def leaves(recipe: recipes.Recipe, num_rows: int, splits: Splits) -> list[Leaf]:
-    return list(_leaves(recipe, Leaf("", torch.arange(num_rows)), splits))
+def leaves(recipe: recipes.Recipe, num_rows: int, splits: Splits) -> list[PlacedRows]:
+    return list(_leaves(recipe, PlacedRows("", torch.arange(num_rows)), splits))
 
 
-def _leaves(recipe: recipes.Recipe, leaf: Leaf, splits: Splits) -> Iterator[Leaf]:
+def _leaves(recipe: recipes.Recipe, leaf: PlacedRows, splits: Splits) -> Iterator[PlacedRows]:
     match recipe:
         case recipes.Tensor(name):
             yield replace(leaf, name=name)

@@ -17,14 +17,14 @@ from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.norm import LayerNorm, RMSNorm
 from penstock.tools.quantize.integers import IntegerEncoding
-from penstock.tools.quantize.observe import Inputs, ObservedLinear
+from penstock.tools.quantize.observe import ObservedLinear, SeenInputs
 
 RATIOS = torch.linspace(0.0, 1.0, 11)
 SMOOTHNESS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ScaleLink:
     """A matrix whose columns are multiplied, and how what comes before is divided."""
 
     path: str
@@ -34,7 +34,7 @@ class Link:
     """Brings a number a column to what can be undone before."""
 
 
-def links(layer: AnyLayer) -> Iterator[Link]:
+def links(layer: AnyLayer) -> Iterator[ScaleLink]:
     if isinstance(layer, StreamLayer):
         if isinstance(layer.attention_norm, RMSNorm | LayerNorm):
             yield _from_norm("attention.qkv", layer.attention.qkv, layer.attention_norm)
@@ -45,16 +45,16 @@ def links(layer: AnyLayer) -> Iterator[Link]:
     yield _from_values(layer.attention)
 
 
-def _from_norm(path: str, matrix: Linear, norm: RMSNorm | LayerNorm) -> Link:
+def _from_norm(path: str, matrix: Linear, norm: RMSNorm | LayerNorm) -> ScaleLink:
     def divide(scales: Tensor) -> None:
         norm.weight.div_(scales)
         if isinstance(norm, LayerNorm):
             norm.bias.div_(scales)
 
-    return Link(path, matrix, divide, lambda each: each)
+    return ScaleLink(path, matrix, divide, lambda each: each)
 
 
-def _from_up(mlp: Gated) -> Link:
+def _from_up(mlp: Gated) -> ScaleLink:
     width = mlp.down.weight.shape[1]
 
     def divide(scales: Tensor) -> None:
@@ -62,10 +62,10 @@ def _from_up(mlp: Gated) -> Link:
         if mlp.gate_up.bias is not None:
             mlp.gate_up.bias[width:].div_(scales)
 
-    return Link("mlp.down", mlp.down, divide, lambda each: each)
+    return ScaleLink("mlp.down", mlp.down, divide, lambda each: each)
 
 
-def _from_values(attention: Attention) -> Link:
+def _from_values(attention: Attention) -> ScaleLink:
     spec = attention.spec
     begin = spec.q_size + spec.kv_size
     shape = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
@@ -79,7 +79,7 @@ def _from_values(attention: Attention) -> Link:
     def share(numbers: Tensor) -> Tensor:
         return numbers.view(shape).amax(1, keepdim=True).expand(shape).flatten()
 
-    return Link("attention.out", attention.out, divide, share)
+    return ScaleLink("attention.out", attention.out, divide, share)
 
 
 @torch.inference_mode()
@@ -103,7 +103,7 @@ def scale_awq(layer: AnyLayer, seen: dict[str, ObservedLinear], encoding: Intege
             _apply(link, best, inputs)
 
 
-def _apply(link: Link, scales: Tensor, inputs: Inputs) -> None:
+def _apply(link: ScaleLink, scales: Tensor, inputs: SeenInputs) -> None:
     link.divide(scales)
     link.matrix.weight.mul_(scales)
     inputs.divide(scales)

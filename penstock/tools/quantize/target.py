@@ -30,7 +30,7 @@ QUANTIZATION_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MadeModel:
     files: ModelFiles
     out: Path
     gguf: bool

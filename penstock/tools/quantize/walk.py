@@ -66,7 +66,7 @@ def _decoder(spec: ModelSpec) -> Decoder:
     return model
 
 
-class Walk:
+class LayerWalk:
     """Sequences of equal length, as the hidden states that the next layer reads."""
 
     def __init__(self, source: Original, token_ids: Tensor) -> None:

@@ -68,7 +68,7 @@ def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
             recipes.Awq()
             | recipes.Gptq()
             | recipes.PackQuantized()
-            | recipes.Scaled()
+            | recipes.ScaledBytes()
             | recipes.Nf4()
             | recipes.Mxfp4()
         ):

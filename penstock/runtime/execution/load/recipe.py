@@ -61,7 +61,7 @@ def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAud
         case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
             names = recipes.integer_parts(recipe)
             return IntegerMatrix(recipe, {name: raw(f"{recipe.name}.{name}") for name in names}, audit)
-        case recipes.Scaled():
+        case recipes.ScaledBytes():
             return ScaledMatrix(recipe, raw(f"{recipe.name}.weight"), raw(f"{recipe.name}.{recipe.scales}"), audit)
         case recipes.Nf4():
             parts = {part: raw(f"{recipe.name}.weight{part}") for part in recipes.nf4_parts(recipe)}

@@ -23,7 +23,7 @@ MAX_STATE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ScaledMatrix:
-    recipe: recipes.Scaled
+    recipe: recipes.ScaledBytes
     weight: RawTensor
     scale: RawTensor
     audit: TensorAudit
