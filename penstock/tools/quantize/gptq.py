@@ -1,6 +1,6 @@
 """GPTQ: values are chosen input by input, and what rounding one of them costs is made good by those that are still free.
 
-`hessian` is the mean of x x^T over calibration inputs x. SeenInputs are taken in the order of their importance; scales of groups
+`hessian` is the mean of x x^T over calibration inputs x. Inputs are taken in the order of their importance; scales of groups
 are fixed before, in the file's own order, so that what is written needs no order of its own (`actorder: static`).
 """
 

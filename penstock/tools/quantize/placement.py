@@ -1,6 +1,6 @@
 """Where a parameter's rows go in a file: recipes read backwards.
 
-A recipe says how tensors become one parameter; a `PlacedRows` says which of the parameter's rows one tensor gets, so that whole rows,
+A recipe says how tensors become one parameter; `PlacedRows` say which of its rows one tensor gets, so that whole rows,
 also coded ones, can be handed out without knowing what they hold.
 """
 
