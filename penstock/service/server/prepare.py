@@ -18,10 +18,20 @@ from penstock.runtime.core.request import MAX_TOKEN_LIST, SamplingParams
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
+from penstock.runtime.text.tokenizer.banned import banned_sequences
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tools.words import described, knows_calls, told
+from penstock.service.server.beams import call_of
 from penstock.service.server.forms import answer_form
-from penstock.service.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
+from penstock.service.server.generation import (
+    CacheHints,
+    Caller,
+    Chat,
+    ChatMessage,
+    Generation,
+    SamplingOptions,
+    Tool,
+)
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import Overflow, invalid
 from penstock.service.server.http.large import stand_back, trim_memory
@@ -55,7 +65,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         is_begun = bool(prompt.begun)
         pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
     else:
-        _check_choices(prompt.given, sampling.n or 1)
+        _check_choices(prompt.given, sampling.best_of or sampling.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
         text, continues, is_begun, pins = "", True, True, ()
     if generation.kept_prompt_tokens is not None:
@@ -76,7 +86,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)  # before so many are made ready in vain
-    call = Call(model.client, model.tokenizer, prompts, parameters)
+    call = call_of(model, prompts, parameters, sampling.beams)
     _check(call, model, generation.param)
     if not caller.is_batch:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
@@ -317,9 +327,10 @@ def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParam
         min_tokens=_or(asked.min_tokens, 0),
         stop=asked.stops,
         stop_token_ids=tuple(stop_token_ids),
-        logprobs=asked.num_logprobs,
+        logprobs=0 if asked.best_of and asked.num_logprobs is None else asked.num_logprobs,
         prompt_logprobs=asked.num_prompt_logprobs,
-        n=_or(asked.n, 1),
+        banned_sequences=banned_sequences(model.tokenizer, asked.bad_words),
+        n=asked.best_of or asked.n or 1,
     )
 
 
