@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import RequestError
-from penstock.runtime.core.request import MAX_LOGPROBS
 
+MAX_RANKED = 128
+"""Continuations of one answer that an engine tells at most."""
 TokenIds = tuple[int, ...]
 Ranked = Sequence[tuple[int, float]]
 Likeliest = Callable[[list[TokenIds], int], list[Ranked]]
@@ -45,7 +46,7 @@ class BeamRules:
     """Tokens that end an answer."""
 
     def __post_init__(self) -> None:
-        widest = MAX_LOGPROBS - len(self.ends)
+        widest = MAX_RANKED - len(self.ends)
         if not 1 <= self.width <= widest:
             raise RequestError(f"width is {self.width}; it must be from 1 to {widest}", param="beam_width")
         if not 1 <= self.max_tokens <= 2**31:
