@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
+    "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "train-draft": Command(
         "penstock.cli.train_draft",
