@@ -135,7 +135,7 @@ class PrefixWatch:
             words = ["", ""]
         return NearMiss(cause, place, len(own), num_cached, num_alike, *words)
 
-    def _cause(self, own: tuple[int, ...], other: tuple[int, ...], place: int, met: "Meeting") -> str:
+    def _cause(self, own: tuple[int, ...], other: tuple[int, ...], place: int, met: "AlikeAgain") -> str:
         num_own, num_other = met.own_end - place, met.other_end - place
         if met.is_reordered:
             return "order"
@@ -167,7 +167,7 @@ class PrefixWatch:
         return total | {"causes": rows}
 
 
-class Meeting(NamedTuple):
+class AlikeAgain(NamedTuple):
     """Where two prompts are alike again after a difference, and for how long."""
 
     own_end: int
@@ -188,7 +188,7 @@ def _first_difference(own: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-def _meeting(own: tuple[int, ...], other: tuple[int, ...], place: int) -> Meeting | None:
+def _meeting(own: tuple[int, ...], other: tuple[int, ...], place: int) -> AlikeAgain | None:
     """The longest stretch that both go on with. Texts repeat themselves, so the first run alike may be the wrong one."""
     starts = _runs(other, place, FAR)
     best, last = None, min(len(own) - RUN + 1, place + FAR)
@@ -198,14 +198,14 @@ def _meeting(own: tuple[int, ...], other: tuple[int, ...], place: int) -> Meetin
             continue
         length = RUN + _first_difference(own[at + RUN :], other[there + RUN :])
         if best is None or length > best.num_alike:
-            best = Meeting(at, there, length)
+            best = AlikeAgain(at, there, length)
         last = min(last, at + NEAR)
         if at >= last:
             break
     return None if best is None else _reordered(own, other, place, best) or best
 
 
-def _reordered(own: tuple[int, ...], other: tuple[int, ...], place: int, met: Meeting) -> Meeting | None:
+def _reordered(own: tuple[int, ...], other: tuple[int, ...], place: int, met: AlikeAgain) -> AlikeAgain | None:
     """What was skipped on one side comes later on the other: the same parts in another order."""
     skipped = [(other, met.other_end, own, met.own_end), (own, met.own_end, other, met.other_end)]
     for side, end, opposite, behind in skipped:
@@ -214,7 +214,7 @@ def _reordered(own: tuple[int, ...], other: tuple[int, ...], place: int, met: Me
         later = _runs(opposite, behind, FAR)
         places = range(place, end - RUN + 1)
         if sum(side[at : at + RUN] in later for at in places) >= MOSTLY * len(places):
-            return Meeting(met.own_end, met.other_end, met.num_alike + end - place, is_reordered=True)
+            return AlikeAgain(met.own_end, met.other_end, met.num_alike + end - place, is_reordered=True)
     return None
 
 
