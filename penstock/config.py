@@ -323,6 +323,9 @@ class ServerConfig:
     """How long responses can be retrieved; files have their own expiry"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
+    watch_prefixes: Literal["off", "on", "text"] = "off"
+    """Hold prompts against the last ones and count what kept them from the prefix cache, for penstock doctor cache; text keeps
+    the words that differed too"""
     log_level: LogLevel = "info"
     """How much is logged: debug explains every step, info names starts, stops, refusals and faults"""
     log_format: LogFormat = "plain"
@@ -334,6 +337,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
         _check_choice("--log-level", self.log_level, LogLevel)
+        _check_choice("--watch-prefixes", self.watch_prefixes, Literal["off", "on", "text"])
         _check_choice("--log-format", self.log_format, LogFormat)
         if not 1 <= self.max_body_mib <= 1024:
             raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
