@@ -71,12 +71,30 @@ class KernelWarmUp:
         if not self._urgent.are_ready(wait=not is_small):
             return False
         if self._urgent.found_new:  # else an earlier process has left the others too
-            sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
-            most_chunks = padded_chunks(self._max_sequences)
-            chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
-            self._others = self._compile(sizes, chunk_sizes, SPECIAL, CHECKS)
+            self._others = self._compile_others()
         self._urgent = None
         return True
+
+    def finish(self) -> None:
+        """Wait until everything that any step will need has been compiled, here or by an earlier process."""
+        self.begin()
+        if self._urgent is not None:
+            self._urgent.are_ready(wait=True)
+            self._others = self._compile_others() if self._urgent.found_new else None
+            self._urgent = None
+        if self._others is not None:
+            self._others.are_ready(wait=True)
+
+    def compile_all(self) -> "tuple[Compilers, ...]":
+        """Ask for all of it now, the most urgent first, without waiting."""
+        asked = self._compile(SIZES[:1], (LEAST_CHUNKS,)), self._compile_others()
+        return tuple(each for each in asked if each is not None)
+
+    def _compile_others(self) -> "Compilers | None":
+        sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
+        most_chunks = padded_chunks(self._max_sequences)
+        chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
+        return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS)
 
     @torch.inference_mode()
     def _compile(
