@@ -1,6 +1,6 @@
-"""The process of a rank that is not the first: `python -m penstock.assembly.parallel.rank_worker`, its setup as JSON on standard input.
+"""The process of a rank that is not the first; its setup comes as JSON on standard input.
 
-Not for people. It ends when its input does, and with it the first rank.
+Not for people: `python -m penstock.assembly.parallel.rank_worker`. It ends when its input does, and with it the first rank.
 """
 
 import logging
