@@ -184,6 +184,55 @@ class SpeculationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Adapters laid over the model: LoRA and its kin, each a model name of its own."""
+
+    adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
+    """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""
+    adapters_dir: Path | None = None
+    """Serve every adapter in this directory, under its directory's or file's name; more may be loaded from it while serving"""
+    max_adapters: int = 8
+    """Adapters on the device at once; others wait on the host or on disk until they are asked for"""
+    max_adapter_rank: int = 64
+    """Largest rank of an adapter's matrices; adapters above it are refused"""
+
+    def __post_init__(self) -> None:
+        _check_positive("--max-adapters", self.max_adapters)
+        _check_positive("--max-adapter-rank", self.max_adapter_rank)
+        if self.max_adapter_rank > 512:
+            raise ConfigError(f"--max-adapter-rank is {self.max_adapter_rank}; choose at most 512")
+        names = [text.partition("=") for text in self.adapters]
+        for name, mark, path in names:
+            if not name or not mark or not path:
+                raise ConfigError(
+                    f"--adapter {(name + mark + path)[:80]!r} is no NAME=PATH; write --adapter helper=./out"
+                )
+        if len({name for name, _, _ in names}) < len(names):
+            raise ConfigError("--adapter gives one name to several adapters; rename one")
+
+    @property
+    def are_served(self) -> bool:
+        return bool(self.adapters) or self.adapters_dir is not None
+
+    @property
+    def by_name(self) -> dict[str, str]:
+        """Path by name, those of the directory included as they are now."""
+        named = {name: str(Path(path).resolve()) for name, _, path in (text.partition("=") for text in self.adapters)}
+        return adapters_in(self.adapters_dir) | named
+
+
+def adapters_in(folder: Path | None) -> dict[str, str]:
+    """What of a directory looks like an adapter, by name."""
+    if folder is None:
+        return {}
+    if not folder.is_dir():
+        raise ConfigError(f"--adapters-dir {folder} is no directory")
+    found = {one.name: one for one in folder.iterdir() if (one / "adapter_config.json").is_file()}
+    found |= {one.stem: one for one in folder.glob("*.gguf")}
+    return {name: str(path.resolve()) for name, path in sorted(found.items())}
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of an engine."""
 
@@ -192,6 +241,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
 
 @dataclass(frozen=True, slots=True)

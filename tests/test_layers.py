@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "layers": ("errors", "ops", "models.spec"),
     "execution": (
         "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
-        "models.spec", "models.weights", "models.ranks", "models.sharding",
+        "models.spec", "models.weights", "models.ranks", "models.sharding", "models.adapters",
     ),
     "draft": ("errors", "core"),
     "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "execution", "ops"),
@@ -47,10 +47,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "core.prefix", "text", "metrics", "config", "store", "calculate", "advise", "doctor", "cost.hardware",
         "models.catalog",
     ),
-    "router": ("errors", "lines", "marks", "kv_events", "webfiles", "core", "metrics", "config", "gateway"),
+    "router": (
+        "errors", "lines", "marks", "kv_events", "webfiles", "core", "metrics", "config", "gateway", "server.reading",
+    ),
     "store": ("errors",),
     "cluster": ("errors", "sim.scaling", "cli.main"),
-    "gateway": ("errors", "metrics", "store"),
+    "gateway": ("errors", "marks", "metrics", "store"),
     "sim": (
         "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft",
     ),
@@ -64,6 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "advise": ("errors", "calculate", "cost"),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "amounts", "metrics"),
+    "tune": ("errors", "config", "sizing", "metrics", "sim", "workload", "bench.report.interval"),
     "conform": (),
     "files": ("errors", "formats", "models", "text"),
     "console": ("errors", "docstrings"),
@@ -71,6 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "draft", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
         "formats", "execution", "ops", "console",
     ),
+    "quantize": ("errors", "files", "formats", "models", "text", "layers", "ops", "execution"),
     "assembly": ANYTHING,
     "offline": ANYTHING,
     "cli": ANYTHING,
@@ -79,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("ops", "layers", "execution", "train"),
+    "torch": ("ops", "layers", "execution", "train", "quantize"),
     "triton": ("ops",),
     "numpy": (
         "formats",
@@ -94,6 +98,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
         "planner",
         "bench",
         "offline",
+        "quantize",
     ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
@@ -129,6 +134,7 @@ NO_CLOCK = (
     "doctor",
     "draft",
     "train",
+    "quantize",
 )
 """Time is an argument there."""
 

@@ -36,6 +36,7 @@ from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.step_size import StepSize
+from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
@@ -71,6 +72,7 @@ from penstock.runtime.sizing import (
     size_engine,
 )
 from penstock.tools.cost.memory import workspace_bytes
+from penstock.tools.measure.tiles import read_tiles, tiles_path
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
@@ -78,6 +80,8 @@ MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
 LEAST_GPU_HEAD_DIM = 16
+ADAPTER_THREADS = 2
+"""They read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
 
@@ -230,6 +234,15 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
     return size_engine(config, spec, memory, pace)
 
 
+def _use_tiles(device: str) -> None:
+    """Tiles that `penstock tune --kernels` chose for this GPU, if it has run here."""
+    rows = read_tiles(tiles_path(device))
+    if rows:
+        from penstock.runtime.ops.triton.host.chosen import use_tiles  # triton: only where a GPU is
+
+        use_tiles(rows)
+
+
 def make_engine(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -246,6 +259,7 @@ def make_engine(
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
     if loaded.device.torch_device.type == "cuda":
         check_heads(loaded.spec)
+        _use_tiles(loaded.device.name)
     shape = _shape(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
@@ -259,15 +273,19 @@ def make_engine(
         speculator=speculator,
         matching=_matching(loaded, warms_up),
     )
+    if config.adapter.are_served:
+        readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
+        make = partial(make, readers=readers)
     if loaded.group is not None:
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
         return make(runner=leading, depth=leading.depth)
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
+    adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
     if warms_up:
         runner.warm_up()
-    return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device))
+    return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
 
 
 def check_heads(spec: ModelSpec) -> None:

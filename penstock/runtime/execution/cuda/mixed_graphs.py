@@ -7,6 +7,7 @@ recorded. What each token is, is worked out on the device from five numbers a ch
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -104,6 +105,16 @@ class MixedGraphs:
         described = [[self._parts.idle_row, 0, length, 0, -1]] * num_chunks
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         self._forward(model, chunks, length * num_chunks)
+
+    def warm_up_apart(self, model: Decoder, num_singles: int) -> None:
+        """The same for a step that is launched piece by piece: a prompt beside so many generations."""
+        lengths = [*[1] * num_singles, LEAST_TOKENS]
+        described = [[self._parts.idle_row, 0, length] for length in lengths]
+        chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
+        where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
+        token_ids, layout = spread(chunks, sum(lengths), *where)
+        layout = replace(layout, lengths=lengths, contexts=lengths)
+        model(token_ids, Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
         rows, starts, lengths, samples, masks = chunks

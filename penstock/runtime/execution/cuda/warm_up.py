@@ -4,6 +4,7 @@ Until what the first steps need is there, small ones are computed by the operati
 """
 
 import copy
+from bisect import bisect
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ SPECIAL = (Needs(filters=True, by_count=True, by_mass=True), Needs(adjusts=True)
 """Draws that need more than a temperature; the likeliest first."""
 CHECKS = ((1, 1), (1, 5), (1, 3), (1, 9), (8, 3), (8, 5), (32, 3), (32, 5))
 """Sequences and positions each of steps that check drafts."""
+APART = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 33, 44, 48, 64, 66, 96, 128, 132, 192, 256, 384, 512)
+"""Generations beside a prompt, in steps too long to be recorded: every way of cutting their keys is among these."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -94,7 +97,7 @@ class KernelWarmUp:
         sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
         most_chunks = padded_chunks(self._max_sequences)
         chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
-        return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS)
+        return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS, apart=APART[: bisect(APART, self._max_sequences)])
 
     @torch.inference_mode()
     def _compile(
@@ -103,6 +106,7 @@ class KernelWarmUp:
         mixed_sizes: Iterable[int],
         special: Iterable[Needs] = (),
         checks: Iterable[tuple[int, int]] = (),
+        apart: Iterable[int] = (),
     ) -> "Compilers | None":
         from penstock.runtime.ops.triton.host.compile_ahead import Compilers, prepare
         from penstock.runtime.ops.triton.host.launch import asking
@@ -111,6 +115,8 @@ class KernelWarmUp:
         with asking() as variants:
             for num_chunks in mixed_sizes:
                 self._recorded.mixed.warm_up(self._model, num_chunks)
+            for num_singles in apart:
+                self._recorded.mixed.warm_up_apart(self._model, num_singles)
             for size in decode_sizes:
                 self._recorded.decodes.warm_up(self._model, size)
             for needs in special:

@@ -12,6 +12,7 @@ import torch
 
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
+from penstock.runtime.execution.adapters.slots import AdapterSlots
 from penstock.runtime.execution.eager.forward import EagerForward, Forward
 from penstock.runtime.execution.eager.launched import LaunchedStep, Refusals, Sender, take_here
 from penstock.runtime.execution.eager.prompt import score_prompt, wants_prompt_logprobs
@@ -41,6 +42,15 @@ class StepRunner:
         self._send = send
         self.states: StateSink | None = None
         """Where hidden states are left for whoever guesses from them; none where nobody does."""
+
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """What rows may have laid over the model."""
+        return self._rows.adapters
+
+    @adapters.setter
+    def adapters(self, slots: AdapterSlots | None) -> None:
+        self._rows.adapters = slots
 
     def warm_up(self) -> None:
         """Make kernels ready for steps that come later, where they have to be compiled."""

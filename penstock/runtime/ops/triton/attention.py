@@ -78,7 +78,10 @@ def _swept(
 
 
 @entry
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["tables", "starts", "contexts", "tile_chunks", "tile_offsets"],
+)
 def _runs(
     q, keys, values, key_scales, value_scales, tables, starts, contexts, tile_chunks, tile_offsets, sinks,
     out, scale, table_width,

@@ -89,19 +89,21 @@ class CompileHelper:
         Thread(target=send, daemon=True).start()
 
     def answers(self, number: int, wait_s: float) -> list[tuple[int, bool]] | None:
-        """(Variant, whether it was compiled anew) of a request since the last call; None once no more can come."""
-        if number in self._answers:
-            return self._answers.pop(number)
-        if not select.select([self._answered], [], [], wait_s)[0]:
-            return []
-        read = self._answered.read(1 << 16)
-        if not read:
-            return None
-        *lines, self._rest = (self._rest + read).split(b"\n")
-        for line in lines:
-            request, variant, is_new = map(int, line.split())
-            self._answers.setdefault(request, []).append((variant, bool(is_new)))
-        return self._answers.pop(number, [])
+        """(Variant, whether it was compiled anew) of a request since the last call; None once no more can come.
+
+        Waits while answers come, also those of other requests; empty after a silence of `wait_s`.
+        """
+        while number not in self._answers:
+            if not select.select([self._answered], [], [], wait_s)[0]:
+                return []
+            read = self._answered.read(1 << 16)
+            if not read:
+                return None
+            *lines, self._rest = (self._rest + read).split(b"\n")
+            for line in lines:
+                request, variant, is_new = map(int, line.split())
+                self._answers.setdefault(request, []).append((variant, bool(is_new)))
+        return self._answers.pop(number)
 
     def end(self) -> None:
         self._requests.close()
