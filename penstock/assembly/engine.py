@@ -284,7 +284,7 @@ def make_engine(
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
     if warms_up:
-        runner.warm_up()
+        runner.warm_up(scheduler.limits.max_batch_tokens)
     return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
 
 

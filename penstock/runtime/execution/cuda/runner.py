@@ -91,9 +91,9 @@ class CudaRunner(StepRunner):
         self._rehearsals: Iterator[tuple[int, int]] = iter(())
         """Sizes of mixed steps that are worth recording before they come."""
 
-    def warm_up(self) -> None:
+    def warm_up(self, max_batch_tokens: int) -> None:
         """Have every kernel compiled and decode steps of every size recorded: no request waits for either."""
-        self._warm_up.finish()
+        self._warm_up.finish(max_batch_tokens)
         self._recorded.decodes.record_all(self._max_sequences)
         self._rehearsals = self._recorded.mixed.sizes()
 

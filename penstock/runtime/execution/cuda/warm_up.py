@@ -17,6 +17,7 @@ from penstock.runtime.execution.cuda.forward import RecordedSteps
 from penstock.runtime.execution.cuda.graphs import SIZES, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, padded_chunks
 from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import GQA
 from penstock.runtime.ops.sampling.sample import Needs
 
 if TYPE_CHECKING:
@@ -78,15 +79,27 @@ class KernelWarmUp:
         self._urgent = None
         return True
 
-    def finish(self) -> None:
+    @torch.inference_mode()
+    def finish(self, max_batch_tokens: int) -> None:
         """Wait until everything that any step will need has been compiled, here or by an earlier process."""
+        if not self._is_due:
+            return
         self.begin()
+        self._prepare_dense(max_batch_tokens)  # while others compile
         if self._urgent is not None:
             self._urgent.are_ready(wait=True)
             self._others = self._compile_others() if self._urgent.found_new else None
             self._urgent = None
         if self._others is not None:
             self._others.are_ready(wait=True)
+
+    def _prepare_dense(self, max_batch_tokens: int) -> None:
+        from penstock.runtime.ops.triton.attention import prepare_dense
+
+        model = self._model
+        for attention in dict.fromkeys(layer.attention for layer in model.spec.layers):
+            if isinstance(attention, GQA):
+                prepare_dense(attention, max_batch_tokens, model.cache_dtype, model.device)
 
     def compile_all(self) -> "tuple[Compilers, ...]":
         """Ask for all of it now, the most urgent first, without waiting."""
