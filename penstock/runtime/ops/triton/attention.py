@@ -237,8 +237,10 @@ def prepare_dense(spec: GQA, most_tokens: int, dtype: torch.dtype, device: torch
         return
     for length in range(-(-MIN_DENSE_QUERIES // DENSE_LENGTHS) * DENSE_LENGTHS, most_tokens + 1, DENSE_LENGTHS):
         sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
-        heads = (torch.zeros((length, size, spec.head_dim), dtype=dtype, device=device) for size in sizes)
-        _attend_dense(*heads, spec)
+        queries, keys, values = (
+            torch.zeros((length, size, spec.head_dim), dtype=dtype, device=device) for size in sizes
+        )
+        _attend_dense(queries, keys, values, spec)
 
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
