@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "keys": Command("penstock.cli.fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
     "usage": Command("penstock.cli.fleet.usage", "Show what was used through a gateway and what it cost"),
     "doctor": Command("penstock.cli.doctor", "Diagnose this machine or a server: symptom, layer, remedy"),
+    "doctor cache": Command("penstock.cli.fleet.cache", "Say why prompts nearly hit a server's prefix cache"),
     "top": Command("penstock.cli.top", "Watch a running server: running and waiting requests, tokens per second"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
     "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
