@@ -56,11 +56,12 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
+    "warm": Command("penstock.cli.model.warm", "Compile a model's GPU kernels before anybody serves it"),
     "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "train-draft": Command(
         "penstock.cli.train_draft",
-        "Train a drafter for a model on its own answers: Medusa heads, an EAGLE head, layers",
+        "Train a drafter for a model on its own answers: Medusa heads or an EAGLE head",
     ),
     "bench": Command("penstock.cli.bench.command", "Benchmark any OpenAI-compatible server"),
     "bench compare": Command("penstock.cli.bench.compare", "Compare two reports of bench"),
