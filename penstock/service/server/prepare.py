@@ -81,7 +81,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         tenant=caller.tenant,
         salt=_salt(caller.tenant, generation.cache),
         pins=pins,
-        is_batch=caller.is_batch,
+        is_batch=caller.is_batch or generation.is_flex,
         prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
         speculate=generation.speculate,
     )
