@@ -18,6 +18,9 @@ import uvicorn
 from penstock.assembly.banner import banner
 from penstock.assembly.integrity import ModelVerifier
 from penstock.config import EngineConfig, ServerConfig
+from penstock.edge.flow import StallWatch
+from penstock.edge.headers import KEEP_ALIVE_S
+from penstock.edge.memory import keep_large_apart
 from penstock.engine.client import EngineClient
 from penstock.engine.spawn import Spawned
 from penstock.errors import ConfigError
@@ -25,7 +28,6 @@ from penstock.log import say
 from penstock.server.app import make_app
 from penstock.server.front import Front
 from penstock.server.http.connection import Connection
-from penstock.server.http.large import keep_large_apart
 from penstock.server.http.record import TraceRecorder
 from penstock.server.http.trace import SpanTracer
 from penstock.server.jobs.endpoints import JobFloor
@@ -41,13 +43,13 @@ from penstock.store import jobs, responses
 from penstock.store.storage import open_storage
 
 LOGGER = logging.getLogger(__name__)
-KEEP_ALIVE_S = 75
 BACKLOG = 1024
 DROPPED_STATUS = 1
 SEND_BYTES = 64 << 10
 """What the system may hold for a client that does not read; connections inherit it."""
 CANARY_PAUSE_S = 5.0
 """Until the model is asked again what it answers, where another request ran beside that."""
+STALL_LOOK_S = 0.25
 LINGER_S = 0.5
 """Time connections get to read their last words."""
 
@@ -122,7 +124,7 @@ class SingleEngine:
         self._phases: list[tuple[str, float]] = []
         self._client = client
         self._client.on_phase = self._on_phase
-        self._model = ServedModel(client, num_tenants=len(server.keys))
+        self._model = ServedModel(client, num_tenants=server.num_tenants)
         self.front = Front(ServedModels(self._model), server, package_version())
 
     async def run(self) -> None:
@@ -191,7 +193,7 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
-        sweeper = asyncio.create_task(self._front.calls.watch())
+        sweeper = asyncio.gather(self._front.calls.watch(), _cut_stalled(http, self._config.stall_s))
         listening = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
@@ -305,6 +307,14 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return listener
+
+
+async def _cut_stalled(http: uvicorn.Server, stall_s: float) -> None:
+    """Runs for ever."""
+    stalls = StallWatch(stall_s)
+    while True:
+        await asyncio.sleep(STALL_LOOK_S)
+        stalls.sweep(http.server_state.connections, time.monotonic())
 
 
 async def _first(*tasks: "asyncio.Future[Any]") -> None:

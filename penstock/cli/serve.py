@@ -23,6 +23,7 @@ from penstock.server.pool.config import PoolConfig, keep_alive_of
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 ADMIN_VARIABLE = "PENSTOCK_ADMIN_KEY"
+REPLICA_VARIABLE = "PENSTOCK_REPLICA_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Config:
 
     @property
     def engine(self) -> EngineConfig:
-        is_fair = self.scheduler.order == "auto" and len(self.server.keys) > 1
+        is_fair = self.scheduler.order == "auto" and self.server.num_tenants > 1
         scheduler = replace(self.scheduler, order="fair") if is_fair else self.scheduler
         return EngineConfig(self.model, self.cache, scheduler, self.parallel, self.speculation)
 
@@ -133,7 +134,9 @@ def run_replicas(config: Config) -> int:
         raise ConfigError(f"--replicas is {config.replicas}; choose 1 to 64")
     fetch(config.model.model)
     outer = with_key_of_environment(config.server)
-    inner = replace(outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), allowed_host=(), allowed_origin=())
+    inner = replace(
+        outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), router_key=None, allowed_host=(), allowed_origin=()
+    )
     commands = []
     for number in range(config.replicas):
         own = inner
@@ -141,7 +144,8 @@ def run_replicas(config: Config) -> int:
             folder = inner.data_dir / f"replica-{number}"
             folder.mkdir(parents=True, exist_ok=True)
             own = replace(inner, data_dir=folder)
-        words = arguments_of(replace(config, replicas=1, server=own))
+        fair = replace(config, replicas=1, server=own, scheduler=config.engine.scheduler)
+        words = arguments_of(fair)
         commands.append((sys.executable, "-m", "penstock", "serve", *words))
     listen = ListenConfig(
         outer.host,
@@ -160,6 +164,9 @@ def run_replicas(config: Config) -> int:
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:
     """The keys that no process list shows."""
     key, admin_key = os.environ.get(KEY_VARIABLE), os.environ.get(ADMIN_VARIABLE)
+    router_key = os.environ.get(REPLICA_VARIABLE)
     if key:
         server = replace(server, api_key=(*server.api_key, key))
+    if router_key:
+        server = replace(server, router_key=router_key)
     return replace(server, admin_key=(*server.admin_key, admin_key)) if admin_key else server

@@ -6,9 +6,10 @@ What a relay asks of the router (`proxy/host.py`) is answered here; it decides b
 import time
 
 from penstock.config import RouterConfig
+from penstock.edge.access import Access
+from penstock.edge.refusal import unavailable
 from penstock.errors import CapacityError
 from penstock.gateway.gateway import Spent
-from penstock.router.access import Access
 from penstock.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.router.gate import Gate
 from penstock.router.kept.holders import Holders
@@ -16,7 +17,7 @@ from penstock.router.members import Members
 from penstock.router.meters import RouterMeters
 from penstock.router.policy import POLICIES, TOLD_POLICIES, Policy, RouteChoice
 from penstock.router.proxy.endpoint import ConnectionPool
-from penstock.router.proxy.faults import unavailable
+from penstock.router.proxy.incoming import Incoming
 from penstock.router.proxy.job import Job, RelayOutcome
 from penstock.router.proxy.relay import Relay
 from penstock.router.record import DecisionLog
@@ -102,7 +103,11 @@ class Dispatcher:
         if relay.replica is not None and job.choice is not None:
             route = f"{relay.replica.name}; why={job.choice.why}; blocks={job.choice.num_blocks}/{len(job.call.hashes)}"
             why = b"x-penstock-route: %b; tries=%d\r\n" % (route.encode("ascii", "replace"), len(relay.tried))
-        return b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.access.cors(job.request))
+        return b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.cors(job.request))
+
+    def cors(self, request: Incoming) -> bytes:
+        """Header lines that let a page we know read the answer."""
+        return b"".join(b"%b: %b\r\n" % pair for pair in self.access.cors(request.headers))
 
     # When something goes wrong
 
@@ -189,7 +194,7 @@ class Dispatcher:
 
     def learn_ids(self, relay: Relay, answer: bytes) -> None:
         if relay.replica is not None:
-            self.holders.learn(relay.replica.name, answer)
+            self.holders.learn(relay.replica.name, relay.job.tenant, answer)
 
     # How they end
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
+from penstock.edge.access import key_of
+from penstock.edge.refusal import Refusal, limited, no_key, unavailable
 from penstock.errors import StoreError
 from penstock.gateway.answers import KeptAnswer
 from penstock.gateway.gateway import Admittance, Asking, Denied, Gateway, Spent
 from penstock.gateway.keys import KeyRecord
 from penstock.gateway.shedding import FleetLoad
 from penstock.gateway.usage import usage_sums
-from penstock.router.access import key_of, no_key
 from penstock.router.fleet import LiveFleet, ReplicaState
 from penstock.router.proxy.asked import Wanted
-from penstock.router.proxy.client import Incoming
-from penstock.router.proxy.faults import Refusal, limited, unavailable
+from penstock.router.proxy.incoming import Incoming
 from penstock.router.proxy.job import Job
 
 TAG_HEADER = b"x-penstock-tag"
@@ -41,8 +41,8 @@ class Gate:
 
     # At the door
 
-    def key(self, request: Incoming) -> KeyRecord:
-        record = self.gateway.identify(key_of(request), time.time())
+    def key(self, headers: dict[bytes, bytes]) -> KeyRecord:
+        record = self.gateway.identify(key_of(headers), time.time())
         if record is None:
             raise no_key()
         return record

@@ -4,7 +4,7 @@ What looks into an engine (events, requests, its machine) is not passed on: behi
 the requests of all.
 """
 
-from penstock.router.proxy.client import Incoming
+from penstock.router.proxy.incoming import Incoming
 from penstock.webfiles import web_file
 
 FOLDER = "/assets/"

@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock import marks
+from penstock.edge.stamp import TRUST_HEADER, RelayStamp
 from penstock.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.router.proxy.endpoint import ConnectionPool, fetch
+from penstock.router.proxy.endpoint import ConnectionPool, Fetched, fetch
 
 READY_PATHS = ("/readyz", "/health")
 TIMEOUT_S = 1.0
@@ -84,25 +86,26 @@ class Probe:
             self._changed(self._replica)
 
     async def _ready_status(self) -> int:
-        status, _ = await self._get(self._path)
-        if status == 404 and self._path == READY_PATHS[0]:
+        found = await self._get(self._path)
+        if self._path == READY_PATHS[0] and found.status in (200, 404) and not _is_our_answer(found):
             self._path = READY_PATHS[1]
-            status, _ = await self._get(self._path)
+            found = await self._get(self._path)
         self._pool.is_ours = self._path == READY_PATHS[0]
-        return status
+        return found.status
 
     async def _learn_models(self) -> None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            status, body = await self._get("/v1/models")
-            if status == 200:
-                names = tuple(model.id for model in msgspec.json.decode(body, type=_Models).data)
+            found = await self._get("/v1/models")
+            self._pool.keeps_tenants = found.headers.get(TRUST_HEADER) == b"tenants"
+            if found.status == 200:
+                names = tuple(model.id for model in msgspec.json.decode(found.body, type=_Models).data)
                 self._fleet.learn_models(self._replica, names)
 
     async def _learn_load(self) -> None:
         with contextlib.suppress(OSError):
-            status, body = await self._get("/metrics")
-            if status == 200:
-                self._take_in(body)
+            found = await self._get("/metrics")
+            if found.status == 200:
+                self._take_in(found.body)
 
     def _take_in(self, body: bytes) -> None:
         num_waiting, usage = 0, 0.0
@@ -113,8 +116,14 @@ class Probe:
                 usage = min(max(float(value), usage, 0.0), 1.0)
         self._fleet.learn_load(self._replica, num_waiting, usage)
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    async def _get(self, path: str) -> Fetched:
         endpoint = self._pool.endpoint
         key = b"authorization: Bearer %b\r\n" % self._pool.key if self._pool.key else b""
+        key += b"%b: %b\r\n" % (marks.RELAY_HEADER, RelayStamp(b"probe", 0).encode())
         head = f"GET {endpoint.path}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
         return await fetch(self._pool, head + key + b"\r\n", TIMEOUT_S)
+
+
+def _is_our_answer(found: Fetched) -> bool:
+    """Our servers say how they are as JSON; a page that some other server has for any path says nothing."""
+    return found.headers.get(b"content-type", b"").startswith(b"application/json") and b'"status"' in found.body

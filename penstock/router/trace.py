@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.marks import TokenCount
 from penstock.metrics.spans import close_provider, nanoseconds, open_provider
-from penstock.router.proxy.client import Incoming
+from penstock.router.proxy.incoming import Incoming
 
 
 class RouterTracer:

@@ -15,18 +15,19 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from penstock.config import ServerConfig
+from penstock.edge.bodies import IN_FLIGHT, BodiesInFlight
+from penstock.edge.memory import LARGE_BYTES
 from penstock.metrics.exposition import Counter, exposition_of_all
 from penstock.server.blocks import PromptBlocks
 from penstock.server.dialect import AnswerEncoder
 from penstock.server.generation import WHOLE, Caller, Delivery
 from penstock.server.http.answer import HttpAnswer
 from penstock.server.http.body import (
-    LARGE_BYTES,
-    BodiesInFlight,
     BodyLimits,
     body_limits,
     convert,
     decode,
+    open_account,
     parse,
     read_body,
 )
@@ -34,7 +35,7 @@ from penstock.server.http.call import Call
 from penstock.server.http.calls import Calls, OpenCall
 from penstock.server.http.faults import busy, invalid, unsupported
 from penstock.server.http.large import Turns, breathe
-from penstock.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
+from penstock.server.http.relay import RELAYED, check_resumed, random_hex, relayed_of, split_body, unix_time
 from penstock.server.http.trace import SpanTracer
 from penstock.server.pool.hold import hold
 from penstock.server.pool.pool import ModelPool
@@ -46,8 +47,6 @@ B = TypeVar("B", bound=Struct)
 
 DEADLINE_HEADER = "x-request-timeout-ms"
 IGNORED_HEADER = b"x-penstock-ignored"
-IN_FLIGHT = 4
-"""Bodies of the largest size that may be on their way at a time, all clients together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,8 @@ class Front:
         self.config = config
         self.version = version
         self.fingerprint = f"penstock-{version}"
-        self.calls = Calls(config.stall_s)
-        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.keys))
+        self.calls = Calls()
+        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), has_tenants=config.num_tenants > 1)
         self.turns = Turns()
         self.tracer: SpanTracer | None = None
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
@@ -171,7 +170,7 @@ class Front:
 
     async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
         tenant = request.scope.get("penstock.tenant", "")
-        with self.bodies.open(tenant) as account:
+        with open_account(self.bodies, tenant) as account:
             data = await read_body(request, self.body_limits, account)
             relayed = relayed_of(request)
             if relayed is not None:
@@ -280,12 +279,8 @@ class Front:
 
 
 def tenant_of(request: Request) -> str:
-    """Whose request it is: what is kept and cached is kept apart by it."""
-    tenant: str = request.scope.get("penstock.tenant", "")
-    relayed = relayed_of(request)
-    if relayed is not None and relayed.tenant:
-        tenant = f"{tenant}/{relayed.tenant}"  # behind one key of a router are many; nobody can be another key's
-    return tenant
+    """Whose request it is: what is kept and cached is kept apart by it. Of a router's request, whose the router says."""
+    return str(request.scope.get("penstock.tenant", ""))
 
 
 def caller_of(request: Request) -> Caller:
@@ -325,6 +320,8 @@ class Counted:
             blocks = PromptBlocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
             await blocks(scope, receive, send)
             return
+        if relayed is not None and relayed.resumed is not None:
+            check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
         scope["penstock.call"] = call
         front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)

@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.core.request import MAX_TOKEN_LIST, SamplingParams
+from penstock.edge.memory import trim_memory
 from penstock.errors import RequestError
 from penstock.server.forms import answer_form
 from penstock.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.server.http.call import Call, CallParameters
 from penstock.server.http.faults import Overflow, invalid
-from penstock.server.http.large import stand_back, trim_memory
+from penstock.server.http.large import stand_back
 from penstock.server.http.relay import priority_of, random_seed
 from penstock.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
 from penstock.text.stream.stop import StopSet

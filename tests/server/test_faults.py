@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.http.connection import HEADERS_S
+from penstock.edge.headers import HEADERS_S
 from penstock.webfiles import has_web_app
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from tests.machine import PATIENCE_S, wait_until

@@ -4,11 +4,12 @@ from enum import Enum
 from typing import Any
 
 from penstock import kv_events, marks
+from penstock.edge.stamp import RelayStamp
 from penstock.marks import TokenCount
 from penstock.router.policy import RouteChoice, RoutedCall
 from penstock.router.proxy.asked import Wanted, replaced
-from penstock.router.proxy.client import Incoming
 from penstock.router.proxy.endpoint import ConnectionPool
+from penstock.router.proxy.incoming import Incoming
 
 PASSED_HEADERS = (
     b"content-type",
@@ -130,7 +131,7 @@ class Job:
         request, endpoint = self.request, pool.endpoint
         query = request.query if query is None else query
         query = "?" + query if query else ""
-        start = f"{request.method} {endpoint.path}{request.path}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+        start = f"{request.method} {endpoint.path}{request.target}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
         lines = [start.encode("latin-1")]
         headers = request.headers
         if self.traceparent:
@@ -142,7 +143,7 @@ class Job:
             lines.append(b"authorization: Bearer %b\r\n" % pool.key)
         body = self.body(pool)
         if not pool.model:  # one of ours, or one that takes no notice
-            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._relay_value()))
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._stamp()))
             if shown:
                 prefix = marks.resumed(shown)
                 lines.append(b"%b: %d\r\n" % (marks.RESUME_HEADER, len(prefix)))
@@ -157,13 +158,11 @@ class Job:
         head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
         return head + b"\r\n%b: 1" % kv_events.BLOCKS_HEADER + end + body
 
-    def _relay_value(self) -> bytes:
-        """Key, time, and for whom: tenants behind one key are kept apart by their names."""
-        tenant = self.ticket.key.tenant if self.ticket is not None else "-"
+    @property
+    def tenant(self) -> str:
+        """Whose request it is; empty where nobody is told apart."""
+        return getattr(self.request.caller, "tenant", "")
+
+    def _stamp(self) -> bytes:
         priority = self.ticket.meter.tier.priority if self.ticket is not None else 0
-        return b"%b %d %b %d" % (
-            self.relay_key,
-            self.created,
-            tenant.encode("ascii", "replace").replace(b" ", b"_"),
-            priority,
-        )
+        return RelayStamp(self.relay_key, self.created, self.tenant, priority).encode()

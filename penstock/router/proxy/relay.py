@@ -8,16 +8,17 @@ continues after them (`marks.py`). The client sees one answer. Callbacks only: n
 import asyncio
 
 from penstock import marks
+from penstock.edge.refusal import Refusal, unavailable
 from penstock.errors import CapacityError
 from penstock.marks import TokenCount
 from penstock.router.fleet import LiveReplica
 from penstock.router.proxy.answer import ReplicaAnswer
 from penstock.router.proxy.asked import usage_in
 from penstock.router.proxy.attempt import Attempt
-from penstock.router.proxy.client import InboundConnection, Incoming
+from penstock.router.proxy.client import InboundConnection
 from penstock.router.proxy.endpoint import Headers
-from penstock.router.proxy.faults import Refusal, unavailable
 from penstock.router.proxy.host import RelayHost
+from penstock.router.proxy.incoming import Incoming
 from penstock.router.proxy.job import Job, RelayOutcome
 
 MAX_TRIES = 3
@@ -320,10 +321,11 @@ class Relay:
         has_begun = self.has_begun
         self._finish(outcome)
         if has_begun:
-            self.client.write(error.event)
+            self.client.write(error.event(self.request.path, self.job.request_id))
             self.client.end()
         else:
-            self.client.respond(error.status, error.header_lines + self._app.answer_headers(self), error.body)
+            status, body = error.worded(self.request.path, self.job.request_id)
+            self.client.respond(status, error.header_lines + self._app.answer_headers(self), body)
 
     # What the client's connection calls
 
