@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from penstock.edge.refusal import Refusal, no_key, unavailable
-from penstock.kv_events import EVENTS_PATH
-from penstock.router.pages import is_for_any_replica
-from penstock.router.surface import OWN_ROUTES
-from penstock.server.app import ROUTES, Route, dialect_of
-from penstock.server.http.faults import ApiError
-from penstock.server.http.guard import KINDS
+from penstock.service.edge.refusal import Refusal, no_key, unavailable
+from penstock.service.kv_events import EVENTS_PATH
+from penstock.service.router.pages import is_for_any_replica
+from penstock.service.router.surface import OWN_ROUTES
+from penstock.service.server.app import ROUTES, Route, dialect_of
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.guard import KINDS
 from tests.router.service import Service, service
 from tests.server.bad_input import GOOD_BODIES, SLOW, check_reported, path_of
 from tests.server.serving import user

@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.request import Request, SamplingParams
-from penstock.edge.bodies import BodiesInFlight, BodyAccount
-from penstock.edge.headers import MAX_PIPELINED
-from penstock.edge.refusal import Refusal
-from penstock.server.http.admission import Admission
-from penstock.server.http.body import BodyLimits, BodyScan, parse
-from penstock.server.http.faults import ApiError
-from penstock.server.http.large import Turns, breathe
-from penstock.server.openai.protocol import CompletionBody
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.service.edge.bodies import BodiesInFlight, BodyAccount
+from penstock.service.edge.headers import MAX_PIPELINED
+from penstock.service.edge.refusal import Refusal
+from penstock.service.server.http.admission import Admission
+from penstock.service.server.http.body import BodyLimits, BodyScan, parse
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.large import Turns, breathe
+from penstock.service.server.openai.protocol import CompletionBody
 from tests.machine import PATIENCE_S
 from tests.server.serving import ROOT, Server, idle_client, serving, user
 

@@ -1,0 +1,105 @@
+"""The operator's API: replicas added, drained and removed while requests run. On a port and with a key of its own.
+
+What clients can reach never gets here, and what is done here is written down.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.service.edge.access import ApiKeys, key_of
+from penstock.service.edge.bodies import BodiesInFlight
+from penstock.service.edge.refusal import Refusal, no_key, not_found
+from penstock.service.router.app import RouterApp
+from penstock.service.router.proxy.client import InboundConnection
+from penstock.service.router.proxy.incoming import Incoming
+from penstock.service.router.surface import replicas
+
+MAX_BODY_BYTES = 1 << 20
+Audit = Callable[[str, str], None]
+
+
+class ReplicaBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    url: str
+
+
+class AdminApi:
+    """One per admin listener; `audit` receives every action and what it was about."""
+
+    max_body_bytes = MAX_BODY_BYTES
+
+    def __init__(self, app: RouterApp, key: str, audit: Audit | None = None) -> None:
+        self._app = app
+        self._keys = ApiKeys((key,))
+        self.bodies = BodiesInFlight(4 * MAX_BODY_BYTES, has_tenants=False)
+        self._audit = audit or _say
+        self._clients: set[InboundConnection] = set()
+
+    def opened(self, client: InboundConnection) -> None:
+        self._clients.add(client)
+
+    def closed(self, client: InboundConnection) -> None:
+        self._clients.discard(client)
+
+    def close(self) -> None:
+        for client in tuple(self._clients):
+            client.abort()
+
+    def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
+        if self._keys.tenant_of(key_of(headers)) is None:
+            raise no_key()
+
+    def handle(self, request: Incoming, client: InboundConnection) -> None:
+        try:
+            body = self._answer(request)
+        except Refusal as error:
+            self.refuse(request, client, error)
+        except PenstockError as error:
+            self.refuse(request, client, Refusal(400, str(error)))
+        else:
+            client.respond(200, b"content-type: application/json\r\n", body)
+
+    def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
+        client.respond(error.status, error.header_lines, error.body)
+
+    def _answer(self, request: Incoming) -> bytes:
+        words = request.path.strip("/").split("/")
+        match (request.method, *words):
+            case ("GET", "replicas"):
+                return replicas(self._app)[2]
+            case ("POST", "replicas"):
+                self._add(request.body)
+            case ("DELETE", "replicas", name):
+                if self._app.fleet.get(name) is None or self._app.remove_replica(name) is None:
+                    raise not_found(f"there is no replica {name[:80]!r}")
+                self._audit("remove", name)
+            case ("POST", "replicas", name, ("drain" | "undrain") as action):
+                replica = self._app.fleet.get(name)
+                if replica is None:
+                    raise not_found(f"there is no replica {name[:80]!r}")
+                (self._app.fleet.drain if action == "drain" else self._app.fleet.undrain)(replica)
+                self._audit(action, name)
+            case _:
+                raise not_found(
+                    "the admin API has GET and POST /replicas, DELETE /replicas/NAME, POST .../drain and .../undrain"
+                )
+        return b'{"status":"done"}'
+
+    def _add(self, data: bytes) -> None:
+        try:
+            body = msgspec.json.decode(data, type=ReplicaBody)
+        except msgspec.DecodeError as error:
+            raise Refusal(400, f"send a name and a url: {error}", code="invalid_json") from None
+        if not body.name.isascii() or not body.name.isprintable() or not 0 < len(body.name) <= 64 or "/" in body.name:
+            raise Refusal(400, "a replica's name has 1 to 64 plain letters and no slash", param="name")
+        self._app.add_replica(body.name, body.url)
+        self._audit("add", f"{body.name} {body.url}")
+
+
+def _say(action: str, about: str) -> None:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    print(f"penstock: audit {stamp} admin {action} {about}", file=sys.stderr, flush=True)
