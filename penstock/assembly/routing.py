@@ -73,7 +73,7 @@ async def _run(routing: Routing) -> int:
         app.start()
         await _bring_replicas(stack, app, routing)
         where = f"http://{routing.listen.host}:{listener.getsockname()[1]}"
-        count = counted(len(app.fleet) + len(routing.commands), "replica")
+        count = counted(len(app.fleet.own) + len(routing.commands), "replica")
         print(f"penstock routes on {where}, {count}, {routing.config.policy}", flush=True)
         await stopping.wait()
         server.close()

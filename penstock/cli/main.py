@@ -67,7 +67,6 @@ COMMANDS: Mapping[str, Command] = {
     "profile": Command("penstock.cli.profile", "Measure step times of this machine, for simulator and planner"),
     "plan": Command("penstock.cli.plan.command", "Plan what to buy for a model and a load, and how to launch it"),
     "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
-    "plan lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
     "lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
     "advise": Command("penstock.cli.advise", "Walk a decision tree by questions; print checklists and the cheat sheet"),
     "calc": Command("penstock.cli.calc", "Work out throughput, memory, users, cost and more, formula by formula"),

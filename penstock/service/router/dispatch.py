@@ -37,7 +37,7 @@ class Dispatcher:
         self.access = access
         self.gate = gate
         self.is_metered = gate is not None
-        self.meters = RouterMeters(fleet, lambda: len(self.parked), lambda: len(self.relays))
+        self.meters = RouterMeters(fleet, config.policy, lambda: len(self.parked), lambda: len(self.relays))
         self.log: DecisionLog | None = DecisionLog(config.route_log) if config.route_log else None
         self.members: Members
         self.holders = Holders()

@@ -331,7 +331,7 @@ class Counted:
             await self._answer(scope, receive, send)
         finally:
             front.calls.leave(call)
-            ledger.leave(call, time.monotonic())
+            ledger.leave(call, meters.watches(call), time.monotonic())
             if front.tracer is not None:
                 scope["penstock.timings"] = meters.timings(call)
             meters.leave(call)
