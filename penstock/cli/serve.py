@@ -53,6 +53,7 @@ class Config:
 
 
 def run(config: Config) -> int:
+    config = replace(config, server=with_key_of_environment(config.server))
     if config.replicas != 1:
         return run_replicas(config)
     if config.pool.is_asked:
@@ -69,9 +70,8 @@ def run(config: Config) -> int:
         from penstock.assembly.text import fetch, open_text
 
         fetch(model)
-        server = with_key_of_environment(config.server)
         verifier = ModelVerifier(model, config.engine, package_version())
-        return serve(config.engine, server, command, lambda: open_text(model), spawned, verifier)
+        return serve(config.engine, config.server, command, lambda: open_text(model), spawned, verifier)
 
 
 def worker_command(config: Config, model: str) -> list[str]:
@@ -102,7 +102,7 @@ def run_pool(config: Config) -> int:
     default = ModelConfig().model
     entries = entries_of(config.pool, None if config.model.model == default else config.model.model)
     fetch_all(entries)
-    server = with_key_of_environment(config.server)
+    server = config.server
     is_gpu = config.model.device == "cuda" or (config.model.device == "auto" and bool(machine_facts()["gpus"]))
     if is_gpu and config.pool.models_memory is None:
         raise ConfigError(
@@ -133,7 +133,7 @@ def run_replicas(config: Config) -> int:
     if not 1 <= config.replicas <= 64:
         raise ConfigError(f"--replicas is {config.replicas}; choose 1 to 64")
     fetch(config.model.model)
-    outer = with_key_of_environment(config.server)
+    outer = config.server
     inner = replace(
         outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), router_key=None, allowed_host=(), allowed_origin=()
     )

@@ -95,8 +95,8 @@ class RouterApp:
         self.config = config
         self.version = version
         self.max_body_bytes = listen.max_body_mib << 20
-        has_tenants = gateway is not None or len(listen.api_key) > 1
-        self.bodies = BodiesInFlight(IN_FLIGHT * self.max_body_bytes, has_tenants=has_tenants)
+        self.has_tenants = gateway is not None or len(listen.api_key) > 1
+        self.bodies = BodiesInFlight(IN_FLIGHT * self.max_body_bytes, has_tenants=self.has_tenants)
         self._stalls = StallWatch()
         self.fleet = LiveFleet(config.slow_start_s)
         self.access = Access(listen, ApiKeys(listen.api_key))
@@ -303,11 +303,19 @@ class RouterApp:
         job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
         job.ticket = arrival.ticket
         if keeps(request.path):
+            self._check_tenants()
             job.is_kept, job.is_repeatable = True, False
             ids = kept_ids(request.path, arrival.wanted)
             job.holder = self.dispatch.holders.find(job.tenant, ids)
             job.is_searched = bool(ids) and not job.holder
         return job
+
+    def _check_tenants(self) -> None:
+        """Raises Refusal where what is kept for one caller would be found by another."""
+        pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY]
+        if self.has_tenants and not all(pool.keeps_tenants for pool in pools):
+            message = "a replica does not keep tenants apart, so nothing is stored; give it this router's PENSTOCK_REPLICA_KEY"
+            raise Refusal(501, message, type="server_error", code="tenants_not_separated")
 
     async def _list(self, arrival: AdmittedRequest, job: Job) -> None:
         pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
@@ -352,10 +360,15 @@ class RouterApp:
     # Every moment
 
     async def _sweep(self) -> None:
+        last_s = time.monotonic()
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            self.fleet.forgive(max(now - last_s - 2 * SWEEP_S, 0.0))
+            last_s = now
             self.dispatch.sweep(now)
+            for replica in self.fleet.find_silent(now):
+                self.changed(replica)
             self._stalls.sweep(self._clients, now)
             if owes_memory():
                 trim_memory()

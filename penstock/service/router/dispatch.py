@@ -118,12 +118,20 @@ class Dispatcher:
         self.members.hurry(replica)
 
     def changed(self, replica: LiveReplica) -> None:
-        """A replica went, or came back."""
+        """A replica went, fell silent, or came back."""
         if replica.state is ReplicaState.GONE:
             for relay in tuple(self.relays):
                 relay.lose_replica(replica, "the replica does not answer any more")
+        elif replica.is_silent:
+            for relay in tuple(self.relays):
+                if relay.can_move and self._has_free(relay, replica):
+                    relay.lose_replica(replica, "the replica is silent")
         elif replica.state is ReplicaState.READY:
             self.unpark()
+
+    def _has_free(self, relay: Relay, silent: LiveReplica) -> bool:
+        now = self.now()
+        return any(one is not silent and self.fleet.takes(one, now) for one in self.fleet.serving(relay.job.model))
 
     def may_retry(self) -> bool:
         if self._retry_credit < 1.0:

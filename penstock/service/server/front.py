@@ -257,6 +257,11 @@ class Front:
         """Every engine has sent something lately."""
         return all(model.is_alive for model in self.models)
 
+    @property
+    def is_silent(self) -> bool:
+        """An engine that was ready has not sent so much as a sign of life."""
+        return any(model.is_silent for model in self.models)
+
     async def is_ready(self) -> bool:
         """A token has come through the real path of every model lately, or comes now.
 

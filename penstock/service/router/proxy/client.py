@@ -78,6 +78,9 @@ class Head(NamedTuple):
     caller: Any
 
 
+NO_HEAD = Head("", "", "", {}, None)
+
+
 class InboundConnection(asyncio.Protocol):
     __slots__ = (
         "_ahead",
@@ -112,7 +115,6 @@ class InboundConnection(asyncio.Protocol):
         """What came while an answer was under way."""
         self._kept: BodyAccount | None = None
         """Of the body that is being read or answered."""
-        self._head: Head | None = None
         self._reset()
         self._is_answering = self._is_closing = self._is_refused = False
         self._num_unwanted = 0
@@ -126,7 +128,7 @@ class InboundConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self._url = b""
         self._tally = HeaderTally()
-        self._head = None
+        self._head = NO_HEAD
         self._is_unchecked = False
         self._body: list[bytes] = []
 
@@ -221,7 +223,6 @@ class InboundConnection(asyncio.Protocol):
 
     def _check(self) -> None:
         """Who calls; raises Refusal before anything of the body is kept."""
-        assert self._head is not None
         self._is_unchecked = False
         method, path, _, headers, _ = self._head
         self._head = self._head._replace(caller=self._handler.check(method, path, headers))
@@ -235,14 +236,12 @@ class InboundConnection(asyncio.Protocol):
 
     def _keep(self, num_bytes: int) -> None:
         if self._kept is None:
-            assert self._head is not None
             self._kept = BodyAccount(self._handler.bodies, getattr(self._head.caller, "tenant", ""))
         self._kept.add(num_bytes)
         if self._kept.num_bytes > self._handler.max_body_bytes:
             raise self._too_large()
 
     def on_message_complete(self) -> None:
-        assert self._head is not None
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         method, path, query, headers, caller = self._head
         request = Incoming(method, path, query, headers, body, time.monotonic(), caller)
@@ -332,7 +331,7 @@ class InboundConnection(asyncio.Protocol):
         if not self.is_open or self._is_answering:
             return
         self._is_answering = True
-        if head is None:
+        if head is NO_HEAD:
             self.respond(error.status, b"x-request-id: none\r\n" + error.header_lines, error.body)
             return
         self._is_refused = True
@@ -354,7 +353,7 @@ class InboundConnection(asyncio.Protocol):
         self._waiting.clear()
         self._ahead.clear()
         self._body = []
-        self._head = None
+        self._head = NO_HEAD
         if not self._is_answering:
             self._give_back()
 

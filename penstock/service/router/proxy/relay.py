@@ -370,6 +370,11 @@ class Relay:
         self._app.over(self, outcome, self._status)
 
     @property
+    def can_move(self) -> bool:
+        """Another replica could go on with it."""
+        return not self.job.holder and (not self.has_begun or (self._is_marked and self.job.is_resumable))
+
+    @property
     def is_over(self) -> bool:
         return self._is_over
 
