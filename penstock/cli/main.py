@@ -65,6 +65,9 @@ COMMANDS: Mapping[str, Command] = {
     "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),
     "bench latency": Command("penstock.cli.bench.latency", "Measure how long a batch takes, repeatedly"),
     "profile": Command("penstock.cli.profile", "Measure step times of this machine, for simulator and planner"),
+    "tune": Command(
+        "penstock.cli.tune.command", "Find the settings of serve that keep an SLO here: simulated, then measured"
+    ),
     "plan": Command("penstock.cli.plan.command", "Plan what to buy for a model and a load, and how to launch it"),
     "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
     "lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
@@ -137,7 +140,11 @@ def _run(program: str, module: Any, words: Sequence[str]) -> int:
     values: dict[str, Any] = {}
     for path in arguments.files:
         values |= config_file.read(module.Config, path)
-    config = args.build(module.Config, values | dict(arguments.values))
+    values |= arguments.values
+    found = getattr(module, "found_values", None)
+    if found is not None:
+        values = found(values) | values
+    config = args.build(module.Config, values)
     if arguments.wants_config:
         print(config_file.write(config))
         return 0

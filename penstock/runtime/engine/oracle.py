@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Batch, Chunk, StepOutput
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.engine.runner import Masks
+from penstock.runtime.core.runner import Masks
 from penstock.runtime.engine.scripted import Done
 
 _MASK = 2**64 - 1

@@ -8,10 +8,10 @@ from typing import Protocol
 from penstock.config import is_loopback
 from penstock.service.edge.refusal import forbidden, no_key
 
-PUBLIC_PATHS = ("/livez", "/readyz", "/", "/icon.svg")
+PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/", "/icon.svg")
 """What may be asked without a key: whether we live, and the page that asks for one."""
 PUBLIC_FOLDER = "/assets/"
-HEALTH_PATHS = ("/livez", "/readyz")
+HEALTH_PATHS = ("/livez", "/readyz", "/health")
 OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ROUTER = "router"

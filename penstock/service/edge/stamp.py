@@ -1,7 +1,7 @@
 """What a router says of a request to a replica that knows its key: for whom it asks, and what the answer's ids follow from.
 
-A server believes a stamp only beside the router's own key. One without any key has a single tenant: there a stamp can name
-nobody, and what is left of it concerns the request alone.
+A server with keys believes a stamp only beside the router's own key. One without any key lets everybody do everything: there is
+nothing that a stamp could add.
 """
 
 from hashlib import sha256
@@ -11,7 +11,7 @@ from urllib.parse import quote
 MAX_NAME = 128
 NOBODY = "-"
 TRUST_HEADER = b"x-penstock-trust"
-"""In answers to a stamped request: whether the tenant was believed (`tenants`) or only the rest (`marks`)."""
+"""In answers to a request whose stamp was believed."""
 
 
 class RelayStamp(NamedTuple):

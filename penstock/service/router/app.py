@@ -17,11 +17,13 @@ from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.memory import owes_memory, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
-from penstock.service.gateway.gateway import Admittance, Gateway
+from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.ticket import Admittance
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
+from penstock.service.router.kept.bills import BillCollector
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
@@ -118,6 +120,7 @@ class RouterApp:
         self._run(self._sweep())
         if self.gate is not None:
             self._run(self.gate.refresh())
+            self._run(BillCollector(self.gate.gateway, self.members).run())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -231,7 +234,7 @@ class RouterApp:
         name = "" if wanted.model in (None, "default") else wanted.model or ""
         arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
         if self.gate is not None:
-            ticket = self.gate.admit(key, request, request_id, wanted, arrival.call.num_tokens)
+            ticket = self.gate.admit(key, request, request_id, wanted)
             arrival = arrival._replace(model=ticket.targets.models[0], ticket=ticket)
             if ticket.scopes:
                 self._run(self._reserve(arrival, self.gate, ticket))

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from penstock.service.marks import TokenBound
+
 
 class ToolCall(NamedTuple):
     """A call that an earlier answer made. `arguments` is JSON text, as the model wrote it."""
@@ -186,5 +188,9 @@ class Caller:
     tenant: str = ""
     deadline_ms: float | None = None
     request_id: str = ""
+    most: TokenBound | None = None
+    """Tokens that a gateway set money aside for."""
+    account: str = ""
+    """Under which it is billed where its tokens are made after the answer; empty where nobody pays."""
     is_batch: bool = False
     """A batch request: it is answered whenever no interactive request needs the engine."""

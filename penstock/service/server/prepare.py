@@ -19,12 +19,14 @@ from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.words import described
+from penstock.runtime.text.tools.words import described, knows_calls, told
+from penstock.service import marks
 from penstock.service.edge.memory import trim_memory
+from penstock.service.marks import TokenBound
 from penstock.service.server.forms import answer_form
 from penstock.service.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
 from penstock.service.server.http.call import Call, CallParameters
-from penstock.service.server.http.faults import Overflow, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import stand_back
 from penstock.service.server.http.relay import priority_of, random_seed
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
@@ -63,8 +65,9 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
     rules = _text_rules(model, sampling, text, continues=continues, is_begun=is_begun)
     form = await answer_form(model.text, generation, is_open=rules.is_open)
+    bounded = within(caller.most, prompts, sampling_params(model, sampling))
     parameters = CallParameters(
-        sampling=replace(sampling_params(model, sampling), grammar=form.grammar),
+        sampling=replace(bounded, grammar=form.grammar),
         rules=rules._replace(make_parser=form.make_parser, markers=form.markers),
         priority=priority_of(generation.priority),
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
@@ -82,6 +85,31 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     if not caller.is_batch:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
     return call
+
+
+def within(most: TokenBound | None, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> SamplingParams:
+    """Money was set aside for so many tokens: an answer without a bound of its own gets that one, and a request that may take
+    more is refused with what it may take.
+    """
+    if most is None:
+        return sampling
+    num_choices = max(len(prompts) * sampling.n, 1)
+    share = most.num_output // num_choices
+    wanted = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
+    check_bound(most, sum(map(len, prompts)), wanted * num_choices)
+    return sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=share)
+
+
+def check_bound(most: TokenBound | None, num_prompt: int, num_output: int = 0) -> None:
+    if most is not None and (num_prompt > most.num_prompt or num_output > most.num_output):
+        needs = b"%d %d" % (num_prompt, max(num_output, most.num_output))
+        raise ApiError(
+            ErrorKind.CONFLICT,
+            f"the request may take {num_prompt:,} tokens of prompt and {num_output:,} of answer, more than money was set "
+            "aside for; ask for less",
+            code="bound_exceeded",
+            headers=((marks.MOST_HEADER, needs),),
+        )
 
 
 def _check_choices(given: Any, num_choices: int) -> None:
@@ -211,12 +239,13 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
         "continue_final_message": chat.continues_final,
         "variables": dict(chat.variables),
     }
-    if chat.tools and chat.tool_choice.mode != "none":
-        tools = [template_tool(tool) for tool in chat.tools]
-        if model.text.knows_tools:
-            options["tools"] = tools
-        else:
-            messages = described(messages, tools)
+    tools = [template_tool(tool) for tool in chat.tools if chat.tool_choice.mode != "none"]
+    if tools and model.text.knows_tools:
+        options["tools"] = tools
+    elif tools:
+        messages = described(messages, tools)
+    if not knows_calls(template.tool_source if tools else template.source):
+        messages = told(messages)
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
@@ -231,7 +260,8 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """A message as templates read it."""
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = message.content if message.tool_calls else message.content or ""
+    plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.reasoning:
         plain["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -265,7 +295,7 @@ def _arguments(text: str) -> Any:
     """Templates write the object out themselves; what is no object stays as the model wrote it."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
 

@@ -125,7 +125,7 @@ class Guard:
                 is_stream = any(pair in message["headers"] for pair in dialect.stream_headers[:1])
                 message["headers"] = [*message["headers"], *extra, *dialect.headers(request_id, spent_ms)]
                 if "penstock.stamp" in scope:
-                    message["headers"].append((TRUST_HEADER, b"tenants" if self._access.keys else b"marks"))
+                    message["headers"].append((TRUST_HEADER, b"1"))
                 self._on_response(scope, status)
             await send(message)
 
@@ -161,11 +161,9 @@ class Guard:
         self._access.check(method, headers)
         tenant = self._access.tenant(method, path, headers)
         stamp = read_stamp(headers.get(marks.RELAY_HEADER, b""))
-        if stamp is not None and tenant == ROUTER:
-            tenant = f"{ROUTER}/{stamp.tenant}" if stamp.tenant else ROUTER
+        if stamp is not None and (tenant == ROUTER or not self._access.keys):
+            tenant = f"{tenant}/{stamp.tenant}" if stamp.tenant else tenant
             scope["penstock.stamp"] = stamp
-        elif stamp is not None and not self._access.keys:
-            scope["penstock.stamp"] = stamp._replace(tenant="", priority=0)
         scope["penstock.tenant"] = tenant
         scope["penstock.is_admin"] = ApiKeys.is_admin(tenant)
 

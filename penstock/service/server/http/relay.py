@@ -19,6 +19,7 @@ from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import invalid
 
 MAX_RESUME_BYTES = 4 << 20
+MAX_ACCOUNT = 128
 
 
 @dataclass(slots=True)
@@ -30,6 +31,12 @@ class Relayed:
     priority: int
     resumed: dict[int, list[int]] | None = None
     """Tokens by choice that the client has seen; None where the answer begins here."""
+    most: marks.TokenBound | None = None
+    """Tokens that a gateway set money aside for."""
+    account: str = ""
+    """What the gateway calls the request."""
+    count: marks.TokenCount | None = None
+    """Tokens that an answer took which is no generation."""
     asks_blocks: bool = False
     """It is only asked what blocks the prompt is made of."""
     _num_drawn: int = field(default=0)
@@ -48,9 +55,10 @@ def relayed_of(request: Request) -> Relayed | None:
     stamp = request.scope.get("penstock.stamp")
     if stamp is None:
         return None
-    return Relayed(
-        stamp.key, stamp.created, stamp.priority, asks_blocks=kv_events.BLOCKS_HEADER.decode() in request.headers
-    )
+    most = marks.bound_of(request.headers.get(marks.MOST_HEADER.decode(), "").encode("latin-1"))
+    account = request.headers.get(marks.ACCOUNT_HEADER.decode(), "")[:MAX_ACCOUNT]
+    asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
+    return Relayed(stamp.key, stamp.created, stamp.priority, most=most, account=account, asks_blocks=asks_blocks)
 
 
 def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:

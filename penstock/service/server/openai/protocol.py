@@ -11,6 +11,8 @@ from msgspec import Meta, Struct
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_ITEMS = 2048
+DEFAULT_TOKENS = 16
+"""Of a completion that asks for no number."""
 
 Count = Annotated[int, Meta(ge=1, le=2**31)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -151,6 +153,11 @@ class ChatBody(Sampling, kw_only=True):
     prompt_cache_options: dict[str, Any] | None = None
     safety_identifier: Name | None = None
 
+    @property
+    def max_answer(self) -> int | None:
+        """Tokens a choice may have; None is until the model ends."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
 
 class CompletionBody(Sampling, kw_only=True):
     """A text completion."""
@@ -164,6 +171,10 @@ class CompletionBody(Sampling, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
+
+    @property
+    def max_answer(self) -> int | None:
+        return DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
 
 
 class EmbeddingBody(Struct, kw_only=True):

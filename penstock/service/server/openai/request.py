@@ -29,8 +29,6 @@ from penstock.service.server.openai.protocol import (
 from penstock.service.server.openai.tools import tools_and_choice
 
 TIER_PRIORITY = {"flex": -1, "priority": 1, "fast": 1}
-DEFAULT_TOKENS = 16
-"""Of a completion that asks for no number."""
 WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 """Where a part of each type has its words."""
 RESULTS = {"tool": "tool_call_id", "function": "name"}
@@ -70,7 +68,7 @@ def chat_generation(body: ChatBody) -> Generation:
         prompt=chat,
         sampling=sampling_options(
             body,
-            max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+            max_tokens=body.max_answer,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
         output=output_form(body),
@@ -90,7 +88,7 @@ def text_generation(body: CompletionBody) -> Generation:
         raise unsupported("suffix", "put the whole text into the prompt")
     if body.best_of is not None and body.best_of > (body.n or 1):
         raise unsupported("best_of", "ask for n choices and choose among them")
-    max_tokens = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    max_tokens = body.max_answer
     if not max_tokens and not body.echo:
         raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
     num_prompt_logprobs = body.prompt_logprobs
