@@ -9,7 +9,6 @@ from penstock.errors import PenstockError
 HeaderPairs = tuple[tuple[bytes, bytes], ...]
 ANTHROPIC_TYPES = {
     401: "authentication_error",
-    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
@@ -58,7 +57,7 @@ class Refusal(PenstockError):
         if is_ollama(path):
             return self.status, msgspec.json.encode({"error": str(self)})
         if is_anthropic(path):
-            status = 402 if self.type == QUOTA else OVERLOADED if self.status == 503 else self.status
+            status = OVERLOADED if self.status == 503 else self.status
             return status, msgspec.json.encode(self._anthropic(status, request_id))
         return self.status, self.body
 
@@ -70,7 +69,8 @@ class Refusal(PenstockError):
         return (b"event: error\n" if is_anthropic(path) else b"") + b"data: " + body + b"\n\n"
 
     def _anthropic(self, status: int, request_id: bytes) -> dict[str, Any]:
-        error = {"type": ANTHROPIC_TYPES.get(status, "invalid_request_error"), "message": str(self)}
+        name = "billing_error" if self.type == QUOTA else ANTHROPIC_TYPES.get(status, "invalid_request_error")
+        error = {"type": name, "message": str(self)}
         return {"type": "error", "error": error, "request_id": request_id.decode("latin-1")}
 
 

@@ -170,6 +170,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def abandon(self, exchange: UpstreamExchange) -> None:
+        """Give this exchange up. One that has ended has left the connection to another, which goes on."""
+        if self._exchange is exchange:
+            self.close()
+
     def _break(self, message: str) -> None:
         exchange = self._exchange
         self.close()
@@ -271,7 +276,7 @@ async def fetch(pool: ConnectionPool, data: bytes, timeout_s: float) -> Fetched:
                 if is_fresh or connection.has_begun:
                     raise
             except BaseException:
-                connection.close()
+                connection.abandon(exchange)
                 raise
 
 
