@@ -323,6 +323,8 @@ class ServerConfig:
     """How long responses can be retrieved; files have their own expiry"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
+    watermark: Path | None = None
+    """File with a secret key: what is sampled carries a watermark that `penstock detect` finds with it"""
     log_level: LogLevel = "info"
     """How much is logged: debug explains every step, info names starts, stops, refusals and faults"""
     log_format: LogFormat = "plain"

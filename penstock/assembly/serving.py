@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.log import say
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.engine.spawn import Spawned
+from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
@@ -104,6 +105,10 @@ def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
         return runner.run(run())
 
 
+def watermark_of(server: ServerConfig) -> Watermark | None:
+    return None if server.watermark is None else Watermark.from_file(server.watermark)
+
+
 class SingleEngine:
     """One model, loaded at once: its engine's failure is the server's."""
 
@@ -123,6 +128,7 @@ class SingleEngine:
         self._client = client
         self._client.on_phase = self._on_phase
         self._model = ServedModel(client, num_tenants=len(server.keys))
+        self._model.watermark = watermark_of(server)
         self.front = Front(ServedModels(self._model), server, package_version())
 
     async def run(self) -> None:

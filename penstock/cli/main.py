@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
+    "detect": Command("penstock.cli.detect", "Look for the watermark that serve --watermark leaves in a text"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "train-draft": Command(
         "penstock.cli.train_draft",
