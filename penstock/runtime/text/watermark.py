@@ -1,7 +1,7 @@
 """A watermark that changes no distribution: the random numbers of draws come from streams that a secret key makes.
 
 Every draw inverts a cumulative sum over token ids at one uniform number, which depends on (seed, choice, position) alone. With
-a watermark the seed is one of a few that the key yields, chosen at random for every answer: each token is drawn from the model's
+a watermark the seed is one of a few that the key yields, another for every answer: each token is drawn from the model's
 own distribution, with drafts, under grammars and on any device as ever. Whoever has the key knows the numbers.
 Where an answer drew a high number its token has a high id among the likely ones: ids and numbers go together, which chance does
 not explain.
