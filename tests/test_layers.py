@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "layers": ("errors", "ops", "models.spec"),
     "runtime": (
         "errors", "garbage", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
-        "models.spec", "models.weights", "models.ranks", "models.sharding",
+        "models.spec", "models.cache", "models.weights", "models.ranks", "models.sharding",
     ),
     "draft": ("errors", "core"),
     "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "runtime", "ops"),

@@ -33,7 +33,7 @@ from penstock.layers.decoder import Decoder
 from penstock.layers.encoder import Encoder
 from penstock.models.ranks import RankPlace
 from penstock.models.sharding import shard_model
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import GQA, ModelSpec
 from penstock.ops.packed import TILE
 from penstock.runtime.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.cuda.runner import CudaRunner
@@ -200,7 +200,7 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
         kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
     )
-    return size_engine(config, spec, memory, pace)
+    return size_engine(config, spec, memory, pace, frees=_frees(config, loaded))
 
 
 def make_engine(
@@ -247,16 +247,24 @@ def make_engine(
     if isinstance(loaded.network, NativeDecoder):
         runner = NativeRunner(loaded.network, *room, cache_dtype)
     elif isinstance(loaded.network, Decoder):
-        runner = ModelRunner(loaded.network, *room, cache_dtype)
+        num_states = sizing.groups.num_states
+        runner = ModelRunner(loaded.network, *room, cache_dtype, frees=_frees(config, loaded), num_states=num_states)
     else:
         raise ConfigError("a stage of a pipeline runs with the other ranks alone")
     runner.states = drafting.states
     return make(runner=runner)
 
 
+def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
+    """Windows give blocks back where one process computes the model piece by piece."""
+    is_eager = isinstance(loaded.network, Decoder) and loaded.device.torch_device.type != "cuda"
+    return is_eager and config.parallel.tensor * config.parallel.pipeline == 1
+
+
 def check_heads(spec: ModelSpec) -> None:
     """Refuse a model whose heads the kernels of a GPU cannot multiply, before every request fails for it."""
-    narrowest = min(layer.grouped.head_dim for layer in spec.layers)
+    heads = [layer.attention.head_dim for layer in spec.layers if isinstance(layer.attention, GQA)]
+    narrowest = min(heads, default=LEAST_GPU_HEAD_DIM)
     if narrowest < LEAST_GPU_HEAD_DIM:
         raise ConfigError(
             f"attention heads of {narrowest} numbers are too narrow for a GPU's matrix units, which take "

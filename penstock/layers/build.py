@@ -2,7 +2,6 @@
 
 import torch
 
-from penstock.layers.attention import Attention
 from penstock.layers.decoder import Decoder
 from penstock.layers.embedding import Embedding
 from penstock.layers.encoder import Encoder
@@ -11,6 +10,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.mlp import Gated, Ungated
 from penstock.layers.moe import MixtureOfExperts
 from penstock.layers.norm import AnyNorm, NoNorm, make_norm
+from penstock.layers.parts import build_mixer
 from penstock.layers.trunk import TrunkParts
 from penstock.models.spec import MLP, GatedMLP, Layer, ModelSpec, NormPlacement, PlainMLP
 
@@ -52,7 +52,7 @@ def _layer(spec: ModelSpec, layer: Layer, number: int, dtype: torch.dtype) -> An
     norms: dict[str, AnyNorm] = {
         name: make_norm(spec.norm, spec.hidden_size) if name in NORMS[layer.norms] else NoNorm() for name in names
     }
-    attention = Attention(layer.grouped, spec.hidden_size, spec.norm.eps, number, dtype)
+    attention = build_mixer(spec, number, dtype)
     kind = ResidualLayer if layer.norms == "residual" else StreamLayer
     return kind(attention, _mlp(layer.mlp, spec.hidden_size, dtype), norms)
 

@@ -10,6 +10,7 @@ from penstock.config import HEADS, configure
 from penstock.draft.drafter import Drafter
 from penstock.errors import ConfigError
 from penstock.layers.decoder import Decoder
+from penstock.models.spec import only_gqa
 from penstock.runtime.eager.runner import ModelRunner
 from penstock.runtime.heads.eagle import EagleShape
 from penstock.runtime.heads.fewer_layers import with_layers
@@ -65,7 +66,7 @@ def train_heads(
         raise ConfigError(f"{len(examples)} answers are too few to hold some out; give more prompts")
     token_ids = draft_vocabulary(learned, vocabulary, spec.vocab_size).to(target.device)
     output = target.output_rows(token_ids)
-    attention = spec.layers[0].grouped
+    attention = only_gqa(spec.layers[0].attention, "what heads are trained for")
     shape = head_shape(spec.hidden_size, attention.num_heads, attention.num_kv_heads)
     module = EagleModule(shape, target) if kind == "eagle" else MedusaModule(spec.hidden_size, DEPTH)
     module.to(target.device)

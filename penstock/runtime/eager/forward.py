@@ -76,7 +76,8 @@ class EagerForward:
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         inputs = make_inputs(chunks, self._rows)
         angles = self._rotations.at(inputs.layout.positions)
-        hidden = self._model(inputs.token_ids, Step(inputs.layout, angles, self._cache.layers))
+        step = Step(inputs.layout, angles, self._cache.layers, inputs.others, inputs.states)
+        hidden = self._model(inputs.token_ids, step)
         return States(hidden, chunks, inputs.begins, self, self._sampler)
 
     def score(self, states: Tensor) -> Tensor:

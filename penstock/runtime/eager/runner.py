@@ -127,10 +127,16 @@ class ModelRunner(StepRunner):
         max_context: int,
         cache_dtype: torch.dtype | None = None,
         cache: KVCache | None = None,
+        *,
+        frees: bool = False,
+        num_states: int = 0,
     ) -> None:
+        """With `frees`, batches name the blocks of every group, and windows give theirs back."""
         spec, device = model.spec, model.device
-        cache = cache or KVCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, device)
-        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device)
+        dtype = cache_dtype or model.cache_dtype
+        cache = cache or KVCache(spec, num_blocks, block_size, dtype, device, frees=frees, num_states=num_states)
+        groups = spec.cache_layout(frees=frees).groups
+        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device, groups)
         sampler = Sampler(rows.tokens, rows.sampling)
         forward = EagerForward(model, rows, cache, Rotations(spec, max_context, device), sampler)
         super().__init__(rows, cache, forward, sampler, spec.vocab_size)
