@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not at every start of a server that is tested
 
-WEB := penstock/server/ui/static/index.html
+WEB := penstock/service/server/ui/static/index.html
 NPM := --no-audit --no-fund --loglevel=error
 WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
 

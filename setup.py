@@ -7,8 +7,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.sdist import sdist
 
-NATIVE = Path("penstock/ops/cpu/native")
-STATIC = Path("penstock/server/ui/static")
+NATIVE = Path("penstock/runtime/ops/cpu/native")
+STATIC = Path("penstock/service/server/ui/static")
 
 
 class WithWeb(sdist):
@@ -25,7 +25,7 @@ setup(
     cmdclass={"sdist": WithWeb},
     ext_modules=[
         Extension(
-            "penstock.ops.cpu._native",
+            "penstock.runtime.ops.cpu._native",
             sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
             depends=sorted(str(path) for pattern in ("*.h", "*.inl") for path in NATIVE.glob(pattern)),
             language="c++",

@@ -32,13 +32,14 @@ from typing import Any, NamedTuple
 from penstock.assembly.engine import LoadedModel, load, make_engine, size
 from penstock.config import EngineConfig, configure
 from penstock.console.show import print_table
-from penstock.core.features import Features, StepTime
-from penstock.cost.cost import Cost
-from penstock.cost.fitting import fit_steps, slowdowns_along
-from penstock.cost.profile import Profile
-from penstock.cost.replay import Replay, as_taken
-from penstock.cost.slowdown import Slowdown
-from penstock.measure.accuracy import (
+from penstock.runtime.core.features import Features, StepTime
+from penstock.runtime.sizing import Sizing
+from penstock.tools.cost.cost import Cost
+from penstock.tools.cost.fitting import fit_steps, slowdowns_along
+from penstock.tools.cost.profile import Profile
+from penstock.tools.cost.replay import Replay, as_taken
+from penstock.tools.cost.slowdown import Slowdown
+from penstock.tools.measure.accuracy import (
     NUM_DRAWS,
     AccuracyComparison,
     MeasuredRun,
@@ -48,14 +49,13 @@ from penstock.measure.accuracy import (
     measure,
     predict,
 )
-from penstock.measure.calibration import Calibration, CalibrationPieces, StepRecorder
-from penstock.measure.live import Disturbance, serve_live
-from penstock.measure.profiles import Measuring, fleet_of
-from penstock.sim.simulation import Fleet, simulate
-from penstock.sizing import Sizing
-from penstock.workload.arrivals import AtOnce, Gamma, Poisson
-from penstock.workload.lengths import LogNormal, Uniform
-from penstock.workload.workload import Recipe, SharedPrefix, Workload
+from penstock.tools.measure.calibration import Calibration, CalibrationPieces, StepRecorder
+from penstock.tools.measure.live import Disturbance, serve_live
+from penstock.tools.measure.profiles import Measuring, fleet_of
+from penstock.tools.sim.simulation import Fleet, simulate
+from penstock.tools.workload.arrivals import AtOnce, Gamma, Poisson
+from penstock.tools.workload.lengths import LogNormal, Uniform
+from penstock.tools.workload.workload import Recipe, SharedPrefix, Workload
 
 MAX_DISTURBED = 0.1
 TARGETS = {"p50": 0.10, "p95": 0.20, "output_tokens_per_s": 0.05}

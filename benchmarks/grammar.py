@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.engine.matching import Grammars
+from penstock.runtime.engine.matching import Grammars
 
 LONG = {"type": "array", "items": {"type": "string"}, "minItems": 2000}
 

@@ -14,11 +14,11 @@ import torch
 
 from penstock.assembly.engine import load
 from penstock.config import configure
-from penstock.layers.decoder import Decoder
-from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import BatchLayout
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.quantize import quantize_fp8
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.load.quantize import quantize_fp8
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.ops.layout import BatchLayout
 
 BLOCK_SIZE = 16
 PIECE = 64

@@ -13,10 +13,10 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from penstock.core.batch import StepOutput
-from penstock.core.limits import Limits
-from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import Scheduler
+from penstock.runtime.core.batch import StepOutput
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.scheduler import Scheduler
 
 NUM_RUNNING = 256
 PROMPT_TOKENS = 64

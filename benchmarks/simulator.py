@@ -27,9 +27,9 @@ from typing import Any
 
 from penstock.cli.simulate.command import Config, Machines, SimulatedLoad, make_fleet, read_spec
 from penstock.console.show import print_table
-from penstock.core.request import Request, SamplingParams
-from penstock.cost.precision import Precision
-from penstock.sim.simulation import Fleet, Result, simulate
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.tools.cost.precision import Precision
+from penstock.tools.sim.simulation import Fleet, Result, simulate
 
 RESULTS = Path(__file__).parent / "results" / "simulator.json"
 CASES = {"calm": 8.0, "busy": 40.0, "full": 100.0}

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.config import EngineConfig
-    from penstock.core.request import SamplingParams
     from penstock.errors import (
         CapacityError,
         ConfigError,
@@ -14,12 +13,13 @@ if TYPE_CHECKING:
         PenstockError,
         RequestError,
     )
-    from penstock.llm import LLM
+    from penstock.offline.llm import LLM
+    from penstock.runtime.core.request import SamplingParams
 
 _HOMES = {
-    "LLM": "penstock.llm",
+    "LLM": "penstock.offline.llm",
     "EngineConfig": "penstock.config",
-    "SamplingParams": "penstock.core.request",
+    "SamplingParams": "penstock.runtime.core.request",
     "CapacityError": "penstock.errors",
     "ConfigError": "penstock.errors",
     "EngineError": "penstock.errors",
@@ -46,5 +46,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     if name == "LLM":
-        import_module("penstock.preload").begin()
+        import_module("penstock.runtime.preload").begin()
     return getattr(import_module(_HOMES[name]), name)

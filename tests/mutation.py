@@ -120,7 +120,7 @@ class Mutant:
 
 
 def mutants_of(target: str) -> Iterator[Mutant]:
-    tree = ast.parse((ROOT / "penstock/core" / f"{target}.py").read_text())
+    tree = ast.parse((ROOT / "penstock/runtime/core" / f"{target}.py").read_text())
     for parent, name, index, node in _children(tree):
         for new in _alternatives(parent, name, node):
             yield Mutant(target, tree, parent, name, index, node, ast.copy_location(new, node))
@@ -329,7 +329,7 @@ class Campaign:
         os.dup2(silence, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
         if mutant is not None:
-            graft(import_module(f"penstock.core.{mutant.target}"), mutant.compile())
+            graft(import_module(f"penstock.runtime.core.{mutant.target}"), mutant.compile())
         items = sorted(session.items, key=lambda item: -self.kills.get(item.nodeid, 0))
         for item, following in zip(items, [*items[1:], None]):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

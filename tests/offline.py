@@ -10,7 +10,7 @@ import numpy as np
 from penstock import LLM
 from penstock.assembly.engine import LoadedModel
 from penstock.config import configure
-from penstock.runtime.device import open_device
+from penstock.runtime.execution.device import open_device
 from tests.runtime.driving import tiny_model
 from tests.text.sources import byte_level_metadata
 from tests.text.templates import CHATML

@@ -1,6 +1,6 @@
 """Real models and texts: the one way tests reach them.
 
-The default model comes the way a user gets it: through `penstock.formats.hub`, into the usual cache. The others lie in Python
+The default model comes the way a user gets it: through `penstock.runtime.formats.hub`, into the usual cache. The others lie in Python
 packages of their makers; they are fetched once into `.models/`, which git ignores, and a test that wants one that cannot be
 had is skipped.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.formats.hub import default_cache, resolve
+from penstock.runtime.formats.hub import default_cache, resolve
 
 FOLDER = Path(__file__).parents[1] / ".models"
 

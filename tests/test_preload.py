@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from penstock.preload import begin
+from penstock.runtime.preload import begin
 
 
 def test_a_machine_without_a_gpu_is_none_the_wiser() -> None:
@@ -15,8 +15,6 @@ def test_a_machine_without_a_gpu_is_none_the_wiser() -> None:
 
 
 def test_it_imports_nothing_that_takes_time() -> None:
-    code = (
-        "import sys; import penstock.preload; print(sorted({'torch', 'ctypes', 'numpy', 'triton'} & set(sys.modules)))"
-    )
+    code = "import sys; import penstock.runtime.preload; print(sorted({'torch', 'ctypes', 'numpy', 'triton'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,8 +14,8 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.errors import ConfigError
-from penstock.llm import Prompt
-from penstock.runtime.parallel.processes import SILENT_S
+from penstock.offline.llm import Prompt
+from penstock.runtime.execution.parallel.processes import SILENT_S
 from tests.real import DEFAULT, GEMMA, model_path
 from tests.server.serving import Server, serving
 

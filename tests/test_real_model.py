@@ -17,10 +17,10 @@ import transformers
 
 from penstock import LLM, SamplingParams
 from penstock.config import configure
-from penstock.core.batch import Batch, Logprob
 from penstock.errors import ConfigError
 from penstock.offline.completion import Completion
 from penstock.offline.perplexity import measure
+from penstock.runtime.core.batch import Batch, Logprob
 from tests.machine import NUM_CORES
 from tests.real import DEFAULT, WIKITEXT, model_path
 

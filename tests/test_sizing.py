@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import configure
-from penstock.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.errors import ConfigError
-from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm
-from penstock.sizing import (
+from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm
+from penstock.runtime.sizing import (
     MAX_BATCH_TOKENS,
     MIN_BATCH_TOKENS,
     Memory,

@@ -10,14 +10,14 @@ import torch
 from penstock import LLM, SamplingParams
 from penstock.assembly.speculation.training import head_config, head_shape, trial_drafter
 from penstock.config import configure
-from penstock.core.request import Request
-from penstock.draft.step_cost import StepCost
-from penstock.draft.trial import try_drafts
 from penstock.errors import ConfigError
-from penstock.runtime.heads.target import head_target
-from penstock.train.eagle import EagleModule
-from penstock.train.folder import write_heads
-from penstock.train.medusa import MedusaModule
+from penstock.runtime.core.request import Request
+from penstock.runtime.draft.step_cost import StepCost
+from penstock.runtime.draft.trial import try_drafts
+from penstock.runtime.execution.heads.target import head_target
+from penstock.runtime.train.eagle import EagleModule
+from penstock.runtime.train.folder import write_heads
+from penstock.runtime.train.medusa import MedusaModule
 from tests.real import DEFAULT, RANDOM_LLAMA, model_path
 
 PASSAGE = (

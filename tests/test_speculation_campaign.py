@@ -12,9 +12,9 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.config import configure
-from penstock.core.batch import Delta
-from penstock.core.request import Request
-from penstock.engine.engine import Engine
+from penstock.runtime.core.batch import Delta
+from penstock.runtime.core.request import Request
+from penstock.runtime.engine.engine import Engine
 from tests.real import DEFAULT, model_path
 
 pytestmark = pytest.mark.slow

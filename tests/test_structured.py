@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.core.batch import FinishReason
 from penstock.errors import RequestError
+from penstock.runtime.core.batch import FinishReason
 from tests.real import DEFAULT, model_path
 
 PERSON = {

@@ -15,13 +15,13 @@ from typing import Any
 from penstock.cli.main import COMMANDS
 from penstock.config import EngineConfig, ServerConfig
 from penstock.console.help import command_help
-from penstock.engine.client import EngineClient
-from penstock.router.fleet import LiveFleet
-from penstock.router.meters import RouterMeters
-from penstock.server.app import ROUTES
-from penstock.server.http.admission import Admission
-from penstock.server.http.faults import ErrorKind
-from penstock.server.http.meters import Meters
+from penstock.runtime.engine.client import EngineClient
+from penstock.service.router.fleet import LiveFleet
+from penstock.service.router.meters import RouterMeters
+from penstock.service.server.app import ROUTES
+from penstock.service.server.http.admission import Admission
+from penstock.service.server.http.faults import ErrorKind
+from penstock.service.server.http.meters import Meters
 
 
 def flags() -> str:

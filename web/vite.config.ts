@@ -4,7 +4,7 @@ import { defineConfig } from "vite";
 export default defineConfig({
   base: "/",
   build: {
-    outDir: "../penstock/server/ui/static",
+    outDir: "../penstock/service/server/ui/static",
     emptyOutDir: true,
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.core.request import Request
-from penstock.engine.wire import StepReport, encode
-from penstock.runtime.native.decoder import NativeDecoder
+from penstock.runtime.core.request import Request
+from penstock.runtime.engine.wire import StepReport, encode
+from penstock.runtime.execution.native.decoder import NativeDecoder
 
 clock = time.perf_counter_ns
 NATIVE = ("penstock_step", "penstock_rows", "penstock_product")

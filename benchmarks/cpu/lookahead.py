@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.cpu.heads import QUESTIONS
 from penstock import LLM, SamplingParams
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.runtime.native.decoder import NativeDecoder
-from penstock.runtime.native.runner import NativeRunner
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.runner import NativeRunner
 
 BLOCK_SIZE, CONTEXT = 16, 512
 Pool = dict[tuple[int, ...], int]

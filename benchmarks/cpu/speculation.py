@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock import LLM, SamplingParams
 from penstock.config import configure
-from penstock.core.request import Request
+from penstock.runtime.core.request import Request
 
 ASK: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "speculation-questions.json").read_text())
 """Questions by case."""

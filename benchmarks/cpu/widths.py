@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
 
 GREEDY = SamplingParams(temperature=0.0)
 

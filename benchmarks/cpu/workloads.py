@@ -29,7 +29,7 @@ BEGIN = time.monotonic()
 import torch  # noqa: E402
 
 from penstock import LLM, SamplingParams  # noqa: E402
-from penstock.llm import Update  # noqa: E402
+from penstock.offline.llm import Update  # noqa: E402
 
 Figures = dict[str, float]
 

@@ -8,14 +8,14 @@ import random
 from collections.abc import Callable
 
 from penstock.config import configure
-from penstock.core.request import Request, SamplingParams
-from penstock.cost.hardware import Ceilings, Flops
-from penstock.cost.precision import Precision
-from penstock.cost.roofline import NO_OVERHEAD, Roofline
-from penstock.models import catalog
-from penstock.sim.simulation import Fleet, simulate
-from penstock.sizing import Memory, size_engine
-from penstock.workload.workload import Workload
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.models import catalog
+from penstock.runtime.sizing import Memory, size_engine
+from penstock.tools.cost.hardware import Ceilings, Flops
+from penstock.tools.cost.precision import Precision
+from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline
+from penstock.tools.sim.simulation import Fleet, simulate
+from penstock.tools.workload.workload import Workload
 
 CHUNK = 8192
 

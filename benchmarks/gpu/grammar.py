@@ -18,8 +18,8 @@ from llguidance import LLTokenizer
 
 from benchmarks.grammar import ways
 from penstock import LLM
-from penstock.engine.matching import Matching
-from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.runtime.engine.matching import Matching
+from penstock.runtime.text.grammar.compiler import GrammarCompiler
 
 NUM_IN = 128
 ENDINGS = ("a", "e", "i", "o", "u", "an", "er", "ing")

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.suite import prompts, sampling
 from penstock import LLM
-from penstock.runtime.cuda import runner as cuda_runner
+from penstock.runtime.execution.cuda import runner as cuda_runner
 
 WINDOW = 8
 

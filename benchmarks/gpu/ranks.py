@@ -23,19 +23,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.core.request import SamplingParams
-from penstock.layers.decoder import Decoder
-from penstock.models import weights as recipes
-from penstock.models.catalog import find
-from penstock.models.ranks import Ranks
-from penstock.models.sharding import shard_recipes
-from penstock.models.spec import ModelSpec
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.load.parameters import dummy_model
-from penstock.runtime.parallel.part import ModelPart, rank_runner
-from penstock.runtime.parallel.runner import LeadingRunner
-from penstock.runtime.parallel.world import GroupPeers, Meeting, World, open_store
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
+from penstock.runtime.execution.parallel.runner import LeadingRunner
+from penstock.runtime.execution.parallel.world import GroupPeers, Meeting, World, open_store
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models import weights as recipes
+from penstock.runtime.models.catalog import find
+from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.models.sharding import shard_recipes
+from penstock.runtime.models.spec import ModelSpec
 
 BLOCK = 16
 GREEDY = SamplingParams(temperature=0.0)

@@ -15,12 +15,12 @@ from collections import deque
 
 import torch
 
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.core.request import SamplingParams
-from penstock.layers.decoder import Decoder
-from penstock.models import catalog
-from penstock.runtime.cuda.runner import CudaRunner
-from penstock.runtime.load.parameters import dummy_model
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.cuda.runner import CudaRunner
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models import catalog
 
 BLOCK_SIZE, MAX_CONTEXT, NUM_IN = 16, 1024, 128
 PLAIN = SamplingParams(temperature=0.0)

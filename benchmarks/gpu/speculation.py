@@ -29,14 +29,14 @@ from typing import Any
 
 from benchmarks.cpu.widths import Rows
 from penstock import LLM, SamplingParams
-from penstock.core.batch import Chunk, Logprob
-from penstock.core.request import Request
-from penstock.draft.drafter import NO_GUESS, Guess, View
-from penstock.draft.proposals import Proposals
-from penstock.draft.rule import tokens_per_round
-from penstock.draft.speculator import Speculator
-from penstock.runtime.eager import launched
-from penstock.runtime.eager.launched import ChunkOutcome
+from penstock.runtime.core.batch import Chunk, Logprob
+from penstock.runtime.core.request import Request
+from penstock.runtime.draft.drafter import NO_GUESS, Guess, View
+from penstock.runtime.draft.proposals import Proposals
+from penstock.runtime.draft.rule import tokens_per_round
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.execution.eager import launched
+from penstock.runtime.execution.eager.launched import ChunkOutcome
 
 Answers = dict[tuple[int, ...], list[int]]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
 from benchmarks.gpu.tune_kv import KINDS
-from penstock.models.spec import GQA, Rope
-from penstock.ops.layout import AnyCache, BatchLayout
+from penstock.runtime.models.spec import GQA, Rope
+from penstock.runtime.ops.layout import AnyCache, BatchLayout
 
 BLOCK_SIZE = 16
 SHAPES = [(32, 2, 2), (32, 2, 4), (64, 2, 3), (64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 4, 2), (128, 4, 3), (128, 8, 2)]
@@ -30,8 +30,8 @@ def spread(count: int, is_even: bool, most: int) -> list[int]:
 
 class Inputs:
     def __init__(self, place: Place, group: int, contexts: list[int], kind: str) -> None:
-        from penstock.ops.attention import example_layout
-        from penstock.ops.kv_write import empty_cache, kv_write
+        from penstock.runtime.ops.attention import example_layout
+        from penstock.runtime.ops.kv_write import empty_cache, kv_write
 
         kv_heads, head_dim = place.size(8, 2), place.size(128, 16)
         self.spec = GQA(kv_heads * group, kv_heads, head_dim, Rope(head_dim), head_dim**-0.5)
@@ -49,7 +49,7 @@ class Inputs:
         self.out = torch.empty_like(self.q[0])
 
     def attend(self, cut: object, number: int) -> Tensor:
-        from penstock.ops.triton.decode import Cut, Singles, attend_singles
+        from penstock.runtime.ops.triton.decode import Cut, Singles, attend_singles
 
         layout: BatchLayout = self.layouts[number]
         layout.derived.clear()
@@ -86,7 +86,7 @@ def build(place: Place) -> list[Case]:
 
 
 def check(place: Place) -> list[Check]:
-    from penstock.ops.attention import attention
+    from penstock.runtime.ops.attention import attention
 
     checks = []
     for kind in KINDS:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
-from penstock.models.spec import GQA, Rope
+from penstock.runtime.models.spec import GQA, Rope
 
 BLOCK_SIZE = 16
 KINDS = {"16-bit": None, "float8": torch.float8_e4m3fn, "int8": torch.int8}
@@ -25,8 +25,8 @@ class Inputs:
     """Chunks of equal length over caches of every kind that were given the same keys and values."""
 
     def __init__(self, place: Place, lengths: list[int], contexts: list[int]) -> None:
-        from penstock.ops.attention import example_layout
-        from penstock.ops.kv_write import empty_cache, kv_write
+        from penstock.runtime.ops.attention import example_layout
+        from penstock.runtime.ops.kv_write import empty_cache, kv_write
 
         self.spec = spec_of(place)
         self.generator = torch.Generator(place.device).manual_seed(0)
@@ -52,20 +52,20 @@ class Inputs:
 
 
 def _attend(inputs: Inputs, cache: Any, number: int) -> Tensor:
-    from penstock.ops.attention import attention
+    from penstock.runtime.ops.attention import attention
 
     return attention(inputs.q[number], cache, inputs.layouts[number], inputs.spec, None)
 
 
 def _whole(inputs: Inputs, cache: Any, angles: list[Any], number: int) -> Tensor:
-    from penstock.ops.cached_attention import cached_attention
+    from penstock.runtime.ops.cached_attention import cached_attention
 
     layout = inputs.layouts[number]
     return cached_attention(inputs.qkv[number], inputs.spec, None, angles[number], cache, layout, None)
 
 
 def build(place: Place) -> list[Case]:
-    from penstock.ops.rope import angle_table
+    from penstock.runtime.ops.rope import angle_table
 
     batches = {
         "decode 1 at 256": ([1], [256]),
@@ -94,8 +94,8 @@ def build(place: Place) -> list[Case]:
 
 def check(place: Place) -> list[Check]:
     """Kernels against the definition over the same cache, then what each kind of cache costs in accuracy."""
-    from penstock.ops.attention import attention
-    from penstock.ops.layout import LayerCache
+    from penstock.runtime.ops.attention import attention
+    from penstock.runtime.ops.layout import LayerCache
 
     most = {"16-bit": 1e-2, "float8": 6e-2, "int8": 2e-2}
     checks = []

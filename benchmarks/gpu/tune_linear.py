@@ -39,7 +39,7 @@ class Product:
         return functional.linear(self.x[number], self.weights[number])
 
     def ours(self, cut: tuple[int, ...], number: int) -> Tensor:
-        from penstock.ops.triton.small_batch import Cut, small_batch
+        from penstock.runtime.ops.triton.small_batch import Cut, small_batch
 
         return small_batch(self.x[number], self.weights[number], None, self.x[number].dtype, Cut(*cut))
 

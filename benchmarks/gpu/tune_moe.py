@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
-from penstock.models.spec import GatedMLP, MoE
+from penstock.runtime.models.spec import GatedMLP, MoE
 
 PAIR_CUTS = [(1, 2048, 4), (1, 2048, 8), (2, 2048, 8), (4, 1024, 4), (2, 1024, 4), (4, 512, 4), (8, 512, 8)]
 TOKEN_CUTS = [(1, 256, 2), (2, 256, 4), (4, 256, 4), (8, 256, 4), (1, 1024, 4), (2, 1024, 4), (4, 1024, 8), (2, 512, 4)]
@@ -31,7 +31,7 @@ class Inputs:
     """One stack of experts, and sets of tokens with their choices."""
 
     def __init__(self, place: Place) -> None:
-        from penstock.ops.moe import Experts
+        from penstock.runtime.ops.moe import Experts
 
         self.spec = spec_of(place)
         self.size = place.size(2048, 64)
@@ -47,7 +47,7 @@ class Inputs:
 
     def tokens(self, num_tokens: int) -> Sets:
         """x, weights and choices, NUM_SETS times."""
-        from penstock.ops.moe import route
+        from penstock.runtime.ops.moe import route
 
         drawn = []
         for _ in range(NUM_SETS):
@@ -62,27 +62,27 @@ class Inputs:
 
 
 def _gate_pairs(inputs: Inputs, sets: Sets, cut: Any, number: int) -> Tensor:
-    from penstock.ops.triton import moe
+    from penstock.runtime.ops.triton import moe
 
     x, _, chosen = sets[number]
     return moe.gate_pairs(x, chosen, inputs.experts, inputs.spec, cut)
 
 
 def _down_tokens(inputs: Inputs, sets: Sets, inner: list[Tensor], cut: Any, number: int) -> Tensor:
-    from penstock.ops.triton import moe
+    from penstock.runtime.ops.triton import moe
 
     _, weights, chosen = sets[number]
     return moe.down_tokens(inner[number], weights, chosen, inputs.experts, inputs.spec, cut)
 
 
 def _gate_tiles(inputs: Inputs, sets: Sets, groups: list[Any], tile: int, cut: Any, number: int) -> Tensor:
-    from penstock.ops.triton import moe
+    from penstock.runtime.ops.triton import moe
 
     return moe.gate_tiles(sets[number][0], groups[number], inputs.experts, inputs.spec, tile, cut)
 
 
 def _down_tiles(inputs: Inputs, inner: list[Tensor], groups: list[Any], tile: int, cut: Any, number: int) -> Tensor:
-    from penstock.ops.triton import moe
+    from penstock.runtime.ops.triton import moe
 
     return moe.down_tiles(inner[number], groups[number], inputs.experts, tile, cut)
 
@@ -92,8 +92,8 @@ def _mix(inputs: Inputs, sets: Sets, kernel: Callable[..., Tensor], number: int)
 
 
 def build(place: Place) -> list[Case]:
-    from penstock.ops.triton import moe
-    from penstock.ops.triton.sorting import sort_pairs
+    from penstock.runtime.ops.triton import moe
+    from penstock.runtime.ops.triton.sorting import sort_pairs
 
     inputs = Inputs(place)
     experts, spec = inputs.experts, inputs.spec
@@ -126,8 +126,8 @@ def build(place: Place) -> list[Case]:
 
 
 def tiled_cases(inputs: Inputs, num_tokens: int, tiles: tuple[int, ...]) -> list[Case]:
-    from penstock.ops.triton import moe
-    from penstock.ops.triton.sorting import sort_pairs
+    from penstock.runtime.ops.triton import moe
+    from penstock.runtime.ops.triton.sorting import sort_pairs
 
     experts, spec = inputs.experts, inputs.spec
     sets = inputs.tokens(num_tokens)
@@ -147,7 +147,7 @@ def tiled_cases(inputs: Inputs, num_tokens: int, tiles: tuple[int, ...]) -> list
 
 
 def check(place: Place) -> list[Check]:
-    from penstock.ops.moe import Experts, mix_experts
+    from penstock.runtime.ops.moe import Experts, mix_experts
 
     inputs = Inputs(place)
     wide = Experts(inputs.experts.gate_up.float(), inputs.experts.down.float(), None, None)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
-from penstock.models.spec import GQA, Rope
-from penstock.ops.layout import LayerCache
+from penstock.runtime.models.spec import GQA, Rope
+from penstock.runtime.ops.layout import LayerCache
 
 BLOCK_SIZE = 16
 CUTS = [
@@ -24,7 +24,7 @@ HEADS = {"8b": 32, "0.6b": 16}
 
 class Inputs:
     def __init__(self, place: Place, num_heads: int, lengths: list[int], contexts: list[int]) -> None:
-        from penstock.ops.attention import example_layout
+        from penstock.runtime.ops.attention import example_layout
 
         kv_heads, head_dim = place.size(8, 2), place.size(128, 16)
         self.spec = GQA(place.size(num_heads, 4), kv_heads, head_dim, Rope(head_dim), head_dim**-0.5)
@@ -42,7 +42,7 @@ class Inputs:
         self.flops = 4.0 * seen * self.spec.num_heads * head_dim
 
     def attend(self, numbers: tuple[int, int, int, int], number: int) -> Tensor:
-        from penstock.ops.triton.attention import Cut, attend_runs, plan_of
+        from penstock.runtime.ops.triton.attention import Cut, attend_runs, plan_of
 
         cut = Cut(*numbers)
         plan = self.layout.derived.get(cut.queries)
@@ -84,7 +84,7 @@ def build(place: Place) -> list[Case]:
 
 
 def check(place: Place) -> list[Check]:
-    from penstock.ops.attention import attention
+    from penstock.runtime.ops.attention import attention
 
     lengths, contexts = ([300, 5, 128], [300, 700, 1000]) if not place.is_dry else ([5, 9], [5, 30])
     inputs = Inputs(place, 32, lengths, contexts)

@@ -21,11 +21,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from penstock.core.batch import Batch
-from penstock.core.request import Request, SamplingParams
-from penstock.router.policy import POLICIES
-from penstock.sim.simulation import Fleet, simulate
-from penstock.sizing import Sizing
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.sizing import Sizing
+from penstock.service.router.policy import POLICIES
+from penstock.tools.sim.simulation import Fleet, simulate
 
 BLOCK = 16
 SCALE = 512 // BLOCK

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from penstock.amounts import format_bytes
 from penstock.config import ServerConfig
 from penstock.console.show import printable
-from penstock.engine.machine import Facts
-from penstock.server.pool.resident import Resident
-from penstock.webfiles import has_web_app
+from penstock.runtime.engine.machine import Facts
+from penstock.service.server.pool.resident import Resident
+from penstock.service.webfiles import has_web_app
 
 USER_TOKENS = 2048
 """A typical conversation, to tell capacity in users."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.assembly.serving import BACKLOG, bind, package_version
-from penstock.cluster.controller import Controller, ReplicaPhase
-from penstock.cluster.place import RayCluster
 from penstock.config import ClusterConfig, ListenConfig, RouterConfig
-from penstock.router.app import RouterApp
-from penstock.router.proxy.client import InboundConnection
-from penstock.sim.scaling import Scaling
+from penstock.service.cluster.controller import Controller, ReplicaPhase
+from penstock.service.cluster.place import RayCluster
+from penstock.service.router.app import RouterApp
+from penstock.service.router.proxy.client import InboundConnection
+from penstock.tools.sim.scaling import Scaling
 
 COLD = "cold"
 """Stands in the fleet for replicas that can be started: a request that finds no other waits for one."""

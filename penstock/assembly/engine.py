@@ -21,36 +21,35 @@ from penstock.assembly.speculation.drafting import (
     make_self_drafter,
 )
 from penstock.config import HEADS, EngineConfig
-from penstock.core.features import StepTime
-from penstock.cost.memory import workspace_bytes
-from penstock.draft.table import make_speculator
-from penstock.engine.engine import Engine
-from penstock.engine.matching import Matching
-from penstock.engine.step_size import StepSize
 from penstock.errors import ConfigError
-from penstock.files import ModelFiles, dummy_spec, open_files
-from penstock.layers.decoder import Decoder
-from penstock.layers.encoder import Encoder
-from penstock.models.ranks import RankPlace
-from penstock.models.sharding import shard_model
-from penstock.models.spec import GQA, ModelSpec
-from penstock.ops.packed import TILE
-from penstock.runtime.ceilings import gpu_product_rate, product_rate
-from penstock.runtime.cuda.runner import CudaRunner
-from penstock.runtime.device import CpuDevice, Device, open_device, settle
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.kv_cache import CACHE_DTYPES, bytes_per_kv_value
-from penstock.runtime.load.parameters import dummy_model, load_model
-from penstock.runtime.load.quantize import quantize_fp8
-from penstock.runtime.native.decoder import NativeDecoder
-from penstock.runtime.native.load import load_native
-from penstock.runtime.native.runner import NativeRunner
-from penstock.runtime.parallel.native import NativePart, load_native_part
-from penstock.runtime.parallel.part import ModelPart, rank_runner
-from penstock.runtime.parallel.runner import LeadingRunner, follow
-from penstock.runtime.parallel.stage import StagedDecoder
-from penstock.runtime.parallel.world import World
-from penstock.sizing import (
+from penstock.runtime.core.features import StepTime
+from penstock.runtime.draft.table import make_speculator
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.step_size import StepSize
+from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
+from penstock.runtime.execution.cuda.runner import CudaRunner
+from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.kv_cache import CACHE_DTYPES, bytes_per_kv_value
+from penstock.runtime.execution.load.parameters import dummy_model, load_model
+from penstock.runtime.execution.load.quantize import quantize_fp8
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.load import load_native
+from penstock.runtime.execution.native.runner import NativeRunner
+from penstock.runtime.execution.parallel.native import NativePart, load_native_part
+from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
+from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
+from penstock.runtime.execution.parallel.stage import StagedDecoder
+from penstock.runtime.execution.parallel.world import World
+from penstock.runtime.files import ModelFiles, dummy_spec, open_files
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.encoder import Encoder
+from penstock.runtime.models.ranks import RankPlace
+from penstock.runtime.models.sharding import shard_model
+from penstock.runtime.models.spec import GQA, ModelSpec
+from penstock.runtime.ops.packed import TILE
+from penstock.runtime.sizing import (
     CPU_STEP_S,
     GIB,
     MIN_BATCH_TOKENS,
@@ -64,6 +63,7 @@ from penstock.sizing import (
     pace_of,
     size_engine,
 )
+from penstock.tools.cost.memory import workspace_bytes
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
@@ -303,8 +303,8 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
     if files is None:
         return None
     try:
-        from penstock.text.grammar.compiler import GrammarCompiler
-        from penstock.text.grammar.vocabulary import whole_vocabulary
+        from penstock.runtime.text.grammar.compiler import GrammarCompiler
+        from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
     except ModuleNotFoundError:  # offline without llguidance: nothing can be held to a grammar
         return None
     grammars = GrammarCompiler(lambda: whole_vocabulary(files.tokenizer, loaded.spec.vocab_size))

@@ -5,18 +5,18 @@ import time
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.gateway.gateway import Gateway
-from penstock.gateway.schema import GATEWAY
-from penstock.gateway.settings import GatewaySettings, read_settings
-from penstock.router.app import RouterApp
-from penstock.store.database import Database, SqliteDatabase
+from penstock.service.gateway.gateway import Gateway
+from penstock.service.gateway.schema import GATEWAY
+from penstock.service.gateway.settings import GatewaySettings, read_settings
+from penstock.service.router.app import RouterApp
+from penstock.service.store.database import Database, SqliteDatabase
 
 POSTGRES = ("postgresql://", "postgres://")
 
 
 def open_gateway_database(settings: GatewaySettings) -> Database:
     if settings.database.startswith(POSTGRES):
-        from penstock.store.postgres import PostgresDatabase
+        from penstock.service.store.postgres import PostgresDatabase
 
         return PostgresDatabase(settings.database, [GATEWAY])
     return SqliteDatabase(settings.database, [GATEWAY])

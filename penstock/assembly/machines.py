@@ -12,25 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock import preload
 from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
-from penstock.core.batch import Batch
-from penstock.core.features import StepTime
-from penstock.draft.table import make_speculator
-from penstock.engine.engine import Engine
-from penstock.engine.explain import explain_steps
-from penstock.engine.machine import Facts, Machine, Vector
-from penstock.engine.matching import Matching
-from penstock.engine.oracle import OracleRunner, mix
-from penstock.engine.process import OnPhase
-from penstock.engine.runner import Masks, Runner
-from penstock.engine.scripted import Done, ScriptedRunner
 from penstock.errors import ConfigError
-from penstock.sizing import Sizing, make_scheduler
-from penstock.text.grammar.compiler import GrammarCompiler
-from penstock.text.grammar.vocabulary import whole_vocabulary
-from penstock.text.tokenizer.byte_level import byte_tokenizer
+from penstock.runtime import preload
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.features import StepTime
+from penstock.runtime.draft.table import make_speculator
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.explain import explain_steps
+from penstock.runtime.engine.machine import Facts, Machine, Vector
+from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.oracle import OracleRunner, mix
+from penstock.runtime.engine.process import OnPhase
+from penstock.runtime.engine.runner import Masks, Runner
+from penstock.runtime.engine.scripted import Done, ScriptedRunner
+from penstock.runtime.sizing import Sizing, make_scheduler
+from penstock.runtime.text.grammar.compiler import GrammarCompiler
+from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
+from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
 
 LOGGER = logging.getLogger(__name__)
 
@@ -126,8 +126,8 @@ def _end(fault: str) -> None:
 
 def _encoder(config: EngineConfig, loaded: "LoadedModel", on_phase: OnPhase) -> Machine:
     """A model that makes vectors. Its engine has nothing to do: nothing is generated."""
-    from penstock.layers.encoder import Encoder
-    from penstock.runtime.eager.encoder import TextEncoder
+    from penstock.runtime.execution.eager.encoder import TextEncoder
+    from penstock.runtime.layers.encoder import Encoder
 
     if not isinstance(loaded.network, Encoder):
         raise ConfigError(f"{config.model.model} neither generates text nor makes vectors")
@@ -214,7 +214,7 @@ def _step_writer(
     if path is None:
         return None
     # Costs and simulator: a start without a log is spared them.
-    from penstock.measure.profiles import Measuring, step_writer
+    from penstock.tools.measure.profiles import Measuring, step_writer
 
     return step_writer(path, Measuring(model, config, sizing, vocab_size, depth))
 

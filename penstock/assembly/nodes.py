@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from penstock import preload
 from penstock.assembly.ranks import (
     NODE_SETUP,
     READY,
@@ -32,8 +31,9 @@ from penstock.assembly.ranks import (
 )
 from penstock.config import EngineConfig, split_address
 from penstock.errors import PenstockError
-from penstock.runtime.parallel.processes import SHARED_MEMORY, end_ranks, tell_rank
-from penstock.runtime.parallel.world import Meeting, open_store
+from penstock.runtime import preload
+from penstock.runtime.execution.parallel.processes import SHARED_MEMORY, end_ranks, tell_rank
+from penstock.runtime.execution.parallel.world import Meeting, open_store
 
 LOGGER = logging.getLogger(__name__)
 LOOK_S = 0.5

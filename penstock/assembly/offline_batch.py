@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.config import EngineConfig, ServerConfig
-from penstock.engine.client import EngineClient
-from penstock.engine.spawn import Spawned
 from penstock.errors import ConfigError
-from penstock.server.front import Front
-from penstock.server.generation import Caller
-from penstock.server.http.faults import ApiError
-from penstock.server.jobs.endpoints import JobFloor
-from penstock.server.jobs.lines import BatchLine, answer_line, check_lines, failed_line, lines_of, read_line
-from penstock.server.jobs.runner import OVERBOOKED, answer_request
-from penstock.server.responses.service import make_responses
-from penstock.server.served import ServedModel, ServedModels
-from penstock.server.text import Text
-from penstock.store import responses
-from penstock.store.jobs import LineUsage
-from penstock.store.storage import open_storage
+from penstock.runtime.engine.client import EngineClient
+from penstock.runtime.engine.spawn import Spawned
+from penstock.service.server.front import Front
+from penstock.service.server.generation import Caller
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.jobs.endpoints import JobFloor
+from penstock.service.server.jobs.lines import BatchLine, answer_line, check_lines, failed_line, lines_of, read_line
+from penstock.service.server.jobs.runner import OVERBOOKED, answer_request
+from penstock.service.server.responses.service import make_responses
+from penstock.service.server.served import ServedModel, ServedModels
+from penstock.service.server.text import Text
+from penstock.service.store import responses
+from penstock.service.store.jobs import LineUsage
+from penstock.service.store.storage import open_storage
 
 OnLine = Callable[[int, int], None]
 """Told how many requests are answered, and of how many."""

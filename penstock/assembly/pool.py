@@ -16,18 +16,18 @@ from penstock.assembly.machines import is_arithmetic
 from penstock.assembly.serving import package_version
 from penstock.assembly.text import card_of, fetch, open_text
 from penstock.config import EngineConfig, ServerConfig, bytes_of
-from penstock.engine.client import EngineClient
 from penstock.errors import ConfigError, PenstockError
-from penstock.files import dummy_spec, no_words, open_files
-from penstock.server.front import Front
-from penstock.server.pool.config import PoolConfig, keep_alive_of
-from penstock.server.pool.memory import WORD_BYTES
-from penstock.server.pool.model import CheckedFiles, PooledModel
-from penstock.server.pool.pool import ModelPool
-from penstock.server.pool.resident import Resident
-from penstock.server.served import ServedModel, ServedModels
-from penstock.server.text import NO_CARD
-from penstock.sizing import GIB
+from penstock.runtime.engine.client import EngineClient
+from penstock.runtime.files import dummy_spec, no_words, open_files
+from penstock.runtime.sizing import GIB
+from penstock.service.server.front import Front
+from penstock.service.server.pool.config import PoolConfig, keep_alive_of
+from penstock.service.server.pool.memory import WORD_BYTES
+from penstock.service.server.pool.model import CheckedFiles, PooledModel
+from penstock.service.server.pool.pool import ModelPool
+from penstock.service.server.pool.resident import Resident
+from penstock.service.server.served import ServedModel, ServedModels
+from penstock.service.server.text import NO_CARD
 
 LOGGER = logging.getLogger(__name__)
 PROCESS_BYTES = 320 << 20

@@ -10,15 +10,15 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock import preload
 from penstock.config import EngineConfig, split_address
 from penstock.errors import ConfigError, RankLostError
-from penstock.models.ranks import Ranks
-from penstock.runtime.device import Device, num_devices
-from penstock.runtime.parallel.frames import encode_step
-from penstock.runtime.parallel.processes import RankProcesses
-from penstock.runtime.parallel.world import PATIENT, Meeting, World
-from penstock.sizing import Sizing
+from penstock.runtime import preload
+from penstock.runtime.execution.device import Device, num_devices
+from penstock.runtime.execution.parallel.frames import encode_step
+from penstock.runtime.execution.parallel.processes import RankProcesses
+from penstock.runtime.execution.parallel.world import PATIENT, Meeting, World
+from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.sizing import Sizing
 
 LOGGER = logging.getLogger(__name__)
 HOST = "127.0.0.1"

@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from penstock.router.app import RouterApp
-from penstock.router.fleet import ReplicaState
+from penstock.service.router.app import RouterApp
+from penstock.service.router.fleet import ReplicaState
 
 LASTED_S = 10.0
 """A process that ran this long was a good one."""

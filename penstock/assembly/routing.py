@@ -18,13 +18,13 @@ from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, bind, package_version
 from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import PenstockError
-from penstock.gateway.audit import AuditEntry, write_audit
-from penstock.gateway.gateway import Gateway
-from penstock.router.admin import AdminApi, Audit
-from penstock.router.app import RouterApp
-from penstock.router.fleet import LiveReplica
-from penstock.router.proxy.client import InboundConnection
-from penstock.router.trace import RouterTracer
+from penstock.service.gateway.audit import AuditEntry, write_audit
+from penstock.service.gateway.gateway import Gateway
+from penstock.service.router.admin import AdminApi, Audit
+from penstock.service.router.app import RouterApp
+from penstock.service.router.fleet import LiveReplica
+from penstock.service.router.proxy.client import InboundConnection
+from penstock.service.router.trace import RouterTracer
 
 WATCH_S = 1.0
 DROPPED_STATUS = 1

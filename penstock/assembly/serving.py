@@ -18,27 +18,27 @@ import uvicorn
 from penstock.assembly.banner import banner
 from penstock.assembly.integrity import ModelVerifier
 from penstock.config import EngineConfig, ServerConfig
-from penstock.engine.client import EngineClient
-from penstock.engine.spawn import Spawned
 from penstock.errors import ConfigError
 from penstock.log import say
-from penstock.server.app import make_app
-from penstock.server.front import Front
-from penstock.server.http.connection import Connection
-from penstock.server.http.large import keep_large_apart
-from penstock.server.http.record import TraceRecorder
-from penstock.server.http.trace import SpanTracer
-from penstock.server.jobs.endpoints import JobFloor
-from penstock.server.jobs.retention import keep_house
-from penstock.server.jobs.runner import BatchRunner
-from penstock.server.jobs.service import Jobs
-from penstock.server.responses.routes import resume_background
-from penstock.server.responses.service import make_responses
-from penstock.server.served import ServedModel, ServedModels
-from penstock.server.text import Text
-from penstock.server.threads import on_daemon_thread
-from penstock.store import jobs, responses
-from penstock.store.storage import open_storage
+from penstock.runtime.engine.client import EngineClient
+from penstock.runtime.engine.spawn import Spawned
+from penstock.service.server.app import make_app
+from penstock.service.server.front import Front
+from penstock.service.server.http.connection import Connection
+from penstock.service.server.http.large import keep_large_apart
+from penstock.service.server.http.record import TraceRecorder
+from penstock.service.server.http.trace import SpanTracer
+from penstock.service.server.jobs.endpoints import JobFloor
+from penstock.service.server.jobs.retention import keep_house
+from penstock.service.server.jobs.runner import BatchRunner
+from penstock.service.server.jobs.service import Jobs
+from penstock.service.server.responses.routes import resume_background
+from penstock.service.server.responses.service import make_responses
+from penstock.service.server.served import ServedModel, ServedModels
+from penstock.service.server.text import Text
+from penstock.service.server.threads import on_daemon_thread
+from penstock.service.store import jobs, responses
+from penstock.service.store.storage import open_storage
 
 LOGGER = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75

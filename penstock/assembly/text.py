@@ -5,12 +5,12 @@ from pathlib import Path
 
 from penstock.assembly.machines import is_arithmetic
 from penstock.console.progress import ProgressBar
-from penstock.files import ModelFiles, dummy_spec, no_words, open_files
-from penstock.formats.gguf import GgufFile
-from penstock.server.text import NO_CARD, ModelCard, Text
-from penstock.text.stream.styles import style_of_template
-from penstock.text.template.chat import ChatTemplate
-from penstock.text.tokenizer.byte_level import byte_tokenizer
+from penstock.runtime.files import ModelFiles, dummy_spec, no_words, open_files
+from penstock.runtime.formats.gguf import GgufFile
+from penstock.runtime.text.stream.styles import style_of_template
+from penstock.runtime.text.template.chat import ChatTemplate
+from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
+from penstock.service.server.text import NO_CARD, ModelCard, Text
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 PLAIN_TEMPLATE = (

@@ -15,11 +15,11 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from penstock import preload
 from penstock.assembly.machines import is_arithmetic, make_engine
-from penstock.engine.process import run_engine
-from penstock.engine.wire import decode_config
 from penstock.log import set_up
+from penstock.runtime import preload
+from penstock.runtime.engine.process import run_engine
+from penstock.runtime.engine.wire import decode_config
 
 MODEL = "--model="
 RANKS = "--ranks="

@@ -1,6 +1,6 @@
 """`penstock advise [TREE]`: walks a decision tree by questions on a terminal, or by answers on the command line.
 
-Also prints the checklists and the cheat sheet. What there is to say lies in `penstock.advise`.
+Also prints the checklists and the cheat sheet. What there is to say lies in `penstock.tools.advise`.
 """
 
 import sys
@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.advise import trees
-from penstock.advise.cheatsheet import LAYERS, LOOP, REMEDIES, cheatsheet_data
-from penstock.advise.checklists import CHECKLISTS, checklists_data
-from penstock.advise.tree import Advice, Question, Walk, place_data, tree_data, walk
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+from penstock.tools.advise import trees
+from penstock.tools.advise.cheatsheet import LAYERS, LOOP, REMEDIES, cheatsheet_data
+from penstock.tools.advise.checklists import CHECKLISTS, checklists_data
+from penstock.tools.advise.tree import Advice, Question, Walk, place_data, tree_data, walk
 
 
 @dataclass(frozen=True, slots=True)

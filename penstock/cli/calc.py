@@ -1,15 +1,15 @@
 """`penstock calc NAME`: a calculator's answer as a table, or as the JSON that pages draw.
 
-Each row of `penstock.calculate.table` is a command of its own; this only lays out what it hands back.
+Each row of `penstock.tools.calculate.table` is a command of its own; this only lays out what it hands back.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, NamedTuple
 
-from penstock.calculate.table import ALIASES, CALCULATORS, Calculator, calculate, find
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
+from penstock.tools.calculate.table import ALIASES, CALCULATORS, Calculator, calculate, find
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from penstock.console.speech import dimmed, shown, write_text
 from penstock.errors import RequestError
 
 if TYPE_CHECKING:
-    from penstock.llm import LLM
     from penstock.offline.completion import Completion
+    from penstock.offline.llm import LLM
 
 MAX_SEQUENCES = 4
 """One person talks; what rows cost is saved."""

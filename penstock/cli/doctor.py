@@ -1,6 +1,6 @@
 """`penstock doctor`: what is wrong with this machine, or with a server that runs, in which layer, and what to do.
 
-Looks and lays out; the judgements are `penstock.doctor`'s.
+Looks and lays out; the judgements are `penstock.tools.doctor`'s.
 """
 
 import errno
@@ -20,12 +20,12 @@ from typing import Any, Literal
 
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.console.show import print_json, print_table, printable
-from penstock.doctor.finding import Finding, Verdict
-from penstock.doctor.rule import Diagnosis, diagnose
-from penstock.doctor.rules import RULES
-from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
 from penstock.errors import ConfigError
 from penstock.metrics.page import Page, parse_page
+from penstock.tools.doctor.finding import Finding, Verdict
+from penstock.tools.doctor.rule import Diagnosis, diagnose
+from penstock.tools.doctor.rules import RULES
+from penstock.tools.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
 
 TIMEOUT_S = 5.0
 HASTY_S = 0.25
@@ -79,8 +79,8 @@ def run(config: Config) -> int:
 
 
 def _examine_machine(config: Config) -> int:
-    from penstock.doctor.checks import examine
-    from penstock.measure.environment import look_around
+    from penstock.tools.doctor.checks import examine
+    from penstock.tools.measure.environment import look_around
 
     findings = examine(look_around(config.port))
     if config.json:
@@ -182,9 +182,9 @@ class Floor:
 
     def __init__(self, config: Config) -> None:
         from penstock.cli.simulate.command import read_spec
-        from penstock.cost import hardware
-        from penstock.cost.precision import precision_of
-        from penstock.cost.roofline import NO_OVERHEAD, Roofline
+        from penstock.tools.cost import hardware
+        from penstock.tools.cost.precision import precision_of
+        from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline
 
         ceilings = hardware.find(config.hardware).achievable
         precision = precision_of(config.weights, "bf16", ceilings)
@@ -192,7 +192,7 @@ class Floor:
 
     def step_s(self, signs: Signs) -> float:
         """A mean step: the sequences it gave tokens to, each with its share of the cache, and the prompt tokens it took."""
-        from penstock.core.batch import Batch, Chunk
+        from penstock.runtime.core.batch import Batch, Chunk
 
         steps_per_s = signs.steps_per_s
         per_step = signs.output_tokens_per_s / steps_per_s if steps_per_s > 0 else signs.num_running

@@ -92,7 +92,7 @@ def _drafts(config: Config, text: str) -> int:
     engine = EngineConfig(config.model, config.cache, config.scheduler, config.parallel, speculation)
     with open_llm(engine) as llm:
         from penstock.assembly.speculation.training import trial_drafter
-        from penstock.measure.drafts import measure_drafts
+        from penstock.tools.measure.drafts import measure_drafts
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens or DEFAULT_CONTEXT]
         others = {name: trial_drafter(llm, name, token_ids) for name in config.drafter}

@@ -13,8 +13,8 @@ from penstock.cli.sampling import SamplingConfig
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.progress import ProgressBar
 from penstock.console.speech import dimmed, write_text
-from penstock.core.request import SamplingParams
 from penstock.errors import ConfigError
+from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.offline.completion import Completion, Update

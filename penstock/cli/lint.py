@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from penstock.advise.lint import Setup, findings_data, lint, setup_of
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+from penstock.tools.advise.lint import Setup, findings_data, lint, setup_of
 
 FOUND_STATUS = 1
 MAX_BYTES = 1 << 20
@@ -69,7 +69,7 @@ def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def read_setup(values: Mapping[str, Any]) -> Setup:
     """What the rules look at; an SLO in words and lengths as distributions are read here."""
     from penstock.cli.bench.config import parse_slo
-    from penstock.workload import lengths
+    from penstock.tools.workload import lengths
 
     known = dict(values)
     if isinstance(known.get("slo"), str):

@@ -6,11 +6,11 @@ from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from penstock.llm import LLM
+    from penstock.offline.llm import LLM
 
 
 def open_llm(config: EngineConfig) -> "LLM":
-    from penstock.llm import LLM
+    from penstock.offline.llm import LLM
 
     with ProgressBar() as progress:
         return LLM(config.model.model, config=config, progress=progress)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, configure
 from penstock.console.output import check_writable, write_file
 from penstock.errors import ConfigError
-from penstock.measure.this_machine import NAME as THIS_MACHINE
-from penstock.measure.this_machine import all_reduce_path, cache_folder, find_hardware, machine_facts
+from penstock.tools.measure.this_machine import NAME as THIS_MACHINE
+from penstock.tools.measure.this_machine import all_reduce_path, cache_folder, find_hardware, machine_facts
 
 if TYPE_CHECKING:
-    from penstock.cost.profile import Profile
-    from penstock.measure.accuracy import AccuracyComparison
-    from penstock.measure.calibration import Calibration
+    from penstock.tools.cost.profile import Profile
+    from penstock.tools.measure.accuracy import AccuracyComparison
+    from penstock.tools.measure.calibration import Calibration
 
 MAX_LOG_BYTES = 1 << 30
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
@@ -84,8 +84,8 @@ def default_path(profile: "Profile", suffix: str) -> Path:
 
 def _from_log(path: Path) -> "Profile":
     """A profile of a live server, from the steps it logged."""
-    from penstock.cost.fitting import fit_steps
-    from penstock.cost.profile import Profile, read_steps
+    from penstock.tools.cost.fitting import fit_steps
+    from penstock.tools.cost.profile import Profile, read_steps
 
     try:
         if path.stat().st_size > MAX_LOG_BYTES:
@@ -106,11 +106,11 @@ def _measured(config: Config) -> "Profile":
     """Torch is imported here and not before."""
     from penstock.assembly.engine import load, make_engine, size
     from penstock.console.progress import ProgressBar
-    from penstock.cost.fitting import fit_steps
-    from penstock.cost.profile import Profile
-    from penstock.measure.calibration import Calibration, StepRecorder
-    from penstock.measure.profiles import Measuring
-    from penstock.measure.ranks import keep_all_reduce, measure_all_reduce
+    from penstock.tools.cost.fitting import fit_steps
+    from penstock.tools.cost.profile import Profile
+    from penstock.tools.measure.calibration import Calibration, StepRecorder
+    from penstock.tools.measure.profiles import Measuring
+    from penstock.tools.measure.ranks import keep_all_reduce, measure_all_reduce
 
     facts = machine_facts()
     all_reduce = measure_all_reduce(facts)
@@ -145,14 +145,14 @@ def _measured(config: Config) -> "Profile":
 
 def back_test(profile: "Profile", config: Config, calibration: "Calibration") -> "AccuracyComparison":
     """Some seconds of chats that come at random, served and simulated: by a machine as fast and as even as it was meanwhile."""
-    from penstock.cost.fitting import slowdowns_along
-    from penstock.measure.accuracy import AccuracyComparison, MeasuredRun, measure, predict
-    from penstock.measure.calibration import CalibrationPieces
-    from penstock.measure.profiles import fleet_of
-    from penstock.sim.simulation import simulate
-    from penstock.workload.arrivals import AtOnce, Poisson
-    from penstock.workload.lengths import Uniform
-    from penstock.workload.workload import Recipe
+    from penstock.tools.cost.fitting import slowdowns_along
+    from penstock.tools.measure.accuracy import AccuracyComparison, MeasuredRun, measure, predict
+    from penstock.tools.measure.calibration import CalibrationPieces
+    from penstock.tools.measure.profiles import fleet_of
+    from penstock.tools.sim.simulation import simulate
+    from penstock.tools.workload.arrivals import AtOnce, Poisson
+    from penstock.tools.workload.lengths import Uniform
+    from penstock.tools.workload.workload import Recipe
 
     limits = calibration.engine.scheduler.limits
     longest = min(limits.max_context // 2, 300)
@@ -174,7 +174,7 @@ def back_test(profile: "Profile", config: Config, calibration: "Calibration") ->
 
 def _print(profile: "Profile", path: Path) -> None:
     from penstock.console.show import print_table, printable
-    from penstock.measure.accuracy import moment_rows
+    from penstock.tools.measure.accuracy import moment_rows
 
     fitted, measuring, sizing = profile.fitted, profile.measuring, profile.sizing
     machine = f"{profile.machine.get('processor')}, {profile.machine.get('num_processors')} processors"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from secrets import randbits
 
-from penstock.core.request import SamplingParams
+from penstock.runtime.core.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

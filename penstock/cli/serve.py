@@ -19,7 +19,7 @@ from penstock.config import (
     SpeculationConfig,
 )
 from penstock.errors import ConfigError
-from penstock.server.pool.config import PoolConfig, keep_alive_of
+from penstock.service.server.pool.config import PoolConfig, keep_alive_of
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 ADMIN_VARIABLE = "PENSTOCK_ADMIN_KEY"
@@ -56,8 +56,8 @@ def run(config: Config) -> int:
         return run_replicas(config)
     if config.pool.is_asked:
         return run_pool(config)
-    from penstock.engine.spawn import Spawned
     from penstock.log import set_up
+    from penstock.runtime.engine.spawn import Spawned
 
     model = config.model.model
     command = worker_command(config, model)
@@ -74,7 +74,7 @@ def run(config: Config) -> int:
 
 
 def worker_command(config: Config, model: str) -> list[str]:
-    from penstock.models.ranks import Ranks
+    from penstock.runtime.models.ranks import Ranks
 
     command = [sys.executable, "-m", "penstock.assembly.worker", f"--model={model}"]
     asked = config.parallel
@@ -92,8 +92,8 @@ def run_pool(config: Config) -> int:
     from penstock.assembly.pool import PooledEngines, budget_of, entries_of, fetch_all
     from penstock.assembly.serving import serve_engines
     from penstock.log import set_up
-    from penstock.measure.environment import ProcessorGroup, read_meminfo
-    from penstock.measure.this_machine import machine_facts
+    from penstock.tools.measure.environment import ProcessorGroup, read_meminfo
+    from penstock.tools.measure.this_machine import machine_facts
 
     if config.step_log is not None:
         raise ConfigError("--step-log is written by one engine; leave it out where there are several models")

@@ -13,9 +13,9 @@ from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.llm import LLM
-    from penstock.train.examples import Example
-    from penstock.train.record import Transcript
+    from penstock.offline.llm import LLM
+    from penstock.runtime.train.examples import Example
+    from penstock.runtime.train.record import Transcript
 
 LEAST_PROMPTS = 10
 ASKED = 400
@@ -69,7 +69,7 @@ def run(config: Config) -> int:
     is_kept = config.examples is not None and config.examples.exists()
     if len(prompts) + num_asked < LEAST_PROMPTS and not is_kept:
         raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or --asked {ASKED}")
-    from penstock.train.folder import make_folder
+    from penstock.runtime.train.folder import make_folder
 
     make_folder(config.out)
     cache = CacheConfig(prefix_caching=False)
@@ -108,7 +108,7 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
 
 def ask(llm: "LLM", count: int) -> list[str]:
     """Questions of the model's own: where its template has the user speak, it is let speak."""
-    from penstock.core.request import SamplingParams
+    from penstock.runtime.core.request import SamplingParams
 
     if llm.files.chat_template is None:
         raise ConfigError(f"{llm.files.name} was not made to chat and asks nothing; give prompts with --text")
@@ -125,7 +125,7 @@ def ask(llm: "LLM", count: int) -> list[str]:
 
 def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcript]":
     """The model's own answers, as a chat where it was made for that; many at once."""
-    from penstock.core.request import SamplingParams
+    from penstock.runtime.core.request import SamplingParams
 
     params = SamplingParams(temperature=config.temperature, seed=1, max_tokens=config.answer_tokens)
     tokens = [llm.chat_tokens(prompt) for prompt in prompts]
@@ -145,7 +145,7 @@ def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcri
 def _examples(llm: "LLM", prompts: list[str], num_asked: int, config: Config) -> "list[Example]":
     """Answers with the states they were given in: from the file of an earlier run, or new ones, kept there if one is named."""
     from penstock.assembly.speculation.training import listen
-    from penstock.train.examples import read_examples, write_examples
+    from penstock.runtime.train.examples import read_examples, write_examples
 
     if config.examples is not None and config.examples.exists():
         return read_examples(config.examples, llm.files.fingerprint, llm.spec.hidden_size)

@@ -10,8 +10,8 @@ TPOT = (E2E - TTFT) / (tokens - 1). A request of several choices counts tokens a
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from penstock.core.batch import Delta, Fault, Finish
 from penstock.metrics.histogram import Histogram
+from penstock.runtime.core.batch import Delta, Fault, Finish
 
 
 class Outcome(StrEnum):

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from penstock.core.request import MAX_LOGPROBS
 from penstock.errors import RequestError
+from penstock.runtime.core.request import MAX_LOGPROBS
 
 TokenIds = tuple[int, ...]
 Ranked = Sequence[tuple[int, float]]

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.core.batch import Delta, Fault, Finish, FinishReason, Logprob, PrefixHit
-from penstock.core.request import Request
 from penstock.errors import CapacityError, EngineError, PenstockError, RequestError
-from penstock.text.stream.segments import ToolCallArguments, ToolCallStart
-from penstock.text.stream.stream import TextDelta, TextStream
+from penstock.runtime.core.batch import Delta, Fault, Finish, FinishReason, Logprob, PrefixHit
+from penstock.runtime.core.request import Request
+from penstock.runtime.text.stream.segments import ToolCallArguments, ToolCallStart
+from penstock.runtime.text.stream.stream import TextDelta, TextStream
 
 Prompt = str | Sequence[int]
 

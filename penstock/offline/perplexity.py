@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from penstock.errors import RequestError
-from penstock.llm import LLM
+from penstock.offline.llm import LLM
 
 WINDOWS_AT_ONCE = 8
 """Enough to fill a batch, few enough that what is held does not grow with the text."""

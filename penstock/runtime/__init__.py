@@ -1,4 +1,1 @@
-"""Runs a `Batch` on one device. Sole home of tensors that outlive a step.
-
-Fed by batches alone; knows no request queue and no text.
-"""
+"""One model on one machine: from frozen weights to tokens. Imports nothing of service or tools."""

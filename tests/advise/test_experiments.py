@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from penstock.advise.experiments import BASE, EXPERIMENTS, experiments_data, merged_flags
 from penstock.cli.simulate import command
 from penstock.console.args import build, parse
-from penstock.sim.queueing import queue_figures
-from penstock.sim.simulation import simulate
+from penstock.tools.advise.experiments import BASE, EXPERIMENTS, experiments_data, merged_flags
+from penstock.tools.sim.queueing import queue_figures
+from penstock.tools.sim.simulation import simulate
 
 BY_ID = {one.id: one for one in EXPERIMENTS}
 

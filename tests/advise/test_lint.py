@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from penstock.advise.lint import RULES, Setup, lint, rules_data, setup_of
 from penstock.cli.main import main
+from penstock.tools.advise.lint import RULES, Setup, lint, rules_data, setup_of
 
 SOUND = {
     "model": "llama-3.1-8b",

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from penstock.advise.quizzes import AREAS, ITEMS, questions, quizzes_data
 from penstock.errors import ConfigError
+from penstock.tools.advise.quizzes import AREAS, ITEMS, questions, quizzes_data
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=lambda item: item.id)

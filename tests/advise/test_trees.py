@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
-from penstock.advise.tree import Advice, Question, leaves, tree_data, walk
-from penstock.advise.trees import TREES
 from penstock.cli.main import COMMANDS, main
 from penstock.console.args import parse
 from penstock.errors import ConfigError
+from penstock.tools.advise.tree import Advice, Question, leaves, tree_data, walk
+from penstock.tools.advise.trees import TREES
 
 
 def ways(place, so_far=()):

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.assembly.engine import check_heads
 from penstock.errors import ConfigError
-from penstock.models.catalog import find
+from penstock.runtime.models.catalog import find
 
 
 @pytest.mark.parametrize(("head_dim", "fits"), [(4, False), (15, False), (16, True), (128, True)])

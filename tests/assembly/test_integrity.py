@@ -7,7 +7,7 @@ import pytest
 from penstock.assembly import integrity
 from penstock.assembly.integrity import Canary, damage_of
 from penstock.cli.main import main
-from penstock.formats.store import StoreEntry, commit, record_files, temporary_directory
+from penstock.runtime.formats.store import StoreEntry, commit, record_files, temporary_directory
 
 
 @pytest.fixture

@@ -3,19 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
-from penstock.bench.client.answer import Answer, ReportedUsage
-from penstock.bench.client.counters import Counters
-from penstock.bench.client.health import Health
-from penstock.bench.client.prompts import PromptWords, Segment
-from penstock.bench.client.target import ServerDialect, TargetServer
-from penstock.bench.knee import Knee
-from penstock.bench.load import MeasuredLoad
-from penstock.bench.plan import Ask, TrafficPlan, Turn
-from penstock.bench.report.figures import Figures, figures_of
-from penstock.bench.report.flags import flags_of
-from penstock.bench.report.report import report_of
-from penstock.bench.session import BenchRun
 from penstock.metrics.summary import Slo
+from penstock.tools.bench.client.answer import Answer, ReportedUsage
+from penstock.tools.bench.client.counters import Counters
+from penstock.tools.bench.client.health import Health
+from penstock.tools.bench.client.prompts import PromptWords, Segment
+from penstock.tools.bench.client.target import ServerDialect, TargetServer
+from penstock.tools.bench.knee import Knee
+from penstock.tools.bench.load import MeasuredLoad
+from penstock.tools.bench.plan import Ask, TrafficPlan, Turn
+from penstock.tools.bench.report.figures import Figures, figures_of
+from penstock.tools.bench.report.flags import flags_of
+from penstock.tools.bench.report.report import report_of
+from penstock.tools.bench.session import BenchRun
 
 TARGET = TargetServer("model", "chat", ServerDialect(), PromptWords((" a",), (1.0,), overhead=2), True, True, "stub")
 HEALTHY = Health(lag_p50_s=0.0001, lag_p99_s=0.001, lag_max_s=0.002, cpu_fraction=0.1)

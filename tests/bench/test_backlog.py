@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from penstock.bench.report.backlog import Backlog
+from penstock.tools.bench.report.backlog import Backlog
 
 
 def queue(seed: int, rate: float, service_s: float, servers: int, end_s: float = 60.0) -> Backlog:

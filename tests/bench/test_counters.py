@@ -1,6 +1,6 @@
 """Laws of a server's counters: known names are summed over labels, growth is told, a restart is not mistaken for it."""
 
-from penstock.bench.client.counters import Counters, parse_counters
+from penstock.tools.bench.client.counters import Counters, parse_counters
 
 TEXT = """# HELP vllm:prefix_cache_hits_total hits
 vllm:prefix_cache_hits_total{engine="0"} 16.0

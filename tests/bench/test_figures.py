@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.client.answer import Answer, AnswerReader, ReportedUsage
-from penstock.bench.client.counters import Counters
-from penstock.bench.client.health import Health
-from penstock.bench.client.prompts import Segment
-from penstock.bench.plan import Ask, TrafficPlan, Turn
-from penstock.bench.report.figures import FORMULAS, figures_of, row_of
-from penstock.bench.report.flags import flags_of
 from penstock.metrics.summary import Slo
 from penstock.metrics.timeline import Outcome
+from penstock.tools.bench.client.answer import Answer, AnswerReader, ReportedUsage
+from penstock.tools.bench.client.counters import Counters
+from penstock.tools.bench.client.health import Health
+from penstock.tools.bench.client.prompts import Segment
+from penstock.tools.bench.plan import Ask, TrafficPlan, Turn
+from penstock.tools.bench.report.figures import FORMULAS, figures_of, row_of
+from penstock.tools.bench.report.flags import flags_of
 from tests.bench.figures import COUNT, HEALTHY, TARGET, answer, figures, measured
 
 

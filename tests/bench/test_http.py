@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.client.http import Client, TransportError, address_of
 from penstock.errors import ConfigError
+from penstock.tools.bench.client.http import Client, TransportError, address_of
 from tests.bench.stub import Stub
 
 

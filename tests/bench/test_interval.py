@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from penstock.bench.report.interval import difference, interval
+from penstock.tools.bench.report.interval import difference, interval
 
 
 def test_known_intervals():

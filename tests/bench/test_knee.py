@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.knee import LEAST_RATE, MOST_RATE, MOST_TRIALS, Knee, Trial, find_knee
 from penstock.errors import ConfigError
+from penstock.tools.bench.knee import LEAST_RATE, MOST_RATE, MOST_TRIALS, Knee, Trial, find_knee
 
 
 def search(limit: float, start: float, trusted_below: float = float("inf"), **options) -> Knee:

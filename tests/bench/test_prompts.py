@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.client.prompts import WORDS, PromptWords, Segment
-from penstock.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
 from penstock.errors import ConfigError
-from penstock.workload.arrivals import Poisson
-from penstock.workload.lengths import Uniform
-from penstock.workload.trace import TraceRow, trace_of_rows
-from penstock.workload.workload import Conversation, Recipe, SharedPrefix
+from penstock.tools.bench.client.prompts import WORDS, PromptWords, Segment
+from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
+from penstock.tools.workload.arrivals import Poisson
+from penstock.tools.workload.lengths import Uniform
+from penstock.tools.workload.trace import TraceRow, trace_of_rows
+from penstock.tools.workload.workload import Conversation, Recipe, SharedPrefix
 
 PLAIN = PromptWords(
     tuple(f" {word}" for word in WORDS), (1.0,) * len(WORDS), nonce="n", token_ids=tuple(range(100, 400))

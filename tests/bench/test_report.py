@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from penstock.bench.knee import Knee, Trial
-from penstock.bench.report.compare import compare, read_report
-from penstock.bench.report.page import page_of
-from penstock.bench.report.plot import HEIGHT, LEFT, RIGHT, WIDTH, Line, plot
-from penstock.bench.report.report import HEADLINES, facts_of, figure, knee_words, merged_flags
 from penstock.errors import ConfigError
+from penstock.tools.bench.knee import Knee, Trial
+from penstock.tools.bench.report.compare import compare, read_report
+from penstock.tools.bench.report.page import page_of
+from penstock.tools.bench.report.plot import HEIGHT, LEFT, RIGHT, WIDTH, Line, plot
+from penstock.tools.bench.report.report import HEADLINES, facts_of, figure, knee_words, merged_flags
 from tests.bench.figures import COUNT, HEALTHY, answer, measured, report, run
 
 

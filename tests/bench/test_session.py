@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.client.http import Client, address_of
-from penstock.bench.client.target import Route, find_target
-from penstock.bench.knee import MOST_TRIALS, Knee
-from penstock.bench.load import LoadProgress, LoadShape
-from penstock.bench.plan import TrafficPlan, plan_of_recipe
-from penstock.bench.session import BenchRun, KneeGoal, Session
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
-from penstock.workload.arrivals import AtOnce, Constant, Poisson
-from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import Conversation, Recipe, SharedPrefix
+from penstock.tools.bench.client.http import Client, address_of
+from penstock.tools.bench.client.target import Route, find_target
+from penstock.tools.bench.knee import MOST_TRIALS, Knee
+from penstock.tools.bench.load import LoadProgress, LoadShape
+from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe
+from penstock.tools.bench.session import BenchRun, KneeGoal, Session
+from penstock.tools.workload.arrivals import AtOnce, Constant, Poisson
+from penstock.tools.workload.lengths import Fixed, Uniform
+from penstock.tools.workload.workload import Conversation, Recipe, SharedPrefix
 from tests.bench.stub import TEMPLATE_TOKENS, Stub
 
 RECIPE = Recipe(AtOnce(), Uniform(20, 60), Uniform(2, 9), num_requests=40)

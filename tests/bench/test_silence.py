@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.bench.client.answer import Answer
-from penstock.bench.client.silence import GONE_S, LEAST_LOST, LEAST_S, silence_of
-from penstock.bench.report.flags import flags_of
+from penstock.tools.bench.client.answer import Answer
+from penstock.tools.bench.client.silence import GONE_S, LEAST_LOST, LEAST_S, silence_of
+from penstock.tools.bench.report.flags import flags_of
 from tests.bench.figures import COUNT, answer, figures, measured
 
 

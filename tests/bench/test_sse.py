@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.client import sse
-from penstock.bench.client.sse import EventParser
 from penstock.errors import EngineError
+from penstock.tools.bench.client import sse
+from penstock.tools.bench.client.sse import EventParser
 
 STREAM = 'data: {"a":1}\n\n: ping\nevent: x\ndata:two\ndata:  lines\n\n\nid: 7\ndata: \n\ndata: ü€\n\ndata: [DONE]\n\ndata: cut'
 EVENTS = [b'{"a":1}', b"two\n lines", b"", "ü€".encode(), b"[DONE]"]

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from penstock.calculate.table import ALIASES, CALCULATORS, calculate, describe, find, inputs_of
 from penstock.cli.main import main
 from penstock.errors import ConfigError
+from penstock.tools.calculate.table import ALIASES, CALCULATORS, calculate, describe, find, inputs_of
 
 EXAMPLES = {
     "throughput": {

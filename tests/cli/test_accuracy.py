@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cost.measured import MeasuredCost
-from penstock.cost.replay import Replay
-from penstock.cost.slowdown import Slowdown
-from penstock.engine.engine import Engine
-from penstock.engine.scripted import ScriptedRunner
-from penstock.measure.accuracy import AccuracyComparison, MeasuredRun, Measurement, figures_of, measure, predict
-from penstock.sizing import make_scheduler
-from penstock.workload.arrivals import Constant
-from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import Recipe
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.scripted import ScriptedRunner
+from penstock.runtime.sizing import make_scheduler
+from penstock.tools.cost.measured import MeasuredCost
+from penstock.tools.cost.replay import Replay
+from penstock.tools.cost.slowdown import Slowdown
+from penstock.tools.measure.accuracy import AccuracyComparison, MeasuredRun, Measurement, figures_of, measure, predict
+from penstock.tools.workload.arrivals import Constant
+from penstock.tools.workload.lengths import Fixed, Uniform
+from penstock.tools.workload.workload import Recipe
 from tests.cost.test_measured import FITTED
 from tests.sim.fleets import make_fleet
 

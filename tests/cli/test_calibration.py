@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
-from penstock.core.features import Features, StepTime
-from penstock.engine.engine import Engine
-from penstock.engine.scripted import ScriptedRunner
-from penstock.measure.calibration import (
+from penstock.runtime.core.features import Features, StepTime
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.scripted import ScriptedRunner
+from penstock.runtime.sizing import make_scheduler
+from penstock.tools.measure.calibration import (
     BATCHES,
     LONG_PROMPTS,
     NUM_RATES,
@@ -19,7 +20,6 @@ from penstock.measure.calibration import (
     CalibrationSample,
     StepRecorder,
 )
-from penstock.sizing import make_scheduler
 from tests.sim.fleets import make_fleet
 
 

@@ -20,12 +20,12 @@ import pytest
 from penstock.cli import doctor
 from penstock.cli.doctor import Config
 from penstock.cli.main import main
-from penstock.doctor.checks import CHECKS
-from penstock.doctor.rules import RULES
-from penstock.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE
 from penstock.errors import ConfigError
-from penstock.measure import environment
-from penstock.measure.environment import ProcessorGroup, look_around, read_meminfo, torch_cuda
+from penstock.tools.doctor.checks import CHECKS
+from penstock.tools.doctor.rules import RULES
+from penstock.tools.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE
+from penstock.tools.measure import environment
+from penstock.tools.measure.environment import ProcessorGroup, look_around, read_meminfo, torch_cuda
 from tests.server.serving import ROOT, serving
 
 VLLM_PAGE = b"""

@@ -3,13 +3,13 @@
 import time
 
 from penstock.config import configure
-from penstock.engine.engine import Engine
-from penstock.engine.scripted import ScriptedRunner
-from penstock.measure.live import Disturbance, serve_live
-from penstock.sizing import make_scheduler
-from penstock.workload.arrivals import Constant
-from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import Recipe
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.scripted import ScriptedRunner
+from penstock.runtime.sizing import make_scheduler
+from penstock.tools.measure.live import Disturbance, serve_live
+from penstock.tools.workload.arrivals import Constant
+from penstock.tools.workload.lengths import Fixed, Uniform
+from penstock.tools.workload.workload import Recipe
 from tests.sim.fleets import make_fleet
 
 WORKLOAD = Recipe(Constant(200.0), Uniform(4, 40), Fixed(6), 40, vocab_size=50).make(3)

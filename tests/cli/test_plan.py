@@ -17,17 +17,17 @@ from penstock.cli.plan.verify import candidate_of, config_of, predict, read_plan
 from penstock.cli.simulate import command as simulate
 from penstock.console import config_file
 from penstock.console.args import build, parse
-from penstock.cost.hardware import find as find_hardware
-from penstock.cost.layout import Layout
-from penstock.cost.precision import Precision
 from penstock.errors import ConfigError
-from penstock.formats.hub import default_cache
-from penstock.formats.source import parse_source
-from penstock.formats.store import StoreEntry, commit, record_files, temporary_directory
-from penstock.models.catalog import find as find_model
-from penstock.planner.candidate import Candidate
-from penstock.planner.money import HOURS_PER_MONTH
-from penstock.sizing import Sizing
+from penstock.runtime.formats.hub import default_cache
+from penstock.runtime.formats.source import parse_source
+from penstock.runtime.formats.store import StoreEntry, commit, record_files, temporary_directory
+from penstock.runtime.models.catalog import find as find_model
+from penstock.runtime.sizing import Sizing
+from penstock.tools.cost.hardware import find as find_hardware
+from penstock.tools.cost.layout import Layout
+from penstock.tools.cost.precision import Precision
+from penstock.tools.planner.candidate import Candidate
+from penstock.tools.planner.money import HOURS_PER_MONTH
 from tests.cli.test_simulate import SHAPE
 from tests.cost.test_profile import PROFILE
 

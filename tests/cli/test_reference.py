@@ -1,8 +1,8 @@
 """The reference pages are made from the code: every command, route, metric and kind of error stands in them."""
 
 from penstock.cli.main import COMMANDS
-from penstock.server.app import ROUTES
-from penstock.server.http.faults import ErrorKind
+from penstock.service.server.app import ROUTES
+from penstock.service.server.http.faults import ErrorKind
 from tools import reference
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.console.show import print_json, print_table, printable
-from penstock.models import catalog
+from penstock.runtime.models import catalog
 
 
 def test_json_reads_back_and_holds_no_number_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:

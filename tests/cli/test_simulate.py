@@ -8,7 +8,7 @@ from penstock.cli.main import main
 from penstock.cli.simulate import command
 from penstock.cli.simulate.techniques import Techniques
 from penstock.console.args import build
-from penstock.cost.hardware import Link
+from penstock.tools.cost.hardware import Link
 
 SMALL = ("--num-requests", "40", "--rate", "20", "--answers", "5-60")
 

@@ -8,7 +8,7 @@ import torch
 from penstock.cli.main import main
 from penstock.cli.train_draft import read_prompts
 from penstock.errors import ConfigError
-from penstock.train.examples import Example, read_examples, write_examples
+from penstock.runtime.train.examples import Example, read_examples, write_examples
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:

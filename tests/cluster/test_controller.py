@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from penstock.cluster.controller import Controller, ReplicaPhase
-from penstock.cluster.replica import ServerReport
 from penstock.errors import ConfigError
-from penstock.sim.scaling import Scaling
+from penstock.service.cluster.controller import Controller, ReplicaPhase
+from penstock.service.cluster.replica import ServerReport
+from penstock.tools.sim.scaling import Scaling
 
 STARTING = ServerReport("http://127.0.0.1:1", False, None, 1.0, (), "127.0.0.1", "")
 READY = STARTING._replace(is_ready=True, start_s=4.0, parts=(("begin the process", 1.0), ("load the model", 3.0)))

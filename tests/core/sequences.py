@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
-from penstock.core.blocks import BlockPool
-from penstock.core.sequence import Sequence
+from penstock.runtime.core.blocks import BlockPool
+from penstock.runtime.core.sequence import Sequence
 from tests.engine.answers import make_request
 
 _numbers = count(1)

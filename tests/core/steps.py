@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from penstock.core.batch import Batch, Chunk, Delta, StepOutput
-from penstock.core.order import ORDERS
-from penstock.core.scheduler import Scheduler
-from penstock.core.sequence import Sequence
+from penstock.runtime.core.batch import Batch, Chunk, Delta, StepOutput
+from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.core.sequence import Sequence
 from tests.engine.answers import LIMITS, make_request
 
 

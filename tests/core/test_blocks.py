@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from penstock.core import blocks
-from penstock.core.blocks import BlockPool, Match
-from penstock.core.prefix import Namespace, block_hash, packed
+from penstock.runtime.core import blocks
+from penstock.runtime.core.blocks import BlockPool, Match
+from penstock.runtime.core.prefix import Namespace, block_hash, packed
 from tests.core.sequences import compute, make_sequence
 
 

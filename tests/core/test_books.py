@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.blocks import BlockPool
+from penstock.runtime.core.blocks import BlockPool
 from tests.core.sequences import compute, make_sequence
 
 

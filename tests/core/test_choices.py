@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.batch import Delta, Fault, Finish, FinishReason
+from penstock.runtime.core.batch import Delta, Fault, Finish, FinishReason
 from tests.core.steps import add, finish, inside, make_scheduler, output_of, running, step
 
 

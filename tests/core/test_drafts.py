@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.core.batch import Finish, FinishReason, Logprob, StepOutput
-from penstock.core.batching import STATIC
-from penstock.core.scheduler import Scheduler
+from penstock.runtime.core.batch import Finish, FinishReason, Logprob, StepOutput
+from penstock.runtime.core.batching import STATIC
+from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running
 from tests.engine.answers import LIMITS
 

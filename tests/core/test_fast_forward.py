@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.core.batch import FinishReason, StepOutput
-from penstock.core.request import Request, SamplingParams
+from penstock.runtime.core.batch import FinishReason, StepOutput
+from penstock.runtime.core.request import Request, SamplingParams
 from tests.core.steps import add, make_scheduler, running
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.batch import Batch, Chunk
-from penstock.core.features import Features, features_of
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.features import Features, features_of
 
 CHUNKS = st.builds(
     lambda start, length, samples, num_drafts: Chunk(

@@ -1,7 +1,7 @@
 """Steps on their way know whom they compute, and who has left since."""
 
-from penstock.core.batch import Batch, Chunk
-from penstock.core.flights import Flights
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.flights import Flights
 from tests.core.sequences import make_sequence
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.limits import Limits
 from penstock.errors import RequestError
+from penstock.runtime.core.limits import Limits
 from tests.engine.answers import LIMITS, make_request
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.prefix import Namespace, packed
+from penstock.runtime.core.prefix import Namespace, packed
 from tests.engine.answers import LIMITS, assert_right, drain, make_engine, make_request
 from tests.engine.workloads import make_workload
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.core import blocks
-from penstock.core.blocks import BlockPool
+from penstock.runtime.core import blocks
+from penstock.runtime.core.blocks import BlockPool
 from tests.core.sequences import compute, make_sequence
 from tests.core.steps import add, finish, inside, make_scheduler, output_of, step
 from tests.engine.answers import drain, make_engine, make_request

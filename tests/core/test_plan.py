@@ -1,6 +1,6 @@
 """A step being put together. Laws of whole steps are in `test_scheduler`, `test_preemption` and `test_sharing`."""
 
-from penstock.core.plan import StepPlan
+from penstock.runtime.core.plan import StepPlan
 from tests.core.steps import fill, make_scheduler, running
 
 

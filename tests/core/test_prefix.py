@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
+from penstock.runtime.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
 
 NAMES = st.text(st.characters(max_codepoint=0x2FF), max_size=4) | st.sampled_from(["\ud800", "ab", "a", "b", "\0"])
 NAMESPACES = st.builds(Namespace, NAMES, NAMES)

@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from penstock.core.batch import Batch
-from penstock.core.batching import CONTINUOUS, STATIC, dynamic
-from penstock.core.limits import Limits
-from penstock.core.order import ORDERS
-from penstock.core.request import Request
-from penstock.core.scheduler import Scheduler
 from penstock.errors import RequestError
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.request import Request
+from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import output_of
 from tests.engine.answers import make_request
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.request import MAX_CHOICES, MAX_TOKEN_LIST, Request, SamplingParams
 from penstock.errors import RequestError
+from penstock.runtime.core.request import MAX_CHOICES, MAX_TOKEN_LIST, Request, SamplingParams
 
 NAN, INF = math.nan, math.inf
 HUGE = (2**64, 10**5000, -(10**5000), 1e308, -1e308)

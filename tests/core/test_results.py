@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.batch import Fault, Finish, FinishReason, Logprob
+from penstock.runtime.core.batch import Fault, Finish, FinishReason, Logprob
 from tests.core.steps import add, fill, finish, inside, make_scheduler, output_of, running, step
 from tests.engine.answers import make_request
 

@@ -4,10 +4,10 @@ from itertools import permutations
 
 import pytest
 
-from penstock.core.batching import CONTINUOUS, dynamic
-from penstock.core.blocks import BlockPool
-from penstock.core.order import Queue, by_arrival
-from penstock.core.roster import Roster
+from penstock.runtime.core.batching import CONTINUOUS, dynamic
+from penstock.runtime.core.blocks import BlockPool
+from penstock.runtime.core.order import Queue, by_arrival
+from penstock.runtime.core.roster import Roster
 from tests.core.sequences import make_sequence
 from tests.engine.answers import LIMITS
 

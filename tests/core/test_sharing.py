@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from penstock.core.batch import Batch
-from penstock.core.limits import Limits
-from penstock.core.order import ORDERS
-from penstock.core.request import Request
-from penstock.core.scheduler import Scheduler
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.request import Request
+from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import inside, make_scheduler, output_of, planned, step
 from tests.engine.answers import make_request
 

@@ -20,16 +20,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.core.batch import Batch, FinishReason, StepOutput
-from penstock.core.batching import CONTINUOUS, STATIC, dynamic
-from penstock.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
-from penstock.core.limits import Limits
-from penstock.core.order import ORDERS
-from penstock.core.request import Request
-from penstock.core.scheduler import Scheduler
-from penstock.core.sequence import Sequence
-from penstock.engine.oracle import EMPTY, OracleRunner
 from penstock.errors import CapacityError, RequestError
+from penstock.runtime.core.batch import Batch, FinishReason, StepOutput
+from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.request import Request
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.core.sequence import Sequence
+from penstock.runtime.engine.oracle import EMPTY, OracleRunner
 from tests.engine.answers import VOCAB_SIZE, Answers, expected, make_request
 
 MAX_AHEAD = 3

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.cost.hardware import ALIASES, HARDWARE, Ceilings, Flops, find
 from penstock.errors import ConfigError
+from penstock.tools.cost.hardware import ALIASES, HARDWARE, Ceilings, Flops, find
 
 
 def test_ridges_are_those_of_the_textbook():

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.batch import Batch, Chunk
-from penstock.cost.cost import moved
-from penstock.cost.hardware import HARDWARE, Link, find
-from penstock.cost.layout import Layout, all_reduce_s, spanning_all_reduce_s
-from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
-from penstock.cost.precision import Precision
-from penstock.cost.roofline import NO_OVERHEAD, Roofline, roofline
 from penstock.errors import ConfigError
-from penstock.models import catalog
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.models import catalog
+from penstock.tools.cost.cost import moved
+from penstock.tools.cost.hardware import HARDWARE, Link, find
+from penstock.tools.cost.layout import Layout, all_reduce_s, spanning_all_reduce_s
+from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_bytes
+from penstock.tools.cost.precision import Precision
+from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline, roofline
 
 H100 = find("h100-sxm")
 LLAMA_8B, LLAMA_70B = catalog.find("llama-3.1-8b"), catalog.find("llama-3.1-70b")

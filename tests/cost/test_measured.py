@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.batch import Batch, Chunk
-from penstock.core.features import StepTime, features_of
-from penstock.cost.cost import moved
-from penstock.cost.fit import CostRamp
-from penstock.cost.fitting import fit_steps, slowdowns_along
-from penstock.cost.measured import Fitted, MeasuredCost
-from penstock.cost.slowdown import Slowdown
-from penstock.cost.warmth import Cooling, Warmth
 from penstock.errors import ConfigError
-from penstock.sim.simulation import simulate
-from penstock.workload.arrivals import AtOnce, Constant
-from penstock.workload.lengths import Fixed
-from penstock.workload.workload import SharedPrefix
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.features import StepTime, features_of
+from penstock.tools.cost.cost import moved
+from penstock.tools.cost.fit import CostRamp
+from penstock.tools.cost.fitting import fit_steps, slowdowns_along
+from penstock.tools.cost.measured import Fitted, MeasuredCost
+from penstock.tools.cost.slowdown import Slowdown
+from penstock.tools.cost.warmth import Cooling, Warmth
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import AtOnce, Constant
+from penstock.tools.workload.lengths import Fixed
+from penstock.tools.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, make_fleet, make_workload
 from tests.sim.test_replica import assert_predicting_changes_nothing
 

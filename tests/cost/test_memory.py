@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.cost.memory import SLACK_BYTES, weight_bytes, workspace_bytes
-from penstock.cost.precision import Precision
-from penstock.models import catalog
+from penstock.runtime.models import catalog
+from penstock.tools.cost.memory import SLACK_BYTES, weight_bytes, workspace_bytes
+from penstock.tools.cost.precision import Precision
 
 
 def test_weights_of_llama_70b():

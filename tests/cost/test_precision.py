@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.cost.hardware import HARDWARE, find
-from penstock.cost.precision import Precision, precision_of
 from penstock.errors import ConfigError
+from penstock.tools.cost.hardware import HARDWARE, find
+from penstock.tools.cost.precision import Precision, precision_of
 
 
 @pytest.mark.parametrize("name", HARDWARE)

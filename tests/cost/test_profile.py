@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cost.measured import MeasuredCost
-from penstock.cost.profile import Profile, read_profile
 from penstock.errors import ConfigError
+from penstock.tools.cost.measured import MeasuredCost
+from penstock.tools.cost.profile import Profile, read_profile
 from tests.cost.test_measured import BATCHES, FITTED
 
 SIZING = {"num_blocks": 64, "block_size": 16}

@@ -5,15 +5,15 @@ from random import Random
 
 import pytest
 
-from penstock.cost.profile import read_steps
-from penstock.cost.replay import Replay, as_taken
-from penstock.engine.engine import Engine
-from penstock.engine.scripted import ScriptedRunner
-from penstock.engine.step_log import StepFile
-from penstock.sim.simulation import simulate
-from penstock.sizing import make_scheduler
-from penstock.workload.arrivals import AtOnce, Gamma
-from penstock.workload.workload import SharedPrefix, Workload
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.scripted import ScriptedRunner
+from penstock.runtime.engine.step_log import StepFile
+from penstock.runtime.sizing import make_scheduler
+from penstock.tools.cost.profile import read_steps
+from penstock.tools.cost.replay import Replay, as_taken
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import AtOnce, Gamma
+from penstock.tools.workload.workload import SharedPrefix, Workload
 from tests.sim.fleets import make_fleet, make_workload
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.batch import Batch, Chunk
-from penstock.cost.cost import moved
-from penstock.cost.hardware import Ceilings, Flops, find
-from penstock.cost.precision import Precision
-from penstock.cost.roofline import NO_OVERHEAD, Overhead, Roofline, expected_experts
 from penstock.errors import ConfigError
-from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE, Norm
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE, Norm
+from penstock.tools.cost.cost import moved
+from penstock.tools.cost.hardware import Ceilings, Flops, find
+from penstock.tools.cost.precision import Precision
+from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, Roofline, expected_experts
 
 
 def make_spec(num_layers, hidden, heads, kv_heads, head_dim, mlp, vocab, windows=(None,), causal=True, tied=False):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import yaml
 
-from penstock.gateway.settings import GatewaySettings
+from penstock.service.gateway.settings import GatewaySettings
 from tests.server.serving import ROOT
 
 DEPLOY = ROOT / "deploy"

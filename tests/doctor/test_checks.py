@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.doctor.checks import CHECKS, GIB, examine, version_of
-from penstock.doctor.environment import Environment, Torch
-from penstock.doctor.finding import Verdict
+from penstock.tools.doctor.checks import CHECKS, GIB, examine, version_of
+from penstock.tools.doctor.environment import Environment, Torch
+from penstock.tools.doctor.finding import Verdict
 from tests.doctor.test_rules import FLAGS
 
 GOOD = Environment(

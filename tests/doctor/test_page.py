@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.doctor.page import Change
 from penstock.metrics.exposition import GAP_BUCKETS, Buckets, Counter, Gauge, exposition
 from penstock.metrics.page import parse_page
+from penstock.tools.doctor.page import Change
 
 SECONDS = st.lists(st.floats(0.0, 5.0), max_size=40)
 

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from penstock.cli.doctor import Config, Floor, Patient
-from penstock.doctor.rule import diagnose
-from penstock.doctor.rules import RULES
-from penstock.doctor.signs import Look, Signs, signs_of
+from penstock.tools.doctor.rule import diagnose
+from penstock.tools.doctor.rules import RULES
+from penstock.tools.doctor.signs import Look, Signs, signs_of
 from tests.engine.poisoned import DIE, RAISE
 from tests.machine import wait_until
 from tests.server.serving import KEY, Server, serving

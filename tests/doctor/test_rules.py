@@ -9,10 +9,10 @@ import pytest
 
 from penstock.cli import doctor, serve
 from penstock.console.flags import MISSING, flags_of
-from penstock.doctor.finding import Verdict
-from penstock.doctor.rule import diagnose
-from penstock.doctor.rules import RULES
-from penstock.doctor.signs import MEASURES, REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
+from penstock.tools.doctor.finding import Verdict
+from penstock.tools.doctor.rule import diagnose
+from penstock.tools.doctor.rules import RULES
+from penstock.tools.doctor.signs import MEASURES, REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
 
 HEALTHY = Signs(
     window_s=10.0,

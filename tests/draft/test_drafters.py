@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.draft.drafter import Drafter, View
-from penstock.draft.ngram import NgramDrafter
-from penstock.draft.prediction import PredictionDrafter
-from penstock.draft.suffix import MAX_TENANT_TOKENS, SuffixDrafter
+from penstock.runtime.draft.drafter import Drafter, View
+from penstock.runtime.draft.ngram import NgramDrafter
+from penstock.runtime.draft.prediction import PredictionDrafter
+from penstock.runtime.draft.suffix import MAX_TENANT_TOKENS, SuffixDrafter
 
 DRAFTERS = (NgramDrafter, PredictionDrafter, SuffixDrafter)
 

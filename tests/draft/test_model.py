@@ -3,13 +3,13 @@ notices any wrong block, token or row."""
 
 from collections.abc import Callable, Iterator
 
-from penstock.core.batch import Batch
-from penstock.draft.drafter import Drafter, View
-from penstock.draft.model import PIECE, ModelDrafter
-from penstock.draft.speculator import Speculator
-from penstock.engine.oracle import OracleRunner, expected_tokens
-from penstock.engine.runner import Masks
-from penstock.engine.scripted import Done
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.draft.drafter import Drafter, View
+from penstock.runtime.draft.model import PIECE, ModelDrafter
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
+from penstock.runtime.engine.runner import Masks
+from penstock.runtime.engine.scripted import Done
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_engine
 from tests.engine.workloads import make_workload
 
@@ -33,7 +33,7 @@ def make_drafter(
 
 
 def right(tokens: list[int], count: int) -> tuple[int, ...]:
-    from penstock.draft.model import GREEDY
+    from penstock.runtime.draft.model import GREEDY
 
     return tuple(expected_tokens(tuple(tokens), GREEDY, 0, count, VOCAB_SIZE))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.draft.rule import LEAST_GAIN, choose_lengths, tokens_per_round
-from penstock.draft.step_cost import MAX_AGE, NUM_KEPT, StepCost
+from penstock.runtime.draft.rule import LEAST_GAIN, choose_lengths, tokens_per_round
+from penstock.runtime.draft.step_cost import MAX_AGE, NUM_KEPT, StepCost
 
 chances = st.lists(
     st.lists(st.floats(0.01, 1.0), max_size=3).map(lambda values: sorted(values, reverse=True)), min_size=1, max_size=3

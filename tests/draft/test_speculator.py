@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.draft.drafter import Guess, View
-from penstock.draft.ngram import NgramDrafter
-from penstock.draft.speculator import Speculator
-from penstock.draft.suffix import SuffixDrafter
+from penstock.runtime.draft.drafter import Guess, View
+from penstock.runtime.draft.ngram import NgramDrafter
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.draft.suffix import SuffixDrafter
 
 STEP_S = {1: 1.0, 2: 1.1, 3: 1.15, 4: 1.2, 5: 1.25}
 

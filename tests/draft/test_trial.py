@@ -1,8 +1,8 @@
 """A trial says what an engine would have done with the same text."""
 
-from penstock.draft.ngram import NgramDrafter
-from penstock.draft.step_cost import StepCost
-from penstock.draft.trial import try_drafts
+from penstock.runtime.draft.ngram import NgramDrafter
+from penstock.runtime.draft.step_cost import StepCost
+from penstock.runtime.draft.trial import try_drafts
 
 
 def cost(slope: float) -> StepCost:

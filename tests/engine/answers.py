@@ -6,16 +6,16 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from penstock.core.batch import Delta, Finish, FinishReason, PrefixHit
-from penstock.core.batching import CONTINUOUS, Batching
-from penstock.core.limits import Limits
-from penstock.core.order import ORDERS
-from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import Scheduler
-from penstock.draft.speculator import Speculator
-from penstock.engine.engine import Engine
-from penstock.engine.oracle import OracleRunner, expected_tokens
-from penstock.engine.runner import Runner
+from penstock.runtime.core.batch import Delta, Finish, FinishReason, PrefixHit
+from penstock.runtime.core.batching import CONTINUOUS, Batching
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
+from penstock.runtime.engine.runner import Runner
 
 VOCAB_SIZE = 64
 MAX_STEPS = 20_000

@@ -2,12 +2,12 @@
 
 from llguidance import LLTokenizer
 
-from penstock.core.batch import Batch, StepOutput
-from penstock.core.request import Grammar, Request
-from penstock.engine.matching import Matching
-from penstock.engine.oracle import EMPTY, OracleRunner, digest, draw
-from penstock.engine.runner import Masks
-from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.runtime.core.batch import Batch, StepOutput
+from penstock.runtime.core.request import Grammar, Request
+from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.oracle import EMPTY, OracleRunner, digest, draw
+from penstock.runtime.engine.runner import Masks
+from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from tests.engine.answers import Clock
 
 VOCAB_SIZE = 256

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from penstock.assembly.machines import make_engine
 from penstock.config import EngineConfig
-from penstock.core.batch import Batch, Chunk, Logprob
-from penstock.core.request import SamplingParams
-from penstock.engine.engine import Engine
-from penstock.engine.machine import Machine
-from penstock.engine.process import OnPhase, run_engine
-from penstock.engine.runner import Masks, Runner
-from penstock.engine.scripted import Done
-from penstock.engine.wire import decode_config
+from penstock.runtime.core.batch import Batch, Chunk, Logprob
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.machine import Machine
+from penstock.runtime.engine.process import OnPhase, run_engine
+from penstock.runtime.engine.runner import Masks, Runner
+from penstock.runtime.engine.scripted import Done
+from penstock.runtime.engine.wire import decode_config
 
 RAISE, DIE, HANG, EXHAUST = 249, 250, 251, 252
 """First tokens of prompts that make a step raise, kill the process, never end, and run out of memory."""

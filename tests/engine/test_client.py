@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from penstock.core.batch import Fault, FinishReason
-from penstock.core.request import Request, SamplingParams
-from penstock.engine.client import EngineClient
-from penstock.engine.oracle import expected_tokens
 from penstock.errors import ConfigError, EngineError
+from penstock.runtime.core.batch import Fault, FinishReason
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.engine.client import EngineClient
+from penstock.runtime.engine.oracle import expected_tokens
 from tests.engine.poisoned import DIE, EXHAUST, HANG, RAISE
 from tests.machine import PATIENCE_S
 
@@ -174,7 +174,7 @@ def test_a_step_that_never_ends_is_ended(capfd: pytest.CaptureFixture[str], monk
         assert ledger.complete + ledger.failed == 6
         assert (ledger.wrong, ledger.lost) == ([], [])
 
-    monkeypatch.setattr("penstock.engine.client.pulse.STEP_FACTOR", 0.1)
+    monkeypatch.setattr("penstock.runtime.engine.client.pulse.STEP_FACTOR", 0.1)
     run(law)
     assert "launch" in capfd.readouterr().err
 

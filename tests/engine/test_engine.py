@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from penstock.core.batch import Batch, Fault, Finish, FinishReason, StepOutput
-from penstock.core.scheduler import Scheduler
-from penstock.engine.engine import MAX_LOST_STEPS, Engine
-from penstock.engine.oracle import OracleRunner
-from penstock.engine.scripted import Done, ScriptedRunner
 from penstock.errors import EngineError
+from penstock.runtime.core.batch import Batch, Fault, Finish, FinishReason, StepOutput
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import MAX_LOST_STEPS, Engine
+from penstock.runtime.engine.oracle import OracleRunner
+from penstock.runtime.engine.scripted import Done, ScriptedRunner
 from tests.engine.answers import (
     LIMITS,
     VOCAB_SIZE,

@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from penstock.core.limits import Limits
-from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import Scheduler
-from penstock.engine.engine import Engine
-from penstock.engine.explain import LOGGER, explain_steps
-from penstock.engine.oracle import OracleRunner
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.explain import LOGGER, explain_steps
+from penstock.runtime.engine.oracle import OracleRunner
 
 
 def make_engine(*, num_blocks: int = 8, max_sequences: int = 2) -> Engine:

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from penstock.core import blocks
-from penstock.core.batch import Fault, FinishReason
-from penstock.core.batching import CONTINUOUS, STATIC, dynamic
-from penstock.core.order import ORDERS
+from penstock.runtime.core import blocks
+from penstock.runtime.core.batch import Fault, FinishReason
+from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.order import ORDERS
 from tests.engine.answers import (
     LIMITS,
     VOCAB_SIZE,

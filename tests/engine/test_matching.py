@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from penstock.core.batch import Fault, FinishReason
-from penstock.core.scheduler import Scheduler
-from penstock.engine.engine import Engine
-from penstock.engine.matching import Matching
+from penstock.runtime.core.batch import Fault, FinishReason
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.matching import Matching
 from tests.engine.answers import LIMITS, Clock, drain, make_request
 from tests.engine.faulty import FailingRunner
 from tests.engine.masked import END, MaskedOracle, expected_answer, matching

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.core.request import SamplingParams
-from penstock.engine.oracle import OracleRunner, expected_tokens
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
 
 PARAMS = SamplingParams(seed=3)
 PROMPT = (5, 6, 7, 8, 9, 10)

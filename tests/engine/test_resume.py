@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.batching import CONTINUOUS, STATIC
 from penstock.errors import RequestError
+from penstock.runtime.core.batching import CONTINUOUS, STATIC
 from tests.engine.answers import LIMITS, expected, make_request, serve
 
 

@@ -1,7 +1,7 @@
 """A runner that plays given tokens."""
 
-from penstock.core.batch import Batch, Chunk
-from penstock.engine.scripted import ScriptedRunner
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.engine.scripted import ScriptedRunner
 from tests.engine.answers import make_request, serve
 
 BATCH = Batch(1, (Chunk(0, 0, 3, (1, 2, 3), (0,), False, None), Chunk(4, 7, 1, (), (), True, None)))

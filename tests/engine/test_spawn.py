@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.engine.client import EngineClient
-from penstock.engine.spawn import Spawned
+from penstock.runtime.engine.client import EngineClient
+from penstock.runtime.engine.spawn import Spawned
 from tests.machine import PATIENCE_S
 
 WORKER = [sys.executable, "-m", "penstock.assembly.worker", "--model=oracle:"]

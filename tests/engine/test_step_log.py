@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.batch import StepOutput
-from penstock.core.features import COLUMNS, STEPS_VERSION, Features, StepTime, features_of
-from penstock.core.order import ORDERS
-from penstock.core.scheduler import Scheduler
-from penstock.cost.profile import read_steps
-from penstock.engine.engine import Engine
-from penstock.engine.step_log import StepFile
 from penstock.errors import ConfigError
+from penstock.runtime.core.batch import StepOutput
+from penstock.runtime.core.features import COLUMNS, STEPS_VERSION, Features, StepTime, features_of
+from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.step_log import StepFile
+from penstock.tools.cost.profile import read_steps
 from tests.engine.answers import LIMITS, make_request
 
 SECONDS = st.integers(1, 50).map(lambda number: number / 64)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from penstock.core.batch import Batch
-from penstock.core.order import ORDERS
-from penstock.core.scheduler import Scheduler
-from penstock.engine.engine import Engine
-from penstock.engine.oracle import OracleRunner
-from penstock.engine.runner import Ticket
-from penstock.engine.step_size import StepSize
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.oracle import OracleRunner
+from penstock.runtime.engine.runner import Ticket
+from penstock.runtime.engine.step_size import StepSize
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_request
 
 SIZE = 32

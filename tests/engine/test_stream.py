@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from penstock.core.batch import Delta, Finish, FinishReason, PrefixHit
-from penstock.core.request import Request, SamplingParams
-from penstock.engine.stream import MAX_PENDING, DeltaStream, folded
+from penstock.runtime.core.batch import Delta, Finish, FinishReason, PrefixHit
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.engine.stream import MAX_PENDING, DeltaStream, folded
 
 END = Finish(FinishReason.LENGTH)
 
@@ -104,7 +104,7 @@ def test_folding_costs_no_more_than_what_is_pushed(n: int, monkeypatch: pytest.M
         num_folded += len(deltas)
         return folded(deltas)
 
-    monkeypatch.setattr("penstock.engine.stream.folded", count)
+    monkeypatch.setattr("penstock.runtime.engine.stream.folded", count)
     stream = DeltaStream(Request(request_id=1, prompt=(1,), params=SamplingParams(n=n)))
     for number in range(50):
         for choice in range(n):

@@ -6,11 +6,12 @@ from random import Random
 import msgspec
 import pytest
 
-from penstock.core.batch import Delta, Fault, Finish, FinishReason, Logprob, PrefixHit
-from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import SchedulerLoad
-from penstock.engine.machine import Facts
-from penstock.engine.wire import (
+from penstock.errors import EngineError
+from penstock.runtime.core.batch import Delta, Fault, Finish, FinishReason, Logprob, PrefixHit
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.scheduler import SchedulerLoad
+from penstock.runtime.engine.machine import Facts
+from penstock.runtime.engine.wire import (
     Beat,
     Cancel,
     Embedded,
@@ -25,7 +26,6 @@ from penstock.engine.wire import (
     decode_report,
     encode,
 )
-from penstock.errors import EngineError
 
 PARAMS = SamplingParams(temperature=0.5, logit_bias=((3, -1.5),), stop=("end",), banned_sequences=((1, 2),), logprobs=2)
 REQUEST = Request(

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from penstock.core.request import Request
+from penstock.runtime.core.request import Request
 from tests.engine.answers import VOCAB_SIZE, make_request
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.checkpoint import RawTensor, TensorTable, quoted
+from penstock.runtime.formats.checkpoint import RawTensor, TensorTable, quoted
 
 
 def raw(name: str, shape: tuple[int, ...]) -> RawTensor:

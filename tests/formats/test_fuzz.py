@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.checkpoint import Checkpoint
-from penstock.formats.gguf import GgufFile
-from penstock.formats.quants import BLOCKS
-from penstock.formats.safetensors import SafetensorsFile
+from penstock.runtime.formats.checkpoint import Checkpoint
+from penstock.runtime.formats.gguf import GgufFile
+from penstock.runtime.formats.quants import BLOCKS
+from penstock.runtime.formats.safetensors import SafetensorsFile
 
 from .files import lifelike_gguf, lifelike_safetensors, rewrite
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.gguf import GgufFile
-from penstock.formats.quants import BLOCKS, dequantize
+from penstock.runtime.formats.gguf import GgufFile
+from penstock.runtime.formats.quants import BLOCKS, dequantize
 from tests.real import DEFAULT, GEMMA, model_path
 
 from .files import (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError, ModelFileError
-from penstock.formats.hub import default_cache, installed, resolve
-from penstock.formats.open import open_checkpoint
-from penstock.formats.source import DEFAULT
+from penstock.runtime.formats.hub import default_cache, installed, resolve
+from penstock.runtime.formats.open import open_checkpoint
+from penstock.runtime.formats.source import DEFAULT
 
 from .fake_hub import FakeHub, fake_hub
 from .files import F32, gguf_file, gguf_tensor, lifelike_gguf, lifelike_safetensors, package_wheel

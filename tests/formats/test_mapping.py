@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.mapping import let_go, map_file
+from penstock.runtime.formats.mapping import let_go, map_file
 
 
 def test_the_bytes_are_the_files_and_cannot_be_written(tmp_path: Path) -> None:

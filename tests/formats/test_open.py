@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.open import open_checkpoint
+from penstock.runtime.formats.open import open_checkpoint
 
 from .files import lifelike_gguf, lifelike_safetensors
 

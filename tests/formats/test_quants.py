@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ModelFileError
-from penstock.formats.checkpoint import RawTensor
-from penstock.formats.quants import BLOCKS, dequantize, dequantize_rows, unpack
+from penstock.runtime.formats.checkpoint import RawTensor
+from penstock.runtime.formats.quants import BLOCKS, dequantize, dequantize_rows, unpack
 
 DECODED = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 DECODED += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]

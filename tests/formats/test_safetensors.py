@@ -10,8 +10,8 @@ import pytest
 import safetensors.numpy
 
 from penstock.errors import ModelFileError
-from penstock.formats.quants import dequantize
-from penstock.formats.safetensors import (
+from penstock.runtime.formats.quants import dequantize
+from penstock.runtime.formats.safetensors import (
     INDEX_NAME,
     SafetensorsFile,
     ShardedSafetensors,

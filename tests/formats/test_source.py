@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.formats.source import DEFAULT, HubSource, LocalSource, PackageSource, parse_source
+from penstock.runtime.formats.source import DEFAULT, HubSource, LocalSource, PackageSource, parse_source
 
 from .files import lifelike_gguf
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.formats.store import (
+from penstock.runtime.formats.store import (
     MANIFEST_NAME,
     StoreEntry,
     commit,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.wheel import take_model
+from penstock.runtime.formats.wheel import take_model
 
 from .files import lifelike_gguf, write_wheel
 

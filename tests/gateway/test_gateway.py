@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.gateway import budgets
-from penstock.gateway.answers import AnswerCache
-from penstock.gateway.audit import AuditEntry, audit_entries, write_audit
-from penstock.gateway.gateway import Asking, Denied, Gateway, Spent
-from penstock.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
-from penstock.gateway.limits import Meter, Tier
-from penstock.gateway.money import NANO, Price, nanodollars
-from penstock.gateway.names import targets_of
-from penstock.gateway.schema import GATEWAY
-from penstock.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings
-from penstock.gateway.shedding import FleetLoad, shed_chance
-from penstock.gateway.usage import usage_sums
-from penstock.store.database import Database, SqliteDatabase
-from penstock.store.postgres import PostgresDatabase
+from penstock.service.gateway import budgets
+from penstock.service.gateway.answers import AnswerCache
+from penstock.service.gateway.audit import AuditEntry, audit_entries, write_audit
+from penstock.service.gateway.gateway import Asking, Denied, Gateway, Spent
+from penstock.service.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
+from penstock.service.gateway.limits import Meter, Tier
+from penstock.service.gateway.money import NANO, Price, nanodollars
+from penstock.service.gateway.names import targets_of
+from penstock.service.gateway.schema import GATEWAY
+from penstock.service.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings
+from penstock.service.gateway.shedding import FleetLoad, shed_chance
+from penstock.service.gateway.usage import usage_sums
+from penstock.service.store.database import Database, SqliteDatabase
+from penstock.service.store.postgres import PostgresDatabase
 
 NOW = 1_700_000_000.0
 

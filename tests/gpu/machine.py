@@ -6,13 +6,13 @@ from functools import cache
 
 import torch
 
-from penstock.core.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.layers.decoder import Decoder
-from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
-from penstock.runtime.cuda.runner import CudaRunner
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.load.parameters import dummy_model
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.engine.runner import Runner
+from penstock.runtime.execution.cuda.runner import CudaRunner
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
 from tests.runtime.driving import GREEDY, Driver, Text, all_logits
 
 IS_DRY = False

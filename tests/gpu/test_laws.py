@@ -5,8 +5,8 @@ from collections import deque
 
 import torch
 
-from penstock.core.request import SamplingParams
-from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.eager.runner import ModelRunner
 from tests.gpu.machine import (
     BLOCK_SIZE,
     EVERY_PARAMETER,

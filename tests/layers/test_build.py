@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 
-from penstock.layers.build import build_model
-from penstock.layers.decoder import Decoder
-from penstock.layers.encoder import Encoder
-from penstock.models import weights
-from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE, Norm, PlainMLP, Rope
+from penstock.runtime.layers.build import build_model
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.encoder import Encoder
+from penstock.runtime.models import weights
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE, Norm, PlainMLP, Rope
 
 ATTENTION = GQA(4, 2, 16, Rope(16), 0.25)
 LAYERS = {

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.batch import Delta, Finish, FinishReason
 from penstock.errors import ConfigError
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Slo, percentiles, summarize
 from penstock.metrics.timeline import Timeline
+from penstock.runtime.core.batch import Delta, Finish, FinishReason
 
 
 def ended(ttft_s, tpot_s, num_tokens, reason=FinishReason.LENGTH, arrival_s=0.0):

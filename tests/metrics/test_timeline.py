@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.batch import Delta, Fault, Finish, FinishReason, PrefixHit
 from penstock.metrics.timeline import Outcome, Timeline, Timelines
+from penstock.runtime.core.batch import Delta, Fault, Finish, FinishReason, PrefixHit
 
 STOP = Finish(FinishReason.STOP)
 

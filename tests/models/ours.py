@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from penstock.formats.checkpoint import Checkpoint
-from penstock.formats.gguf import GgufFile
-from penstock.formats.open import open_checkpoint
-from penstock.formats.quants import dequantize_rows
-from penstock.layers.decoder import Decoder
-from penstock.layers.encoder import Encoder
-from penstock.layers.step import Rotations, Step
-from penstock.models.positions import FACTOR_TENSORS
-from penstock.models.registry import RegisteredModel, read_config, read_gguf
-from penstock.ops.layout import BatchLayout
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.parameters import load_model
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.load.parameters import load_model
+from penstock.runtime.formats.checkpoint import Checkpoint
+from penstock.runtime.formats.gguf import GgufFile
+from penstock.runtime.formats.open import open_checkpoint
+from penstock.runtime.formats.quants import dequantize_rows
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.encoder import Encoder
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.models.positions import FACTOR_TENSORS
+from penstock.runtime.models.registry import RegisteredModel, read_config, read_gguf
+from penstock.runtime.ops.layout import BatchLayout
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

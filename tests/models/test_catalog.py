@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.models import catalog
-from penstock.models.registry import BY_CLASS, BY_MODEL_TYPE
+from penstock.runtime.models import catalog
+from penstock.runtime.models.registry import BY_CLASS, BY_MODEL_TYPE
 
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
@@ -102,7 +102,7 @@ def test_specs_can_be_keys() -> None:
 def test_an_architecture_is_called_by_its_file() -> None:
     for table in (BY_CLASS, BY_MODEL_TYPE):
         for module in table.values():
-            assert module.__name__.startswith("penstock.models.")  # type: ignore[attr-defined]
+            assert module.__name__.startswith("penstock.runtime.models.")  # type: ignore[attr-defined]
     for name in PUBLISHED:
         spec = catalog.find(name)
         module = BY_MODEL_TYPE[catalog.CONFIGS[name]["model_type"]]

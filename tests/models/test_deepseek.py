@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.cli.main import main
 from penstock.errors import ModelFileError
-from penstock.models import catalog
-from penstock.models.registry import read_config, read_gguf, read_spec
-from penstock.models.spec import MLA, GatedMLP, MoE, YarnScaling
+from penstock.runtime.models import catalog
+from penstock.runtime.models.registry import read_config, read_gguf, read_spec
+from penstock.runtime.models.spec import MLA, GatedMLP, MoE, YarnScaling
 from tests.models.test_fields import values
 
 V3 = catalog.CONFIGS["deepseek-v3"]
@@ -104,7 +104,7 @@ def test_weights_are_refused_by_name_with_a_way_out() -> None:
 def test_made_up_weights_are_refused_too() -> None:
     import torch
 
-    from penstock.layers.build import build_model
+    from penstock.runtime.layers.build import build_model
 
     with pytest.raises(ModelFileError, match=WAY_OUT):
         build_model(catalog.find("deepseek-v2-lite"), torch.bfloat16)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.models.registry import read_config
-from penstock.models.spec import ModelSpec
+from penstock.runtime.models.registry import read_config
+from penstock.runtime.models.spec import ModelSpec
 from tests.models.gguf_writing import write_gguf
 from tests.models.ours import Ours
 from tests.models.test_equal_transformers import check_equal, prompts

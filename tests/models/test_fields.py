@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ModelFileError
-from penstock.models import catalog
-from penstock.models.fields import Fields
-from penstock.models.registry import read_config, read_gguf
-from penstock.models.shape import MAX_EXPERTS, MAX_LAYERS
+from penstock.runtime.models import catalog
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.registry import read_config, read_gguf
+from penstock.runtime.models.shape import MAX_EXPERTS, MAX_LAYERS
 
 SMALL = {
     "model_type": "llama",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.models.registry import read_config
+from penstock.runtime.models.registry import read_config
 from tests.models.test_real import MINILM
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.models.catalog import find
-from penstock.models.ranks import Ranks, share
-from penstock.models.sharding import shard_model
-from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE, Norm
+from penstock.runtime.models.catalog import find
+from penstock.runtime.models.ranks import Ranks, share
+from penstock.runtime.models.sharding import shard_model
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE, Norm
 
 
 def spec_of(heads: int, kv_heads: int, width: int = 96, experts: int = 0, layers: int = 4) -> ModelSpec:

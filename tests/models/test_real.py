@@ -11,10 +11,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from penstock.formats.open import open_checkpoint
-from penstock.layers.build import build_model
-from penstock.models import catalog
-from penstock.models.weights import sources
+from penstock.runtime.formats.open import open_checkpoint
+from penstock.runtime.layers.build import build_model
+from penstock.runtime.models import catalog
+from penstock.runtime.models.weights import sources
 from tests import real
 from tests.models.ours import Ours, read_model
 from tests.real import DEFAULT, GEMMA, model_path

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 
-from penstock.layers.build import build_model
-from penstock.models import catalog, gguf_names
-from penstock.models.registry import read_config
-from penstock.models.spec import GatedMLP, MoE
-from penstock.models.weights import Tensor, sources
+from penstock.runtime.layers.build import build_model
+from penstock.runtime.models import catalog, gguf_names
+from penstock.runtime.models.registry import read_config
+from penstock.runtime.models.spec import GatedMLP, MoE
+from penstock.runtime.models.weights import Tensor, sources
 from tests.models.tiny import VARIANTS, is_ignored
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.models import catalog
+from penstock.runtime.models import catalog
 
 KV_BYTES_PER_TOKEN = {
     "llama-3-8b": 2 * 32 * 8 * 128 * 2,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from penstock.models import catalog
-from penstock.models.registry import read_config
-from penstock.models.spec import LongRopeScaling, YarnScaling
+from penstock.runtime.models import catalog
+from penstock.runtime.models.registry import read_config
+from penstock.runtime.models.spec import LongRopeScaling, YarnScaling
 
 YARN = {
     "beta_fast": 32.0,

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from penstock.ops.attention import attention
+from penstock.runtime.ops.attention import attention
 from tests.ops.covering import covering
 from tests.ops.parity import cases, has_dtype
 from tests.ops.recorded import padded_examples

@@ -19,8 +19,8 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from penstock.ops.triton import decode
-from penstock.ops.triton.attention import paged_attention
+from penstock.runtime.ops.triton import decode
+from penstock.runtime.ops.triton.attention import paged_attention
 from tests.ops.covering import covering
 from tests.ops.parity import cases, has_dtype, same
 from tests.ops.recorded import NAME, padded_examples

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-import penstock.ops
-from penstock.ops.op import OPERATIONS, Kernel, Op
+import penstock.runtime.ops
+from penstock.runtime.ops.op import OPERATIONS, Kernel, Op
 
 TOLERANCE = {
     torch.float32: (2e-5, 2e-5),
@@ -22,7 +22,7 @@ TOLERANCE = {
 
 def cases() -> list[tuple[Op[..., Any], str, Kernel[..., Any]]]:
     """Every kernel there is, with its operation and the type of device it is for."""
-    for module in pkgutil.iter_modules(penstock.ops.__path__, "penstock.ops."):
+    for module in pkgutil.iter_modules(penstock.runtime.ops.__path__, "penstock.runtime.ops."):
         importlib.import_module(module.name)
     return [
         (op, device_type, kernel)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from penstock.ops.attention import attention
-from penstock.ops.layout import BatchLayout
-from penstock.ops.rows import Decodes
-from penstock.runtime.cuda.verify_graphs import verify_layout
+from penstock.runtime.execution.cuda.verify_graphs import verify_layout
+from penstock.runtime.ops.attention import attention
+from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.rows import Decodes
 
 NAME = "paged attention, recorded"
 PADDING_CHUNKS, PADDING_TOKENS = 2, 5

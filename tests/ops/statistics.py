@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from penstock.core.request import SamplingParams
+from penstock.runtime.core.request import SamplingParams
 
 Z = 3.719
 """One-sided normal quantile of 1 - 1e-4."""

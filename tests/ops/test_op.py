@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.ops.op import Op, plainly
+from penstock.runtime.ops.op import Op, plainly
 
 
 def _examples(device: torch.device) -> Iterator[tuple[Tensor]]:

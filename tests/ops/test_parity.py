@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from penstock.ops.op import OPERATIONS, Kernel, Op
+from penstock.runtime.ops.op import OPERATIONS, Kernel, Op
 from tests.ops.parity import cases, same
 
 CASES = cases()

@@ -5,8 +5,15 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from penstock.models.spec import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
-from penstock.ops.rope import angle_table, rotate
+from penstock.runtime.models.spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
+from penstock.runtime.ops.rope import angle_table, rotate
 
 CPU = torch.device("cpu")
 SHORT, LONG = (tuple(start + step * place for place in range(16)) for start, step in ((1.0, 0.1), (1.5, 0.7)))

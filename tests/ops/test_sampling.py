@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.core.request import SamplingParams
-from penstock.ops.cpu.sampling import draw_by_buckets
-from penstock.ops.sampling import draw as sampling
-from penstock.ops.sampling.draw import Penalties, SamplingTensors, draw, invert, penalize, uniform
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.ops.cpu.sampling import draw_by_buckets
+from penstock.runtime.ops.sampling import draw as sampling
+from penstock.runtime.ops.sampling.draw import Penalties, SamplingTensors, draw, invert, penalize, uniform
 from tests.ops.statistics import distribution, is_plausible
 
 NUM_DRAWS = 200_000

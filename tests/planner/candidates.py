@@ -1,13 +1,13 @@
 """Candidates and demands that simulate in a moment: a small model, short requests."""
 
-from penstock.cost import hardware
-from penstock.cost.layout import SINGLE
-from penstock.cost.precision import precision_of
 from penstock.metrics.summary import Slo
-from penstock.models import catalog
-from penstock.planner.candidate import Candidate
-from penstock.planner.demand import Demand, SloTarget
-from penstock.workload.lengths import Uniform
+from penstock.runtime.models import catalog
+from penstock.tools.cost import hardware
+from penstock.tools.cost.layout import SINGLE
+from penstock.tools.cost.precision import precision_of
+from penstock.tools.planner.candidate import Candidate
+from penstock.tools.planner.demand import Demand, SloTarget
+from penstock.tools.workload.lengths import Uniform
 
 TARGET = SloTarget(Slo(ttft_s=0.1, tpot_s=0.02))
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cost.hardware import find
 from penstock.metrics.summary import Slo
-from penstock.planner.capacity import Loads, find_capacity, grid_rate, serve
-from penstock.planner.demand import SloTarget
-from penstock.planner.steady import bound, num_inside, steady_batch
-from penstock.planner.warm import warm_start
-from penstock.workload.workload import Conversation
+from penstock.tools.cost.hardware import find
+from penstock.tools.planner.capacity import Loads, find_capacity, grid_rate, serve
+from penstock.tools.planner.demand import SloTarget
+from penstock.tools.planner.steady import bound, num_inside, steady_batch
+from penstock.tools.planner.warm import warm_start
+from penstock.tools.workload.workload import Conversation
 from tests.planner.candidates import TARGET, make_candidate, make_demand
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.cost.hardware import find
 from penstock.errors import ConfigError
-from penstock.models import catalog
-from penstock.planner.figures import decode_floor_s, sequences_that_fit, speculation_gain, tokens_per_round
+from penstock.runtime.models import catalog
+from penstock.tools.cost.hardware import find
+from penstock.tools.planner.figures import decode_floor_s, sequences_that_fit, speculation_gain, tokens_per_round
 
 
 def test_a_70b_model_in_8_bits_takes_21_ms_a_step_on_an_h100() -> None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cost.hardware import find
-from penstock.cost.layout import Layout
 from penstock.errors import ConfigError
-from penstock.planner.fit import fit_of, kv_by_attention
+from penstock.tools.cost.hardware import find
+from penstock.tools.cost.layout import Layout
+from penstock.tools.planner.fit import fit_of, kv_by_attention
 from tests.planner.candidates import make_candidate, make_demand
 
 GIB = 2**30

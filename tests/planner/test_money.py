@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.planner.money import (
+from penstock.tools.planner.money import (
     HOURS_PER_MONTH,
     SECONDS_PER_MONTH,
     Assumptions,

@@ -2,16 +2,16 @@
 
 import pytest
 
-from penstock.cost.hardware import find
 from penstock.metrics.summary import Slo
-from penstock.models import catalog
-from penstock.planner.capacity import Loads, find_capacity
-from penstock.planner.constraint import find_constraint, moments
-from penstock.planner.demand import SloTarget
-from penstock.planner.money import Assumptions
-from penstock.planner.search import Search
-from penstock.planner.space import SearchSpace, explore, layouts
-from penstock.planner.steady import bound
+from penstock.runtime.models import catalog
+from penstock.tools.cost.hardware import find
+from penstock.tools.planner.capacity import Loads, find_capacity
+from penstock.tools.planner.constraint import find_constraint, moments
+from penstock.tools.planner.demand import SloTarget
+from penstock.tools.planner.money import Assumptions
+from penstock.tools.planner.search import Search
+from penstock.tools.planner.space import SearchSpace, explore, layouts
+from penstock.tools.planner.steady import bound
 from tests.planner.candidates import TARGET, make_candidate, make_demand
 
 DEMAND = make_demand(rate=300.0)

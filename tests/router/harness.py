@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock import marks
 from penstock.config import ListenConfig, RouterConfig
-from penstock.gateway.gateway import Gateway
-from penstock.router.app import RouterApp
-from penstock.router.fleet import ReplicaState
-from penstock.router.proxy.client import InboundConnection
+from penstock.service import marks
+from penstock.service.gateway.gateway import Gateway
+from penstock.service.router.app import RouterApp
+from penstock.service.router.fleet import ReplicaState
+from penstock.service.router.proxy.client import InboundConnection
 from tests.machine import PATIENCE_S
 
 Handler = Callable[["ScriptedReplica", dict, bytes, asyncio.StreamWriter], Awaitable[None]]

@@ -3,8 +3,8 @@
 import asyncio
 import json
 
-from penstock.router.admin import AdminApi
-from penstock.router.proxy.client import InboundConnection
+from penstock.service.router.admin import AdminApi
+from penstock.service.router.proxy.client import InboundConnection
 from tests.router.harness import ScriptedReplica, ask, routed
 from tests.router.test_relay import BODY, run
 

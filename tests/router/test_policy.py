@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.prefix import Namespace, block_hash, packed
 from penstock.errors import CapacityError
-from penstock.router.policy import (
+from penstock.runtime.core.prefix import Namespace, block_hash, packed
+from penstock.service.router.policy import (
     POLICIES,
     ConsistentHash,
     KvPressure,

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from penstock.router.fleet import ReplicaState
+from penstock.service.router.fleet import ReplicaState
 from tests.machine import PATIENCE_S
 from tests.router.harness import SHOWN, ScriptedReplica, answer, ask, chunk, head, read_answer, routed, telling, whole
 

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from penstock.config import CacheConfig, EngineConfig
-from penstock.core.request import Request, SamplingParams
-from penstock.router.policy import POLICIES
-from penstock.router.record import chosen_again, read_decisions
-from penstock.sim.simulation import Fleet, simulate
-from penstock.sizing import Sizing
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.sizing import Sizing
+from penstock.service.router.policy import POLICIES
+from penstock.service.router.record import chosen_again, read_decisions
+from penstock.tools.sim.simulation import Fleet, simulate
 from tests.router.harness import ScriptedReplica, answer, ask, opened_router, routed, whole
 from tests.router.test_relay import run
 from tests.router.test_reported import settled

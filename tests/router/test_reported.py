@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import kv_events
-from penstock.router.feed import BlockExchange
-from penstock.router.fleet import LiveFleet, ReplicaState
+from penstock.service import kv_events
+from penstock.service.router.feed import BlockExchange
+from penstock.service.router.fleet import LiveFleet, ReplicaState
 from tests.machine import PATIENCE_S
 from tests.router.harness import Routed, ask, opened_router
 from tests.router.test_relay import run

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from penstock.config import CacheConfig, EngineConfig
-from penstock.core.request import Request, SamplingParams
-from penstock.router.policy import POLICIES
-from penstock.sim.simulation import Fleet, simulate
-from penstock.sizing import Sizing
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.sizing import Sizing
+from penstock.service.router.policy import POLICIES
+from penstock.tools.sim.simulation import Fleet, simulate
 
 BLOCK = 16
 NUM_REPLICAS = 4

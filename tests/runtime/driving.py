@@ -7,16 +7,16 @@ from itertools import count
 
 import torch
 
-from penstock.core.batch import Arrival, Batch, Chunk, Logprob, StepOutput
-from penstock.core.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.layers.decoder import Decoder
-from penstock.layers.step import Rotations, Step
-from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
-from penstock.ops.layout import BatchLayout
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.parameters import dummy_model
+from penstock.runtime.core.batch import Arrival, Batch, Chunk, Logprob, StepOutput
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.engine.runner import Runner
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
+from penstock.runtime.ops.layout import BatchLayout
 
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(temperature=0.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.formats.checkpoint import RawTensor, TensorTable
+from penstock.runtime.formats.checkpoint import RawTensor, TensorTable
 
 NAMES = {"float32": "F32", "float16": "F16", "uint8": "U8", "int32": "I32", "int64": "I64"}
 

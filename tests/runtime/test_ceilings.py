@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.runtime.ceilings import measure_ceilings, product_rate
+from penstock.runtime.execution.ceilings import measure_ceilings, product_rate
 
 
 def test_rates_are_measured_and_threads_are_given_back():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.runtime.device import CpuDevice, _group_bytes, open_device, rest_torch, usual_threads
+from penstock.runtime.execution.device import CpuDevice, _group_bytes, open_device, rest_torch, usual_threads
 
 
 def test_memory_is_what_the_machine_and_its_container_leave(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from penstock.errors import RequestError
-from penstock.layers.encoder import Encoder
-from penstock.models.spec import GQA, Layer, ModelSpec, Norm, PlainMLP
-from penstock.runtime.eager.encoder import TextEncoder
-from penstock.runtime.load.parameters import dummy_model
+from penstock.runtime.execution.eager.encoder import TextEncoder
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.layers.encoder import Encoder
+from penstock.runtime.models.spec import GQA, Layer, ModelSpec, Norm, PlainMLP
 
 
 def encoder(pooling: str = "mean") -> Encoder:

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from penstock.core.batch import Delta
-from penstock.core.limits import Limits
-from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import Scheduler
-from penstock.engine.engine import Engine
-from penstock.layers.decoder import Decoder
-from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.core.batch import Delta
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.layers.decoder import Decoder
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model
 
 PARAMS = [

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from penstock.errors import ModelFileError
-from penstock.formats.checkpoint import RawTensor
-from penstock.formats.quants import BLOCKS, dequantize
-from penstock.models.weights import HalvesPaired, RowRange, Take, Tensor
-from penstock.ops.packed import GROUP
-from penstock.runtime.load.audit import TensorAudit
-from penstock.runtime.load.grouping import group_recipe
-from penstock.runtime.load.recipe import open_recipe
+from penstock.runtime.execution.load.audit import TensorAudit
+from penstock.runtime.execution.load.grouping import group_recipe
+from penstock.runtime.execution.load.recipe import open_recipe
+from penstock.runtime.formats.checkpoint import RawTensor
+from penstock.runtime.formats.quants import BLOCKS, dequantize
+from penstock.runtime.models.weights import HalvesPaired, RowRange, Take, Tensor
+from penstock.runtime.ops.packed import GROUP
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 SCALE_ROUNDED = ("Q4_K", "Q5_K")

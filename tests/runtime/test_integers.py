@@ -15,18 +15,18 @@ from penstock import LLM, SamplingParams
 from penstock.assembly.engine import load
 from penstock.config import configure
 from penstock.errors import ModelFileError
-from penstock.files import ModelFiles, open_files
-from penstock.layers.decoder import Decoder
-from penstock.layers.step import Rotations, Step
-from penstock.models.weights import Gptq
-from penstock.ops.layout import BatchLayout
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.audit import TensorAudit
-from penstock.runtime.load.grouping import group_recipe
-from penstock.runtime.load.parameters import load_model
-from penstock.runtime.load.recipe import open_recipe
-from penstock.runtime.native.decoder import NativeDecoder
-from penstock.runtime.native.load import load_native
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.load.audit import TensorAudit
+from penstock.runtime.execution.load.grouping import group_recipe
+from penstock.runtime.execution.load.parameters import load_model
+from penstock.runtime.execution.load.recipe import open_recipe
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.load import load_native
+from penstock.runtime.files import ModelFiles, open_files
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.models.weights import Gptq
+from penstock.runtime.ops.layout import BatchLayout
 from tests.runtime.files import checkpoint
 from tests.runtime.quantized_files import KINDS, VOCABULARY, Kind, random_matrix, tensors, write_pair
 
@@ -116,8 +116,8 @@ def test_numbers_are_exact(kind: Kind, shape: tuple[int, int]) -> None:
 
 
 def _recipe(kind: Kind, names: tuple[str, ...]) -> Any:
-    from penstock.models.quantization import replace_floats
-    from penstock.models.weights import Tensor
+    from penstock.runtime.models.quantization import replace_floats
+    from penstock.runtime.models.weights import Tensor
 
     return replace_floats({"quantization_config": kind.settings()}, {"m": Tensor("m.weight")}, names)["m"]
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.kinds.groups import BlockGroup, CacheGroups
-from penstock.core.limits import Limits
-from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import Scheduler
-from penstock.engine.engine import Engine
-from penstock.layers.decoder import Decoder
-from penstock.models.spec import ModelSpec
-from penstock.runtime.eager.runner import ModelRunner
+from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import ModelSpec
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model, tiny_spec
 from tests.runtime.test_engine import requests, serve
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from penstock.ops.attention import read_blocks
-from penstock.ops.kv_write import kv_write
-from penstock.runtime.kv_cache import KVCache, bytes_per_kv_value
+from penstock.runtime.execution.kv_cache import KVCache, bytes_per_kv_value
+from penstock.runtime.ops.attention import read_blocks
+from penstock.runtime.ops.kv_write import kv_write
 from tests.runtime.driving import tiny_spec
 
 CPU = torch.device("cpu")

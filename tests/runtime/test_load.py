@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from penstock.errors import ModelFileError
-from penstock.models.spec import ModelSpec
-from penstock.models.weights import Recipes, Tensor
-from penstock.runtime.load import parameters as load
-from penstock.runtime.load.parameters import dummy_model, load_model
+from penstock.runtime.execution.load import parameters as load
+from penstock.runtime.execution.load.parameters import dummy_model, load_model
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.weights import Recipes, Tensor
 from tests.runtime.driving import tiny_spec
 from tests.runtime.files import checkpoint
 

@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from penstock.core.batch import Arrival, Chunk
-from penstock.core.request import SamplingParams
-from penstock.runtime.cuda.mixed_graphs import padded_chunks, padded_tokens, spread
-from penstock.runtime.cuda.rows import DeviceRows
-from penstock.runtime.eager.inputs import make_inputs
+from penstock.runtime.core.batch import Arrival, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.cuda.mixed_graphs import padded_chunks, padded_tokens, spread
+from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.eager.inputs import make_inputs
 
 BLOCK_SIZE, NUM_ROWS, MAX_CONTEXT, IDLE_BLOCK = 4, 6, 64, 99
 CPU = torch.device("cpu")

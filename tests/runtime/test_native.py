@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from penstock.layers.decoder import Decoder
-from penstock.layers.step import Rotations, Step
-from penstock.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
-from penstock.ops.cpu.library import KERNELS, open_library
-from penstock.ops.layout import BatchLayout
-from penstock.ops.packed import pack, quantize
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.parameters import dummy_model
-from penstock.runtime.native.decoder import NativeDecoder, NativeWeights, native_obstacle
-from penstock.runtime.native.load import gate_order
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.execution.native.decoder import NativeDecoder, NativeWeights, native_obstacle
+from penstock.runtime.execution.native.load import gate_order
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
+from penstock.runtime.ops.cpu.library import KERNELS, open_library
+from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.packed import pack, quantize
 from tests.machine import NUM_THREADS
 
 CPU = torch.device("cpu")

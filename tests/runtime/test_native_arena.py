@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.runtime.native.arena import CACHE_LINE, Arena
+from penstock.runtime.execution.native.arena import CACHE_LINE, Arena
 
 
 def test_what_is_kept_is_a_copy_at_the_beginning_of_a_cache_line() -> None:

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from penstock.errors import EngineError
-from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.native.cache import NativeCache
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.native.cache import NativeCache
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
 from tests.runtime.driving import tiny_spec
 from tests.runtime.test_native import CPU, SPECS, twins
 

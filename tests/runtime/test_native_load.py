@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from penstock.files import ModelFiles, open_files
-from penstock.layers.decoder import Decoder
-from penstock.layers.step import Rotations, Step
-from penstock.ops.layout import BatchLayout
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.parameters import load_model
-from penstock.runtime.native import load as native_load
-from penstock.runtime.native.decoder import NativeDecoder
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.load.parameters import load_model
+from penstock.runtime.execution.native import load as native_load
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.files import ModelFiles, open_files
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.ops.layout import BatchLayout
 from tests import real
 
 CPU = torch.device("cpu")

@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from penstock.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
-from penstock.core.lanes import Lanes
-from penstock.core.limits import Limits
-from penstock.core.order import Queue, by_arrival
-from penstock.core.request import Request, SamplingParams
-from penstock.core.scheduler import Scheduler
-from penstock.draft.drafter import Guess, View
-from penstock.draft.proposals import Proposals
-from penstock.draft.speculator import Speculator
-from penstock.engine.engine import Engine
 from penstock.errors import EngineError
-from penstock.runtime.eager.forward import States
-from penstock.runtime.eager.runner import ModelRunner, StepRunner
-from penstock.runtime.eager.sampler import NOT_FINITE
-from penstock.runtime.native.decoder import NativeDecoder
-from penstock.runtime.native.runner import NativeRunner
+from penstock.runtime.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
+from penstock.runtime.core.lanes import Lanes
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.order import Queue, by_arrival
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.draft.drafter import Guess, View
+from penstock.runtime.draft.proposals import Proposals
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.eager.forward import States
+from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
+from penstock.runtime.execution.eager.sampler import NOT_FINITE
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.runner import NativeRunner
 from tests.runtime.test_engine import serve
 from tests.runtime.test_native import BLOCK_SIZE, MAX_CONTEXT, SPECS, twins
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.files import ModelFiles, open_files
-from penstock.layers.decoder import Decoder
-from penstock.layers.linear import Linear
-from penstock.layers.packed import PackedEmbedding, PackedLinear, PackedMatrix
-from penstock.models.spec import GatedMLP, Layer, MoE
-from penstock.runtime.load.packing import can_pack
-from penstock.runtime.load.parameters import load_model
+from penstock.runtime.execution.load.packing import can_pack
+from penstock.runtime.execution.load.parameters import load_model
+from penstock.runtime.files import ModelFiles, open_files
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.linear import Linear
+from penstock.runtime.layers.packed import PackedEmbedding, PackedLinear, PackedMatrix
+from penstock.runtime.models.spec import GatedMLP, Layer, MoE
 from tests import real
 from tests.runtime.driving import Driver, Text, all_logits, prompts, tiny_model, tiny_spec
 from tests.runtime.quantized_files import KINDS, VOCABULARY, Kind, write_pair

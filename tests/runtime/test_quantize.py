@@ -2,13 +2,13 @@
 
 import torch
 
-from penstock.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
-from penstock.layers.linear import Linear
-from penstock.layers.mlp import Gated
-from penstock.layers.norm import RMSNorm
-from penstock.models.spec import GatedMLP, Layer, MoE
-from penstock.ops.fp8 import round_rows
-from penstock.runtime.load.quantize import quantize_fp8
+from penstock.runtime.execution.load.quantize import quantize_fp8
+from penstock.runtime.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
+from penstock.runtime.layers.linear import Linear
+from penstock.runtime.layers.mlp import Gated
+from penstock.runtime.layers.norm import RMSNorm
+from penstock.runtime.models.spec import GatedMLP, Layer, MoE
+from penstock.runtime.ops.fp8 import round_rows
 from tests.runtime.driving import Text, all_logits, alone, prompts, tiny_model, tiny_spec
 
 

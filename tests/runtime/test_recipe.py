@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from penstock.errors import ModelFileError
-from penstock.models.weights import HalvesPaired, Mxfp4, Plus, Recipe, RowRange, Stack, Swap, Take, Tensor
-from penstock.runtime.load.audit import TensorAudit
-from penstock.runtime.load.recipe import open_recipe
+from penstock.runtime.execution.load.audit import TensorAudit
+from penstock.runtime.execution.load.recipe import open_recipe
+from penstock.runtime.models.weights import HalvesPaired, Mxfp4, Plus, Recipe, RowRange, Stack, Swap, Take, Tensor
 from tests.runtime.files import checkpoint
 
 SOURCE = np.random.default_rng(0)

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from penstock.core.batch import Batch
-from penstock.core.request import SamplingParams
-from penstock.layers.decoder import Decoder
-from penstock.models.spec import GQA, GatedMLP, Layer, MoE, Norm, Rope
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, MoE, Norm, Rope
 from tests.runtime.driving import BLOCK_SIZE, GREEDY, Driver, Text, alone, prompts, tiny_model
 
 LENGTHS = (1, 7, 8, 9, 16, 23, 40)
@@ -260,7 +260,7 @@ def test_scores_are_made_for_few_positions_at_a_time(model: Decoder, monkeypatch
     Driver(model).step([Text(prompts(150)[0], SamplingParams(prompt_logprobs=0))])
     assert max(asked) <= 64
     asked.clear()
-    monkeypatch.setattr("penstock.runtime.eager.forward.LOGITS_AT_ONCE", 2 * 96)
+    monkeypatch.setattr("penstock.runtime.execution.eager.forward.LOGITS_AT_ONCE", 2 * 96)
     texts = [Text(prompt) for prompt in prompts(*LENGTHS)]
     Driver(model).step(texts)
     assert asked == [2, 2, 2, 1]

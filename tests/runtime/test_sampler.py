@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from penstock.core.batch import Logprob
-from penstock.core.request import SamplingParams
-from penstock.layers.decoder import Decoder
+from penstock.runtime.core.batch import Logprob
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.layers.decoder import Decoder
 from tests.runtime.driving import GREEDY, Driver, Text, all_logits, alone, prompts, tiny_model
 
 NUM_TOKENS = 24

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.batch import Chunk
-from penstock.ops.sampling.whole import DrawKeys, draw_whole
-from penstock.runtime.eager.launched import accepted
+from penstock.runtime.core.batch import Chunk
+from penstock.runtime.execution.eager.launched import accepted
+from penstock.runtime.ops.sampling.whole import DrawKeys, draw_whole
 
 VOCAB_SIZE = 4
 START = 2

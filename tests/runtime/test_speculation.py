@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.core.request import SamplingParams
-from penstock.layers.decoder import Decoder
-from penstock.ops.sampling.sample import Draws, Needs
-from penstock.runtime.eager import launched
-from penstock.runtime.eager.launched import ChunkOutcome
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.eager.sampler import Sampler
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.eager import launched
+from penstock.runtime.execution.eager.launched import ChunkOutcome
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.eager.sampler import Sampler
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.ops.sampling.sample import Draws, Needs
 from tests.ops.statistics import distribution, is_plausible
 from tests.runtime.driving import BLOCK_SIZE, all_logits, tiny_model
 

@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
-from penstock.core.batch import Arrival, Chunk
-from penstock.core.request import SamplingParams
-from penstock.ops.rows import gather_checks
-from penstock.runtime.cuda.graphs import padded_size
-from penstock.runtime.cuda.rows import DeviceRows
-from penstock.runtime.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe, verify_layout
-from penstock.runtime.eager.inputs import make_inputs
+from penstock.runtime.core.batch import Arrival, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.cuda.graphs import padded_size
+from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe, verify_layout
+from penstock.runtime.execution.eager.inputs import make_inputs
+from penstock.runtime.ops.rows import gather_checks
 
 BLOCK_SIZE, NUM_ROWS, MAX_CONTEXT, IDLE_BLOCK = 4, 6, 64, 99
 CPU = torch.device("cpu")

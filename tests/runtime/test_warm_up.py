@@ -6,21 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from penstock.core.batch import Batch, Chunk
-from penstock.layers.decoder import Decoder
-from penstock.layers.step import Rotations
-from penstock.models import catalog
-from penstock.ops.op import OPERATIONS
-from penstock.ops.triton.host.launch import asking
-from penstock.runtime.cuda.forward import RecordedSteps
-from penstock.runtime.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder
-from penstock.runtime.cuda.mixed_graphs import MixedGraphs
-from penstock.runtime.cuda.rows import DeviceRows
-from penstock.runtime.cuda.verify_graphs import VerifyGraphs
-from penstock.runtime.cuda.warm_up import SPECIAL, KernelWarmUp, excerpt
-from penstock.runtime.eager.sampler import Sampler
-from penstock.runtime.kv_cache import KVCache
-from penstock.runtime.load.parameters import dummy_model
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.execution.cuda.forward import RecordedSteps
+from penstock.runtime.execution.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder
+from penstock.runtime.execution.cuda.mixed_graphs import MixedGraphs
+from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.cuda.verify_graphs import VerifyGraphs
+from penstock.runtime.execution.cuda.warm_up import SPECIAL, KernelWarmUp, excerpt
+from penstock.runtime.execution.eager.sampler import Sampler
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations
+from penstock.runtime.models import catalog
+from penstock.runtime.ops.op import OPERATIONS
+from penstock.runtime.ops.triton.host.launch import asking
 from tests.ops.parity import cases
 from tests.ops.triton.test_compile_ahead import hopper
 

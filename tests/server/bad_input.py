@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from penstock.server.app import ROUTES, Route
+from penstock.service.server.app import ROUTES, Route
 from tests.server.serving import Server, user
 
 LEAKS = re.compile(r"0x[0-9a-f]{6,}|Traceback|/home/|/root/|/work/|site-packages|\.py\b|penstock-\w+/|test-key")

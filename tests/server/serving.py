@@ -17,10 +17,10 @@ import httpx
 import openai
 
 from penstock.config import EngineConfig
-from penstock.core.request import SamplingParams
-from penstock.engine.client import EngineClient, Facts
-from penstock.engine.oracle import expected_tokens
-from penstock.text.tokenizer.byte_level import byte_tokenizer
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.engine.client import EngineClient, Facts
+from penstock.runtime.engine.oracle import expected_tokens
+from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
 from tests.machine import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

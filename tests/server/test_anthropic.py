@@ -10,7 +10,7 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.server.anthropic.protocol import REFUSED, MessagesBody
+from penstock.service.server.anthropic.protocol import REFUSED, MessagesBody
 from tests.server.serving import KEY, Server, chat_text, oracle_text, render, user
 
 GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}

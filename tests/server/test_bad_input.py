@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.server.app import Route
+from penstock.service.server.app import Route
 from tests.server.bad_input import GOOD_BODIES, NUMBERS, POSTS, check_reported, raw
 from tests.server.serving import Server, chat_text, serving, user
 

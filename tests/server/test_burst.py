@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.http.guard import BurstGate
+from penstock.service.server.http.guard import BurstGate
 from tests.machine import PATIENCE_S
 
 

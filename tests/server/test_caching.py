@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.pins import PinLedger
+from penstock.service.server.pins import PinLedger
 from tests.server.serving import Server, serving, user
 
 LONG = "a long preamble that many questions share, " * 8

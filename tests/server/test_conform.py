@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.conform.check import ApiCheck, Level, Target
-from penstock.conform.table import SUITES
+from penstock.tools.conform.check import ApiCheck, Level, Target
+from penstock.tools.conform.table import SUITES
 from tests.server.serving import ROOT, Server, chat_text
 from tests.server.test_batches import chat_lines, text_of
 

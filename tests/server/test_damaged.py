@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.formats.store import StoreEntry, commit, record_files, temporary_directory
+from penstock.runtime.formats.store import StoreEntry, commit, record_files, temporary_directory
 from tests.machine import PATIENCE_S
 from tests.real import RANDOM_LLAMA, model_path
 from tests.server.serving import Server, chat_text, serving, user

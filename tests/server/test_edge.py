@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.request import Request, SamplingParams
-from penstock.server.http.admission import Admission
-from penstock.server.http.body import BodiesInFlight, BodyLimits, BodyScan, parse
-from penstock.server.http.connection import MAX_PIPELINED
-from penstock.server.http.faults import ApiError
-from penstock.server.http.large import Turns, breathe
-from penstock.server.openai.protocol import CompletionBody
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.service.server.http.admission import Admission
+from penstock.service.server.http.body import BodiesInFlight, BodyLimits, BodyScan, parse
+from penstock.service.server.http.connection import MAX_PIPELINED
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.large import Turns, breathe
+from penstock.service.server.openai.protocol import CompletionBody
 from tests.machine import PATIENCE_S
 from tests.server.serving import ROOT, Server, idle_client, serving, user
 

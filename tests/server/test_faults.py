@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.http.connection import HEADERS_S
-from penstock.webfiles import has_web_app
+from penstock.service.server.http.connection import HEADERS_S
+from penstock.service.webfiles import has_web_app
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from tests.machine import PATIENCE_S, wait_until
 from tests.server.ledger import Ledger, http_of, mixed_load

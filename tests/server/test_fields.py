@@ -12,14 +12,14 @@ from openai.types.chat import completion_create_params as chat_params
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
-from penstock.server.generation import Caller
-from penstock.server.openai.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
-from penstock.server.openai.request import text_generation
-from penstock.server.prepare import prepare
-from penstock.server.served import ServedModel
-from penstock.server.text import Text
-from penstock.text.tokenizer.tokenizer import Tokenizer
-from penstock.text.tokenizer.vocabulary import SpecialTokens
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
+from penstock.service.server.generation import Caller
+from penstock.service.server.openai.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
+from penstock.service.server.openai.request import text_generation
+from penstock.service.server.prepare import prepare
+from penstock.service.server.served import ServedModel
+from penstock.service.server.text import Text
 from tests.server.serving import Server, idle_client, serving, user
 
 DRAWN: dict[str, Any] = {

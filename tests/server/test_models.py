@@ -438,7 +438,7 @@ def test_metrics_tell_models_apart(server: Server) -> None:
 def test_names_given_twice_and_directories_without_models_are_refused(tmp_path: Path) -> None:
     from penstock.assembly.pool import entries_of, entry_of
     from penstock.errors import ConfigError
-    from penstock.server.pool.config import PoolConfig
+    from penstock.service.server.pool.config import PoolConfig
 
     with pytest.raises(ConfigError, match="more than once"):
         entries_of(PoolConfig(models=("a=x.gguf", "a=y.gguf")), None)

@@ -9,10 +9,10 @@ import ollama
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.engine.client import EngineClient
-from penstock.server.ollama.catalogue import capabilities
-from penstock.server.served import ServedModel
-from penstock.server.text import ModelCard
+from penstock.runtime.engine.client import EngineClient
+from penstock.service.server.ollama.catalogue import capabilities
+from penstock.service.server.served import ServedModel
+from penstock.service.server.text import ModelCard
 from tests.server.serving import Server, chat_text, oracle_text, render, user
 
 OPTIONS = {"temperature": 0, "num_predict": 9}

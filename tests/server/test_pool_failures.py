@@ -6,15 +6,15 @@ from unittest.mock import patch
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.engine.client import EngineClient
 from penstock.errors import ModelFileError
-from penstock.server.http.faults import ApiError
-from penstock.server.pool import pool as pool_module
-from penstock.server.pool.model import CheckedFiles, PooledModel
-from penstock.server.pool.pool import ModelPool
-from penstock.server.pool.resident import Resident
-from penstock.server.served import ServedModel
-from penstock.server.text import Text
+from penstock.runtime.engine.client import EngineClient
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.pool import pool as pool_module
+from penstock.service.server.pool.model import CheckedFiles, PooledModel
+from penstock.service.server.pool.pool import ModelPool
+from penstock.service.server.pool.resident import Resident
+from penstock.service.server.served import ServedModel
+from penstock.service.server.text import Text
 
 
 def test_who_was_refused_is_no_reason_to_try_again() -> None:

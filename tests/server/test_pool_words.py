@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import EngineConfig
-from penstock.engine.client import EngineClient
-from penstock.server.pool.resident import Resident
-from penstock.server.pool.words import KeptWords
-from penstock.server.served import ServedModel
-from penstock.server.text import ModelCard, Text
-from penstock.text.tokenizer.byte_level import byte_tokenizer
+from penstock.runtime.engine.client import EngineClient
+from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
+from penstock.service.server.pool.resident import Resident
+from penstock.service.server.pool.words import KeptWords
+from penstock.service.server.served import ServedModel
+from penstock.service.server.text import ModelCard, Text
 from tests.server.serving import chat_text, serving, user
 
 TOKENIZER = byte_tokenizer()

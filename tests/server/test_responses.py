@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.server.responses.protocol import REFUSED, ResponseBody
+from penstock.service.server.responses.protocol import REFUSED, ResponseBody
 from tests.machine import PATIENCE_S
 from tests.server.serving import Server, chat_text, oracle_text, render, serving, user
 

@@ -8,8 +8,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
-from penstock.server.app import ROUTES
-from penstock.server.http.docs import openapi
+from penstock.service.server.app import ROUTES
+from penstock.service.server.http.docs import openapi
 from tests.server.bad_input import SLOW, check_error
 from tests.server.serving import Server
 

@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.http import sse
-from penstock.server.http.faults import invalid
-from penstock.server.openai.dialect import DIALECT
+from penstock.service.server.http import sse
+from penstock.service.server.http.faults import invalid
+from penstock.service.server.openai.dialect import DIALECT
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\r\n\x0b\x0c\x1c\x85\u2028\u2029"))
 

@@ -9,8 +9,8 @@ import msgspec
 import openai
 import pytest
 
-from penstock.server.anthropic.protocol import MessagesBody
-from penstock.server.anthropic.request import generation_of
+from penstock.service.server.anthropic.protocol import MessagesBody
+from penstock.service.server.anthropic.request import generation_of
 from tests.server.serving import Server, serving, user
 from tests.server.test_tools import PARAMETERS, TOOLS, valid_calls
 from tests.server.thinking import MODEL, thinking_text, thinking_tokenizer

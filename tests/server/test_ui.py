@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.engine.client import StepView
-from penstock.server.ui.utilisation import (
+from penstock.runtime.engine.client import StepView
+from penstock.service.server.ui.utilisation import (
     RequestMix,
     StepTimes,
     capacity_per_s,

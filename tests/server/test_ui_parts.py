@@ -4,15 +4,15 @@ import asyncio
 import sys
 from pathlib import Path
 
-from penstock.core.blocks import BlockPool
-from penstock.core.inspection import CACHED, FREE, HELD, NO_PREFIX, SHARED, pool_state
-from penstock.core.request import Request, SamplingParams
-from penstock.core.sequence import Sequence
-from penstock.engine.client import StepView
-from penstock.server.ui.ledger import RequestRecord
-from penstock.server.ui.refusals import MAX_KEPT, RefusalLog
-from penstock.server.ui.throttle import ToolThrottle
-from penstock.server.ui.waterfall import waterfall
+from penstock.runtime.core.blocks import BlockPool
+from penstock.runtime.core.inspection import CACHED, FREE, HELD, NO_PREFIX, SHARED, pool_state
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.sequence import Sequence
+from penstock.runtime.engine.client import StepView
+from penstock.service.server.ui.ledger import RequestRecord
+from penstock.service.server.ui.refusals import MAX_KEPT, RefusalLog
+from penstock.service.server.ui.throttle import ToolThrottle
+from penstock.service.server.ui.waterfall import waterfall
 from tests.machine import PATIENCE_S
 
 

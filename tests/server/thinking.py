@@ -17,19 +17,19 @@ from penstock.assembly.serving import serve
 from penstock.cli.serve import Config
 from penstock.config import EngineConfig
 from penstock.console import args
-from penstock.engine.engine import Engine
-from penstock.engine.machine import Machine
-from penstock.engine.matching import Matching
-from penstock.engine.process import OnPhase, run_engine
-from penstock.engine.wire import decode_config
-from penstock.server.text import Text
-from penstock.text.grammar.compiler import GrammarCompiler
-from penstock.text.grammar.vocabulary import whole_vocabulary
-from penstock.text.stream.styles import style_of_template
-from penstock.text.template.chat import ChatTemplate
-from penstock.text.tokenizer.byte_level import byte_tokenizer
-from penstock.text.tokenizer.tokenizer import Tokenizer
-from penstock.text.tokenizer.vocabulary import SpecialTokens
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.machine import Machine
+from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.process import OnPhase, run_engine
+from penstock.runtime.engine.wire import decode_config
+from penstock.runtime.text.grammar.compiler import GrammarCompiler
+from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
+from penstock.runtime.text.stream.styles import style_of_template
+from penstock.runtime.text.template.chat import ChatTemplate
+from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
+from penstock.service.server.text import Text
 from tests.text.templates import QWEN
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

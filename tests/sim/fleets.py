@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from penstock.config import CacheConfig, EngineConfig, SchedulerConfig
-from penstock.cost.hardware import find
-from penstock.cost.roofline import Roofline
-from penstock.models import catalog
-from penstock.sim.simulation import Fleet
-from penstock.sizing import Memory, size_engine
-from penstock.workload.arrivals import Poisson
-from penstock.workload.lengths import LogNormal, Uniform
-from penstock.workload.workload import Recipe
+from penstock.runtime.models import catalog
+from penstock.runtime.sizing import Memory, size_engine
+from penstock.tools.cost.hardware import find
+from penstock.tools.cost.roofline import Roofline
+from penstock.tools.sim.simulation import Fleet
+from penstock.tools.workload.arrivals import Poisson
+from penstock.tools.workload.lengths import LogNormal, Uniform
+from penstock.tools.workload.workload import Recipe
 
 SPEC = catalog.find("llama-3-8b")
 H100 = find("h100-sxm")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sim.clock import EventQueue
+from penstock.tools.sim.clock import EventQueue
 
 
 @given(times=st.lists(st.floats(0, 10), max_size=50))

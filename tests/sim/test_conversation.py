@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.plan import plan_of_recipe
-from penstock.cost.hardware import Link
 from penstock.metrics.timeline import Outcome
-from penstock.sim.handover import Disaggregation
-from penstock.sim.scaling import Scaling
-from penstock.sim.simulation import simulate
-from penstock.workload.arrivals import AtOnce, Poisson
-from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import Conversation, Recipe
+from penstock.tools.bench.plan import plan_of_recipe
+from penstock.tools.cost.hardware import Link
+from penstock.tools.sim.handover import Disaggregation
+from penstock.tools.sim.scaling import Scaling
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import AtOnce, Poisson
+from penstock.tools.workload.lengths import Fixed, Uniform
+from penstock.tools.workload.workload import Conversation, Recipe
 from tests.sim.fleets import make_fleet
 
 RECIPE = Recipe(Poisson(20.0), Uniform(5, 80), Uniform(1, 60), num_requests=20, conversation=Conversation(3, 0.5))

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.batch import Batch, Chunk
-from penstock.cost.layout import Layout
-from penstock.cost.roofline import Overhead, Roofline, roofline
-from penstock.models import catalog
-from penstock.router.policy import POLICIES
-from penstock.sim.simulation import simulate
-from penstock.workload.arrivals import Gamma
-from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import SharedPrefix
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.models import catalog
+from penstock.service.router.policy import POLICIES
+from penstock.tools.cost.layout import Layout
+from penstock.tools.cost.roofline import Overhead, Roofline, roofline
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import Gamma
+from penstock.tools.workload.lengths import Fixed, Uniform
+from penstock.tools.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, H100, SPEC, make_fleet, make_workload
 from tests.sim.test_replica import assert_equal, assert_predicting_changes_nothing
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.hardware import Link
 from penstock.errors import ConfigError
-from penstock.router.policy import POLICIES
-from penstock.sim.handover import Disaggregation
-from penstock.sim.scaling import Pressure, Scaler, Scaling, ServedRate, predicted_attainment
-from penstock.sim.simulation import simulate
-from penstock.sim.speculation import Guessing
-from penstock.sim.tracing import SimulationTracer
-from penstock.workload.arrivals import AtOnce, Constant
-from penstock.workload.lengths import Fixed
-from penstock.workload.workload import SharedPrefix
+from penstock.service.router.policy import POLICIES
+from penstock.tools.cost.hardware import Link
+from penstock.tools.sim.handover import Disaggregation
+from penstock.tools.sim.scaling import Pressure, Scaler, Scaling, ServedRate, predicted_attainment
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.sim.speculation import Guessing
+from penstock.tools.sim.tracing import SimulationTracer
+from penstock.tools.workload.arrivals import AtOnce, Constant
+from penstock.tools.workload.lengths import Fixed
+from penstock.tools.workload.workload import SharedPrefix
 from tests.sim.fleets import make_fleet, make_workload, with_requests
 
 LINK = Link("network", 40e9, 1e-5)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.scheduler import SchedulerLoad
-from penstock.sim.history import MAX_SAMPLES, History
+from penstock.runtime.core.scheduler import SchedulerLoad
+from penstock.tools.sim.history import MAX_SAMPLES, History
 
 
 @given(

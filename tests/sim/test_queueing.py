@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.metrics.timeline import Outcome, Timeline
-from penstock.router.policy import POLICIES
-from penstock.sim.queueing import capacity_per_s, queue_figures, stability_of
-from penstock.sim.simulation import simulate
-from penstock.workload.arrivals import Poisson
-from penstock.workload.lengths import Fixed
-from penstock.workload.workload import Conversation, People, Recipe, SharedPrefix
+from penstock.service.router.policy import POLICIES
+from penstock.tools.sim.queueing import capacity_per_s, queue_figures, stability_of
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import Poisson
+from penstock.tools.workload.lengths import Fixed
+from penstock.tools.workload.workload import Conversation, People, Recipe, SharedPrefix
 from tests.sim.fleets import make_fleet
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.batch import StepOutput
-from penstock.engine.engine import Engine
 from penstock.metrics.timeline import Timeline
-from penstock.sim.simulation import simulate
-from penstock.sizing import make_scheduler
-from penstock.workload.arrivals import AtOnce, Gamma, Poisson
-from penstock.workload.workload import SharedPrefix
+from penstock.runtime.core.batch import StepOutput
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.sizing import make_scheduler
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import AtOnce, Gamma, Poisson
+from penstock.tools.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, make_fleet, make_workload, with_requests
 
 

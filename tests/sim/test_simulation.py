@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cost.roofline import Roofline
 from penstock.metrics.summary import Slo
 from penstock.metrics.timeline import Outcome
-from penstock.router.policy import POLICIES
-from penstock.sim.simulation import simulate
-from penstock.workload.arrivals import AtOnce, Gamma, Poisson
-from penstock.workload.lengths import Fixed, LogNormal, Uniform
-from penstock.workload.workload import SharedPrefix
+from penstock.service.router.policy import POLICIES
+from penstock.tools.cost.roofline import Roofline
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import AtOnce, Gamma, Poisson
+from penstock.tools.workload.lengths import Fixed, LogNormal, Uniform
+from penstock.tools.workload.workload import SharedPrefix
 from tests.sim.fleets import H100, SPEC, make_fleet, make_workload, with_requests
 
 loads = st.fixed_dictionaries(

@@ -6,16 +6,16 @@ from statistics import fmean
 
 import pytest
 
-from penstock.core.batch import Batch, Chunk, StepOutput
-from penstock.cost.cost import Cost
-from penstock.draft.drafter import Guess, View
-from penstock.draft.speculator import Speculator
-from penstock.engine.engine import Engine
-from penstock.sim.simulation import simulate
-from penstock.sim.speculation import Guessing
-from penstock.sizing import make_scheduler
-from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import Workload
+from penstock.runtime.core.batch import Batch, Chunk, StepOutput
+from penstock.runtime.draft.drafter import Guess, View
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.sizing import make_scheduler
+from penstock.tools.cost.cost import Cost
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.sim.speculation import Guessing
+from penstock.tools.workload.lengths import Fixed, Uniform
+from penstock.tools.workload.workload import Workload
 from tests.sim.fleets import make_fleet, make_workload
 
 VOCABULARY = 1000

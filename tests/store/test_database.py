@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError, StoreError
-from penstock.store.database import Schema, SqliteDatabase, Transaction
+from penstock.service.store.database import Schema, SqliteDatabase, Transaction
 
 COUNTERS = Schema("counters", (("CREATE TABLE counters (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",),))
 

@@ -10,8 +10,8 @@ import sys
 import time
 
 from penstock.errors import RequestError
-from penstock.text.grammar.kinds import KINDS
-from penstock.text.tools.formats import FORMATS
+from penstock.runtime.text.grammar.kinds import KINDS
+from penstock.runtime.text.tools.formats import FORMATS
 from tests.text.grammar import walk
 from tests.text.grammar.schemas import make_schema
 from tests.text.grammar.walk import compiler, tokenizer, write

@@ -6,10 +6,10 @@ from functools import cache
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from penstock.formats.gguf import GgufFile
-from penstock.text.tokenizer.pieces import byte_alphabet
-from penstock.text.tokenizer.tokenizer import Tokenizer
-from penstock.text.tokenizer.vocabulary import SpecialTokens
+from penstock.runtime.formats.gguf import GgufFile
+from penstock.runtime.text.tokenizer.pieces import byte_alphabet
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
 from tests import real
 
 

@@ -11,8 +11,8 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from penstock.errors import ModelFileError, RequestError
-from penstock.formats.gguf import GgufFile
-from penstock.text.template.chat import ChatTemplate
+from penstock.runtime.formats.gguf import GgufFile
+from penstock.runtime.text.template.chat import ChatTemplate
 from tests.real import DEFAULT, model_path
 from tests.text.sources import real_tokenizer, small_tokenizers
 from tests.text.templates import CHATML, DEEPSEEK, FAMILIES, GEMMA, LLAMA3, MISTRAL, PARTS_ONLY, QWEN

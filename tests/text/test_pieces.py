@@ -7,8 +7,8 @@ import tokenizers
 from tokenizers import decoders, models
 
 from penstock.errors import ModelFileError
-from penstock.text.tokenizer.pieces import byte_alphabet
-from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.pieces import byte_alphabet
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT, GEMMA, RANDOM_LLAMA
 from tests.text.sources import NO_SPECIAL, real_tokenizer, small_tokenizers
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.text.stream.reasoning import ReasoningStyle, SplitText
-from penstock.text.stream.styles import STYLES, style_of_template
+from penstock.runtime.text.stream.reasoning import ReasoningStyle, SplitText
+from penstock.runtime.text.stream.styles import STYLES, style_of_template
 from tests.text.templates import CHATML, DEEPSEEK, QWEN
 from tests.text.timing import assert_proportional
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import ModelFileError, RequestError
-from penstock.text.template.chat import ChatTemplate
+from penstock.runtime.text.template.chat import ChatTemplate
 from tests.text.templates import FAMILIES
 
 MESSAGES = [{"role": "user", "content": "hello"}]

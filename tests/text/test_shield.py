@@ -12,11 +12,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from penstock.errors import ModelFileError, RequestError
-from penstock.text.template.chat import ChatTemplate
-from penstock.text.template.shield import PromptTokens, tokenize_chat
-from penstock.text.tokenizer.pieces import byte_alphabet
-from penstock.text.tokenizer.tokenizer import Tokenizer
-from penstock.text.tokenizer.vocabulary import SpecialTokens
+from penstock.runtime.text.template.chat import ChatTemplate
+from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
+from penstock.runtime.text.tokenizer.pieces import byte_alphabet
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
 from tests.text.real_templates import real_templates
 from tests.text.templates import FAMILIES
 

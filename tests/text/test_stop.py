@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.errors import RequestError
-from penstock.text.stream.stop import MAX_STOP_CHARACTERS, StopMatcher, StopSet, cut_at_stop
+from penstock.runtime.text.stream.stop import MAX_STOP_CHARACTERS, StopMatcher, StopSet, cut_at_stop
 from tests.text.timing import assert_proportional
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.text.stream.stop import StopSet, cut_at_stop
-from penstock.text.stream.stream import TextRules, TextStream
-from penstock.text.stream.styles import STYLES
-from penstock.text.tokenizer.detokenize import Detokenizer
-from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.stream.stop import StopSet, cut_at_stop
+from penstock.runtime.text.stream.stream import TextRules, TextStream
+from penstock.runtime.text.stream.styles import STYLES
+from penstock.runtime.text.tokenizer.detokenize import Detokenizer
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT
 from tests.text.sources import random_split, real_tokenizer, small_tokenizers
 

@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
 
 from penstock.errors import ModelFileError, RequestError
-from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT, GEMMA, MINILM, RANDOM_LLAMA, WIKITEXT, model_path
 from tests.text.sources import SAMPLES, random_text, real_tokenizer, small_tokenizers
 

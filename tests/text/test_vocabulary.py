@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.formats.gguf import GgufFile
-from penstock.text.tokenizer.pieces import SPACE_MARK
-from penstock.text.tokenizer.splits import SPLITS
-from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.formats.gguf import GgufFile
+from penstock.runtime.text.tokenizer.pieces import SPACE_MARK
+from penstock.runtime.text.tokenizer.splits import SPLITS
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from tests.real import GEMMA, RANDOM_LLAMA, model_path
 from tests.text.sources import (
     SAMPLES,

@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.core.request import SamplingParams
-from penstock.layers.decoder import Decoder
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.heads.eagle import EagleShape
-from penstock.runtime.heads.target import FloatTarget
-from penstock.train.eagle import EagleModule
-from penstock.train.examples import Example, draft_vocabulary, pad, split
-from penstock.train.layers import choose, expected_gain
-from penstock.train.medusa import MedusaModule
-from penstock.train.record import AnswerRecorder, record
-from penstock.train.training import Schedule, acceptance, head_loss, train
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.heads.eagle import EagleShape
+from penstock.runtime.execution.heads.target import FloatTarget
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.train.eagle import EagleModule
+from penstock.runtime.train.examples import Example, draft_vocabulary, pad, split
+from penstock.runtime.train.layers import choose, expected_gain
+from penstock.runtime.train.medusa import MedusaModule
+from penstock.runtime.train.record import AnswerRecorder, record
+from penstock.runtime.train.training import Schedule, acceptance, head_loss, train
 from tests.runtime.driving import BLOCK_SIZE, tiny_model, tiny_spec
 
 VOCABULARY, HIDDEN, DEPTH = 24, 32, 3
@@ -130,6 +130,6 @@ def test_layers_that_do_no_harm_are_left_out() -> None:
 
 
 def chosen_cost(spec: object, count: int) -> float:
-    from penstock.train.layers import _weights_read
+    from penstock.runtime.train.layers import _weights_read
 
     return _weights_read(spec, count)  # type: ignore[arg-type]

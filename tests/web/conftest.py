@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
-from penstock.webfiles import STATIC
+from penstock.service.webfiles import STATIC
 from tests.real import DEFAULT, model_path
 from tests.server.serving import Server, serving
 

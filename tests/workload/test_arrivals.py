@@ -6,7 +6,7 @@ from statistics import mean, stdev
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.workload.arrivals import AtOnce, Constant, Gamma, Poisson, RateRamp
+from penstock.tools.workload.arrivals import AtOnce, Constant, Gamma, Poisson, RateRamp
 
 PROCESSES = [Constant(8.0), Poisson(8.0), Gamma(8.0, 2.0), Gamma(8.0, 0.5)]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.workload.lengths import (
+from penstock.tools.workload.lengths import (
     SHAREGPT_ANSWERS,
     SHAREGPT_PROMPTS,
     Fixed,

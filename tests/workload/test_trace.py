@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.workload.arrivals import Poisson
-from penstock.workload.lengths import Uniform
-from penstock.workload.trace import BLOCK_TOKENS, TraceRow, trace_of, trace_of_rows
-from penstock.workload.workload import Recipe, SharedPrefix
+from penstock.tools.workload.arrivals import Poisson
+from penstock.tools.workload.lengths import Uniform
+from penstock.tools.workload.trace import BLOCK_TOKENS, TraceRow, trace_of, trace_of_rows
+from penstock.tools.workload.workload import Recipe, SharedPrefix
 
 ROWS = [
     TraceRow(3.5, 1030, 7, (1, 2, 3)),

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.workload.trace import TraceRow, trace_of_rows
-from penstock.workload.trace_files import WRITERS, read, write
+from penstock.tools.workload.trace import TraceRow, trace_of_rows
+from penstock.tools.workload.trace_files import WRITERS, read, write
 
 MOONCAKE = """{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [46, 47]}
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.request import Request
 from penstock.errors import ConfigError
-from penstock.workload.arrivals import Constant, Poisson
-from penstock.workload.lengths import Fixed, Uniform
-from penstock.workload.workload import Recipe, SharedPrefix, Workload
+from penstock.runtime.core.request import Request
+from penstock.tools.workload.arrivals import Constant, Poisson
+from penstock.tools.workload.lengths import Fixed, Uniform
+from penstock.tools.workload.workload import Recipe, SharedPrefix, Workload
 
 RECIPE = Recipe(Poisson(5.0), Uniform(5, 50), Uniform(1, 40), num_requests=200, vocab_size=1000)
 

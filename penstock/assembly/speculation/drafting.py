@@ -10,23 +10,23 @@ from typing import NamedTuple
 
 from penstock.amounts import format_bytes
 from penstock.config import EngineConfig
-from penstock.draft.drafter import Drafter
-from penstock.draft.heads import HeadDrafter
-from penstock.draft.model import DraftRunner, ModelDrafter
 from penstock.errors import ConfigError
-from penstock.files import ModelFiles
-from penstock.layers.decoder import Decoder
-from penstock.models.spec import ModelSpec
-from penstock.runtime.cuda.runner import CudaRunner
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.heads.fewer_layers import kept_layers, with_layers
-from penstock.runtime.heads.load import make_heads, open_heads
-from penstock.runtime.heads.states import StateSource, StateStore
-from penstock.runtime.heads.target import head_target
-from penstock.runtime.native.decoder import NativeDecoder
-from penstock.runtime.native.runner import NativeRunner
-from penstock.sizing import Sizing
-from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.draft.drafter import Drafter
+from penstock.runtime.draft.heads import HeadDrafter
+from penstock.runtime.draft.model import DraftRunner, ModelDrafter
+from penstock.runtime.execution.cuda.runner import CudaRunner
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.heads.fewer_layers import kept_layers, with_layers
+from penstock.runtime.execution.heads.load import make_heads, open_heads
+from penstock.runtime.execution.heads.states import StateSource, StateStore
+from penstock.runtime.execution.heads.target import head_target
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.runner import NativeRunner
+from penstock.runtime.files import ModelFiles
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.sizing import Sizing
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 
 MAX_ROWS = 4
 """Generations that are drafted for at once: with more of them the target's own steps are full."""

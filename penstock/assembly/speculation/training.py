@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.assembly.speculation.drafting import make_head_drafter, make_self_drafter
 from penstock.config import HEADS, configure
-from penstock.draft.drafter import Drafter
 from penstock.errors import ConfigError
-from penstock.layers.decoder import Decoder
-from penstock.models.spec import only_gqa
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.heads.eagle import EagleShape
-from penstock.runtime.heads.fewer_layers import with_layers
-from penstock.runtime.heads.states import TextStates
-from penstock.runtime.heads.target import head_target
-from penstock.runtime.native.decoder import NativeDecoder
-from penstock.runtime.native.runner import NativeRunner
-from penstock.train import folder as folders
-from penstock.train.eagle import EagleModule
-from penstock.train.examples import Example, draft_vocabulary, split
-from penstock.train.layers import agreement, choose
-from penstock.train.medusa import MedusaModule
-from penstock.train.record import AnswerRecorder, Transcript, record
-from penstock.train.training import Schedule, acceptance, train, use_threads
+from penstock.runtime.draft.drafter import Drafter
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.heads.eagle import EagleShape
+from penstock.runtime.execution.heads.fewer_layers import with_layers
+from penstock.runtime.execution.heads.states import TextStates
+from penstock.runtime.execution.heads.target import head_target
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.runner import NativeRunner
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import only_gqa
+from penstock.runtime.train import folder as folders
+from penstock.runtime.train.eagle import EagleModule
+from penstock.runtime.train.examples import Example, draft_vocabulary, split
+from penstock.runtime.train.layers import agreement, choose
+from penstock.runtime.train.medusa import MedusaModule
+from penstock.runtime.train.record import AnswerRecorder, Transcript, record
+from penstock.runtime.train.training import Schedule, acceptance, train, use_threads
 
 if TYPE_CHECKING:
     from penstock.assembly.engine import Progress
-    from penstock.llm import LLM
+    from penstock.offline.llm import LLM
 
 BLOCK_SIZE = 16
 JUDGED_TEXTS = 4

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.bench.load import LoadProgress
 from penstock.cli.bench.command import measured
 from penstock.cli.bench.config import Config
 from penstock.console import args
+from penstock.tools.bench.load import LoadProgress
 
 PERIOD_S = 0.5
 

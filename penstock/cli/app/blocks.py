@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from penstock.core.blocks import BlockPool
-from penstock.core.inspection import pool_state
-from penstock.core.request import Request, SamplingParams
-from penstock.core.sequence import Sequence
 from penstock.errors import ConfigError
+from penstock.runtime.core.blocks import BlockPool
+from penstock.runtime.core.inspection import pool_state
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.sequence import Sequence
 
 NUM_TOKENS = 32_768
 """That the memory holds."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.cli.simulate import command
 from penstock.console import args
-from penstock.sim.frames import Frames
+from penstock.tools.sim.frames import Frames
 
 
 def simulated(words: Sequence[str], on_progress: Callable[[float], None], has_frames: bool) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _complaint(text: str, status: int) -> Any:
 
 def _machine(task: Mapping[str, Any]) -> dict[str, Any] | None:
     """What this machine reaches, measured once; nothing if it has not been and may not be now."""
-    from penstock.measure.this_machine import find_hardware, known_hardware  # torch, if it has to be measured
+    from penstock.tools.measure.this_machine import find_hardware, known_hardware  # torch, if it has to be measured
 
     found = find_hardware("this-machine") if task["measures"] else known_hardware()
     return None if found is None else asdict(found)

@@ -38,7 +38,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.engine.spawn import Spawned
+    from penstock.runtime.engine.spawn import Spawned
 
     model = config.model.model
     command = [sys.executable, "-m", "penstock.assembly.worker", f"--model={model}"]

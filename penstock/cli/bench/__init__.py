@@ -1,1 +1,1 @@
-"""`penstock bench` and its subcommands. The benchmark itself is `penstock.bench`."""
+"""`penstock bench` and its subcommands. The benchmark itself is `penstock.tools.bench`."""

@@ -1,6 +1,6 @@
 """`penstock bench`: load any OpenAI-compatible server and tell how it did, or why it cannot be told.
 
-Puts the parts of `penstock.bench` together; they are imported when the command runs.
+Puts the parts of `penstock.tools.bench` together; they are imported when the command runs.
 """
 
 import os
@@ -13,9 +13,9 @@ from penstock.cli.bench.config import Config, parse_slo
 from penstock.console.output import check_writable, write_file
 
 if TYPE_CHECKING:
-    from penstock.bench.client.http import Client
-    from penstock.bench.load import LoadShape
     from penstock.cli.bench.progress import BenchProgress
+    from penstock.tools.bench.client.http import Client
+    from penstock.tools.bench.load import LoadShape
 
 FAULT_STATUS = 1
 INTERRUPTED_STATUS = 130
@@ -58,7 +58,7 @@ async def _bench(config: Config, progress: "BenchProgress") -> dict[str, Any]:
     import asyncio
     import signal
 
-    from penstock.bench.client.http import Client, address_of
+    from penstock.tools.bench.client.http import Client, address_of
 
     key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
     client = Client(address_of(config.url), key, verify=config.verify_tls)
@@ -74,11 +74,11 @@ async def _bench(config: Config, progress: "BenchProgress") -> dict[str, Any]:
 async def _measure(config: Config, client: "Client", progress: "BenchProgress") -> dict[str, Any]:
     import secrets
 
-    from penstock.bench.client.target import find_target
-    from penstock.bench.machine import describe
-    from penstock.bench.report.report import report_of
-    from penstock.bench.session import KneeGoal, Session
     from penstock.cli.bench.traffic import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
+    from penstock.tools.bench.client.target import find_target
+    from penstock.tools.bench.machine import describe
+    from penstock.tools.bench.report.report import report_of
+    from penstock.tools.bench.session import KneeGoal, Session
 
     load = config.load
     trace = open_trace(config)
@@ -110,7 +110,7 @@ async def _measure(config: Config, client: "Client", progress: "BenchProgress") 
 
 
 def _shape(config: Config) -> "LoadShape":
-    from penstock.bench.load import LoadShape
+    from penstock.tools.bench.load import LoadShape
 
     load = config.load
     return LoadShape(
@@ -136,9 +136,9 @@ def _asked(config: Config, nonce: str) -> dict[str, Any]:
 
 def _report(config: Config, report: dict[str, Any]) -> int:
     """Files first, so that nothing that goes wrong on a screen loses a measurement."""
-    from penstock.bench.report.page import page_of
     from penstock.cli.bench.report import print_report
     from penstock.console.show import print_json
+    from penstock.tools.bench.report.page import page_of
 
     if config.json is not None and str(config.json) != "-":
         write_file(config.json, _json_text(report))

@@ -9,7 +9,7 @@ from penstock.amounts import counted
 from penstock.console.show import print_json, print_table, printable
 
 if TYPE_CHECKING:
-    from penstock.bench.report.compare import ReportComparison
+    from penstock.tools.bench.report.compare import ReportComparison
 
 FAULT_STATUS = 1
 
@@ -35,10 +35,10 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.bench.report.compare import compare, read_report
-    from penstock.bench.report.page import flag_list, page_of, table
     from penstock.cli.bench.report import print_flags
     from penstock.console.output import write_file
+    from penstock.tools.bench.report.compare import compare, read_report
+    from penstock.tools.bench.report.page import flag_list, page_of, table
 
     first, second = read_report(config.first), read_report(config.second)
     found = compare(first, second)
@@ -81,7 +81,7 @@ def _rows(found: "ReportComparison", sign: str) -> list[tuple[object, ...]]:
 
 
 def _change(mean: float, half_width: float | None, sign: str) -> str:
-    from penstock.bench.report.report import figure
+    from penstock.tools.bench.report.report import figure
 
     change = f"{'+' if mean >= 0.0 else ''}{figure(mean)}"
     return change if half_width is None else f"{change} {sign} {figure(half_width)}"

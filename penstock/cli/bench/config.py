@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
-from penstock.workload.asked import Asked
+from penstock.tools.workload.asked import Asked
 
 DEFAULT_USERS = 8
 TARGETS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}

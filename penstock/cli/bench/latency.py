@@ -9,9 +9,9 @@ from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
-from penstock.workload.arrivals import AtOnce
-from penstock.workload.lengths import Fixed
-from penstock.workload.workload import Recipe
+from penstock.tools.workload.arrivals import AtOnce
+from penstock.tools.workload.lengths import Fixed
+from penstock.tools.workload.workload import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Outcome, Timeline
 
 if TYPE_CHECKING:
-    from penstock.core.request import Request
-    from penstock.llm import LLM
     from penstock.offline.completion import Update
+    from penstock.offline.llm import LLM
+    from penstock.runtime.core.request import Request
 
 INTERRUPTED_STATUS = 130
 
@@ -86,7 +86,7 @@ def repeat_offline(number: int, run_once: Callable[[str], OfflineRun]) -> list[O
 
 def print_intervals(rows: Mapping[str, Sequence[float]]) -> None:
     """Each figure over the runs: its mean, how sure it is, and its ends."""
-    from penstock.bench.report.interval import interval
+    from penstock.tools.bench.report.interval import interval
 
     table: list[tuple[Any, ...]] = []
     for name, values in rows.items():

@@ -3,7 +3,7 @@
 import sys
 from typing import Any, Protocol
 
-from penstock.bench.load import LoadProgress
+from penstock.tools.bench.load import LoadProgress
 
 
 class BenchProgress(Protocol):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.bench.report.report import HEADLINES, facts_of, figure, headline, knee_words
 from penstock.console.show import print_table, printable
+from penstock.tools.bench.report.report import HEADLINES, facts_of, figure, headline, knee_words
 
 MARKS = {"invalid": "!!", "warning": "!", "note": "-"}
 LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E": "e2e"}

@@ -10,9 +10,9 @@ from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
-from penstock.workload import lengths
-from penstock.workload.arrivals import AtOnce
-from penstock.workload.workload import Recipe, SharedPrefix
+from penstock.tools.workload import lengths
+from penstock.tools.workload.arrivals import AtOnce
+from penstock.tools.workload.workload import Recipe, SharedPrefix
 
 if TYPE_CHECKING:
     from penstock.cli.bench.offline import OfflineRun

@@ -5,15 +5,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.amounts import counted
-from penstock.bench.machine import trace_digest
-from penstock.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
-from penstock.bench.session import PlanMaker, Session
 from penstock.cli.bench.config import BenchLoad, Config
-from penstock.workload import lengths
-from penstock.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, RateRamp
-from penstock.workload.trace import Trace
-from penstock.workload.trace_files import read
-from penstock.workload.workload import Recipe
+from penstock.tools.bench.machine import trace_digest
+from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
+from penstock.tools.bench.session import PlanMaker, Session
+from penstock.tools.workload import lengths
+from penstock.tools.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, RateRamp
+from penstock.tools.workload.trace import Trace
+from penstock.tools.workload.trace_files import read
+from penstock.tools.workload.workload import Recipe
 
 DEFAULT_REQUESTS = 100
 KNEE_TRIAL_S = 30.0

@@ -33,8 +33,8 @@ def run(config: Config) -> int:
     missing = [name for name in ("openai", "anthropic", "ollama", "httpx") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"conform needs {', '.join(missing)}; pip install 'penstock[conform]'")
-    from penstock.conform.check import CheckVerdict, Target, run_checks
-    from penstock.conform.table import SUITES, is_conformant, report, summary
+    from penstock.tools.conform.check import CheckVerdict, Target, run_checks
+    from penstock.tools.conform.table import SUITES, is_conformant, report, summary
 
     unknown = [name for name in config.dialect if name not in SUITES]
     if unknown:

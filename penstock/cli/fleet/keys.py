@@ -46,9 +46,9 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.assembly.gateway import open_gateway_database
-    from penstock.gateway import audit, budgets, keys
-    from penstock.gateway.money import nanodollars
-    from penstock.gateway.settings import read_settings
+    from penstock.service.gateway import audit, budgets, keys
+    from penstock.service.gateway.money import nanodollars
+    from penstock.service.gateway.settings import read_settings
 
     database = open_gateway_database(read_settings(config.gateway))
     now = time.time()

@@ -38,8 +38,8 @@ def run(config: Config) -> int:
 def check_model(config: EngineConfig) -> None:
     """Raise a PenstockError if the model is not here, or cannot be cut so, or there are too few devices."""
     from penstock.assembly.ranks import check_machine, ranks_of
-    from penstock.files import dummy_spec, open_files
-    from penstock.runtime.device import open_device
+    from penstock.runtime.execution.device import open_device
+    from penstock.runtime.files import dummy_spec, open_files
 
     spec = dummy_spec(config.model.model)
     try:

@@ -19,7 +19,7 @@ class Config:
 
 def run(config: Config) -> int:
     try:
-        from penstock.cluster.look import look
+        from penstock.service.cluster.look import look
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

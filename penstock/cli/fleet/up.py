@@ -86,7 +86,7 @@ def run(config: Config) -> int:
 
 def check(engine: EngineConfig) -> int:
     """Raise ConfigError, before anything is placed, if no replica could be made so; returns its ranks."""
-    from penstock.models.ranks import Ranks
+    from penstock.runtime.models.ranks import Ranks
 
     asked = engine.parallel
     return Ranks(asked.tensor, asked.pipeline, asked.expert).num_ranks

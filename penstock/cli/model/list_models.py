@@ -18,7 +18,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.formats.hub import default_cache, installed
+    from penstock.runtime.formats.hub import default_cache, installed
 
     entries = installed(default_cache())
     if config.json:

@@ -18,7 +18,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.formats.hub import default_cache, resolve
+    from penstock.runtime.formats.hub import default_cache, resolve
 
     with ProgressBar() as progress:
         path = resolve(config.model, default_cache(), progress)

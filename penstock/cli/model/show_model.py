@@ -9,12 +9,12 @@ from penstock.amounts import format_bytes, format_count
 from penstock.cli.plan.model import spec_of_config
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
-from penstock.models import catalog
-from penstock.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
-from penstock.models.weights import sources
+from penstock.runtime.models import catalog
+from penstock.runtime.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
+from penstock.runtime.models.weights import sources
 
 if TYPE_CHECKING:
-    from penstock.files import ModelFiles
+    from penstock.runtime.files import ModelFiles
 
 BYTES_IN_MEMORY = {"float32": 4, "bfloat16": 2}
 PARTS = ("embedding", "attention", "mlp", "norms", "output")
@@ -171,7 +171,7 @@ def _disk_formats(files: "ModelFiles") -> dict[str, int]:
 
 
 def _opened(source: str) -> dict[str, Any]:
-    from penstock.files import open_files
+    from penstock.runtime.files import open_files
 
     with ProgressBar() as progress:
         files = open_files(source, progress=progress)

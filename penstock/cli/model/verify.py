@@ -19,7 +19,7 @@ class Config:
 def run(config: Config) -> int:
     from penstock.assembly.integrity import damage_of, find_fetched
     from penstock.errors import ConfigError
-    from penstock.files import open_files
+    from penstock.runtime.files import open_files
 
     with ProgressBar() as progress:
         path = open_files(config.model, progress=progress).path

@@ -1,1 +1,1 @@
-"""`penstock plan` and its subcommands. The search itself is `penstock.planner`."""
+"""`penstock plan` and its subcommands. The search itself is `penstock.tools.planner`."""

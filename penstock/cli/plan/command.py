@@ -1,6 +1,6 @@
 """`penstock plan`: what to buy and how to launch it, searched on the simulator, ending in a command.
 
-Puts the parts of `penstock.planner` together; they are imported when the command runs.
+Puts the parts of `penstock.tools.planner` together; they are imported when the command runs.
 """
 
 import sys
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.plan.config import MEASURED, Config, ExpectedLoad, PlanGoal
-from penstock.cost.hardware import Hardware
-from penstock.cost.precision import KvFormat, WeightFormat
 from penstock.errors import ConfigError
-from penstock.sizing import MAX_BATCH_TOKENS
+from penstock.runtime.sizing import MAX_BATCH_TOKENS
+from penstock.tools.cost.hardware import Hardware
+from penstock.tools.cost.precision import KvFormat, WeightFormat
 
 if TYPE_CHECKING:
     from penstock.cli.plan.model import Described
-    from penstock.planner.demand import Demand, SloTarget
-    from penstock.planner.search import Plan, Search
-    from penstock.planner.space import Found, Rejected
+    from penstock.tools.planner.demand import Demand, SloTarget
+    from penstock.tools.planner.search import Plan, Search
+    from penstock.tools.planner.space import Found, Rejected
 
 
 def run(config: Config) -> int:
@@ -49,9 +49,9 @@ def run(config: Config) -> int:
 
 
 def demand_of(load: ExpectedLoad, goal: PlanGoal) -> "Demand":
-    from penstock.planner.demand import KINDS, Demand
-    from penstock.workload import lengths
-    from penstock.workload.trace_files import read
+    from penstock.tools.planner.demand import KINDS, Demand
+    from penstock.tools.workload import lengths
+    from penstock.tools.workload.trace_files import read
 
     kind = KINDS[load.workload]
     demand = Demand(
@@ -71,16 +71,16 @@ def demand_of(load: ExpectedLoad, goal: PlanGoal) -> "Demand":
 
 def target_of(goal: PlanGoal) -> "SloTarget":
     from penstock.cli.bench.config import parse_slo
-    from penstock.planner.demand import SloTarget
+    from penstock.tools.planner.demand import SloTarget
 
     return SloTarget(parse_slo(goal.slo), goal.attainment)
 
 
 def search_of(config: Config, progress: "PlanProgress") -> "Search":
     from penstock.cli.plan.launch import gaps_of
-    from penstock.measure.this_machine import find_hardware, parts_of
-    from penstock.planner.search import Search
-    from penstock.planner.space import SearchSpace
+    from penstock.tools.measure.this_machine import find_hardware, parts_of
+    from penstock.tools.planner.search import Search
+    from penstock.tools.planner.space import SearchSpace
 
     space = config.space
     if space.profile is not None:
@@ -111,8 +111,8 @@ def _is_part(hardware: Hardware, prices: dict[str, float]) -> bool:
 def _measured_hardware(path: Path, max_devices: int) -> tuple[Hardware, ...]:
     """The machine of a profile, as far as names go: memory and times come from the profile itself. Its parts, if what lies
     between ranks was measured."""
-    from penstock.cost.hardware import find
-    from penstock.measure.profiles import open_profile
+    from penstock.tools.cost.hardware import find
+    from penstock.tools.measure.profiles import open_profile
 
     profile = open_profile(path)
     is_gpu = bool(profile.machine.get("gpus"))
@@ -128,7 +128,7 @@ def explore(
     config: Config, described: "Described", demand: "Demand", search: "Search"
 ) -> tuple[list["Found"], list["Rejected"]]:
     """Candidates that fit: by arithmetic, or the one engine that was measured."""
-    from penstock.planner import space
+    from penstock.tools.planner import space
 
     if config.space.profile is not None:
         return list(profiled(config, described, demand, search)), []
@@ -140,11 +140,11 @@ def explore(
 
 def profiled(config: Config, described: "Described", demand: "Demand", search: "Search") -> Iterator["Found"]:
     """The engine that was measured, and the same cut over ranks where the profile says what those take."""
-    from penstock.cost.precision import Precision
-    from penstock.measure.profiles import cost_of, open_profile, sizing_of
-    from penstock.planner.candidate import Candidate, MeasuredEngine
-    from penstock.planner.space import Found, layouts
-    from penstock.planner.steady import bound
+    from penstock.tools.cost.precision import Precision
+    from penstock.tools.measure.profiles import cost_of, open_profile, sizing_of
+    from penstock.tools.planner.candidate import Candidate, MeasuredEngine
+    from penstock.tools.planner.space import Found, layouts
+    from penstock.tools.planner.steady import bound
 
     if config.space.profile is None:
         raise ConfigError("no profile was given; name one with --profile")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.planner.money import Assumptions
-from penstock.workload.asked import Asked
+from penstock.tools.planner.money import Assumptions
+from penstock.tools.workload.asked import Asked
 
 MEASURED = "this-machine"
 KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]

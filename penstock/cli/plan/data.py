@@ -7,11 +7,11 @@ from penstock.cli.plan.config import Config, as_plain
 from penstock.cli.plan.launch import launch_lines
 from penstock.cli.plan.model import Described
 from penstock.metrics.summary import Percentiles
-from penstock.planner.candidate import Candidate
-from penstock.planner.capacity import CapacityTrial
-from penstock.planner.constraint import extrapolated_fraction, moments
-from penstock.planner.figures import decode_floor_s
-from penstock.planner.search import Option, Plan, Search, WhatIf
+from penstock.tools.planner.candidate import Candidate
+from penstock.tools.planner.capacity import CapacityTrial
+from penstock.tools.planner.constraint import extrapolated_fraction, moments
+from penstock.tools.planner.figures import decode_floor_s
+from penstock.tools.planner.search import Option, Plan, Search, WhatIf
 
 VERSION = 1
 
@@ -161,7 +161,7 @@ def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
     }
     path, chosen = config.space.profile, plan.chosen
     if path is not None and chosen is not None:
-        from penstock.measure.profiles import open_profile
+        from penstock.tools.measure.profiles import open_profile
 
         profile = open_profile(path)
         share = extrapolated_fraction(chosen.candidate)

@@ -13,10 +13,10 @@ from penstock.cli import serve
 from penstock.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
 from penstock.console.args import arguments_of
 from penstock.errors import PenstockError
-from penstock.models.ranks import Ranks
-from penstock.models.spec import GQA
-from penstock.planner.candidate import Candidate
-from penstock.planner.search import Option
+from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.models.spec import GQA
+from penstock.tools.planner.candidate import Candidate
+from penstock.tools.planner.search import Option
 
 SERVED_WEIGHTS = ("bf16", "fp8", "file")
 """Number formats that serve can be asked for, or that a file brings."""

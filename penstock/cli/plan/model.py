@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import ConfigError, ModelFileError
-from penstock.models import catalog, registry
-from penstock.models.spec import ModelSpec
+from penstock.runtime.models import catalog, registry
+from penstock.runtime.models.spec import ModelSpec
 
 MAX_CONFIG_BYTES = 16 * 2**20
 
@@ -50,9 +50,9 @@ def describe(model: str) -> Described:
 
 
 def _fetched(model: str) -> Path:
-    from penstock.formats.hub import default_cache
-    from penstock.formats.source import parse_source
-    from penstock.formats.store import find_entry
+    from penstock.runtime.formats.hub import default_cache
+    from penstock.runtime.formats.source import parse_source
+    from penstock.runtime.formats.store import find_entry
 
     entry = find_entry(default_cache(), str(parse_source(model)))
     if entry is None:
@@ -74,7 +74,7 @@ def spec_of_config(path: Path) -> ModelSpec:
 
 
 def _gguf(path: Path) -> Described:
-    from penstock.files import ModelFiles  # numpy: not needed to say what the flags are
+    from penstock.runtime.files import ModelFiles  # numpy: not needed to say what the flags are
 
     files = ModelFiles(str(path), path)
     checkpoint = files.checkpoint

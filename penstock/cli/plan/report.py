@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.amounts import counted, format_bytes, format_count
 from penstock.console.show import print_table, printable
-from penstock.planner.money import HOURS_PER_MONTH
+from penstock.tools.planner.money import HOURS_PER_MONTH
 
 Data = Mapping[str, Any]
 MOST_REJECTED = 6

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.cli.plan.config import Config as PlanConfig
     from penstock.metrics.summary import Summary
-    from penstock.planner.candidate import Candidate
+    from penstock.tools.planner.candidate import Candidate
 
 MAX_PLAN_BYTES = 64 << 20
 PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
@@ -61,7 +61,7 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.console.show import print_json
-    from penstock.planner.check import check
+    from penstock.tools.planner.check import check
 
     if config.plan is None:
         raise ConfigError(
@@ -146,7 +146,7 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
     from penstock.cli.bench import config as bench
     from penstock.cli.bench.command import run as run_bench
     from penstock.cli.plan.command import demand_of
-    from penstock.planner.demand import KINDS
+    from penstock.tools.planner.demand import KINDS
 
     load, kind, demand = asked.load, KINDS[asked.load.workload], demand_of(asked.load, asked.goal)
     if load.trace is not None:
@@ -215,7 +215,7 @@ def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
 def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_requests: int) -> list["Summary"]:
     """Exactly the requests that were sent, at the times they were due; for some moments of a machine that has slow ones."""
     from penstock.cli.plan.command import demand_of, target_of
-    from penstock.sim.simulation import simulate
+    from penstock.tools.sim.simulation import simulate
 
     candidate = candidate_of(data, asked)
     demand = demand_of(asked.load, asked.goal)
@@ -230,14 +230,14 @@ def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_reque
 
 
 def figures(summary: "Summary") -> dict[str, float]:
-    from penstock.planner.check import SHARES, TIMES
+    from penstock.tools.planner.check import SHARES, TIMES
 
     found = {f"{name}_{share}": getattr(getattr(summary, name), share) for name in TIMES for share in SHARES}
     return found | {"output_tokens_per_s": summary.output_tokens_per_s, "good_fraction": summary.good_fraction}
 
 
 def figures_of_report(report: Mapping[str, Any]) -> dict[str, float]:
-    from penstock.planner.check import SHARES, TIMES
+    from penstock.tools.planner.check import SHARES, TIMES
 
     summary = report["runs"][0]["summary"]
     found = {f"{name}_{share}": summary[name][share] for name in TIMES for share in SHARES}

@@ -1,1 +1,1 @@
-"""`penstock simulate`. The simulation itself is `penstock.sim`."""
+"""`penstock simulate`. The simulation itself is `penstock.tools.sim`."""

@@ -20,21 +20,21 @@ from penstock.cli.simulate.techniques import Techniques
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, RoutingPolicy, SchedulerConfig
 from penstock.console.output import check_writable, write_file
 from penstock.console.show import print_json
-from penstock.cost.hardware import Hardware
-from penstock.cost.layout import Layout
-from penstock.cost.memory import kv_fraction, weight_bytes, workspace_bytes
-from penstock.cost.precision import KvFormat, Precision, WeightFormat, precision_of
-from penstock.cost.roofline import Overhead, roofline
 from penstock.errors import ConfigError
-from penstock.measure.this_machine import find_hardware
 from penstock.metrics.summary import Slo
-from penstock.models.spec import ModelSpec
-from penstock.router.policy import POLICIES
-from penstock.sim.queueing import QueueFigures, queue_figures
-from penstock.sim.simulation import Fleet, Result, simulate
-from penstock.sim.tracing import SimulationTracer
-from penstock.sizing import Memory, batch_tokens, pace_of, size_engine
-from penstock.workload.workload import Workload
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.sizing import Memory, batch_tokens, pace_of, size_engine
+from penstock.service.router.policy import POLICIES
+from penstock.tools.cost.hardware import Hardware
+from penstock.tools.cost.layout import Layout
+from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_bytes
+from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
+from penstock.tools.cost.roofline import Overhead, roofline
+from penstock.tools.measure.this_machine import find_hardware
+from penstock.tools.sim.queueing import QueueFigures, queue_figures
+from penstock.tools.sim.simulation import Fleet, Result, simulate
+from penstock.tools.sim.tracing import SimulationTracer
+from penstock.tools.workload.workload import Workload
 
 STRATEGIES: tuple[Literal["static", "dynamic", "continuous"], ...] = ("static", "dynamic", "continuous")
 MEASURED_LINK = "measured between ranks of this machine"
@@ -206,8 +206,8 @@ def roofline_basis(config: Config) -> Basis:
 
 def profile_basis(config: Config, path: Path) -> Basis:
     """An engine as it was measured."""
-    from penstock.cost.measured import MeasuredCost, RankedCost
-    from penstock.measure.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
+    from penstock.tools.cost.measured import MeasuredCost, RankedCost
+    from penstock.tools.measure.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
 
     profile, machines = open_profile(path), config.machines
     layout = replace(machines.layout, data=1) if machines.expert == 1 else machines.layout

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.workload import lengths
-from penstock.workload.asked import Asked, arrivals_of
-from penstock.workload.workload import People, Recipe, Workload
+from penstock.tools.workload import lengths
+from penstock.tools.workload.asked import Asked, arrivals_of
+from penstock.tools.workload.workload import People, Recipe, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SimulatedLoad(Asked):
         return recipe.make(self.seed) if self.users is None else recipe.of_users(self.users, self.think_s, self.seed)
 
     def _traced(self, path: Path, vocab_size: int) -> Workload:
-        from penstock.workload import trace_files  # numpy: not needed to say what the flags are
+        from penstock.tools.workload import trace_files  # numpy: not needed to say what the flags are
 
         trace = trace_files.read(path).faster(self.trace_speed)
         return trace.first(self.num_requests).workload(vocab_size)

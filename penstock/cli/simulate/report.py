@@ -9,9 +9,9 @@ from typing import Any
 from penstock.amounts import format_bytes
 from penstock.console.show import print_table, printable
 from penstock.metrics.summary import Percentiles, Slo, Summary, summarize
-from penstock.sim.queueing import QueueFigures
-from penstock.sim.simulation import Fleet, ReplicaReport, Result
-from penstock.workload.workload import Workload
+from penstock.tools.sim.queueing import QueueFigures
+from penstock.tools.sim.simulation import Fleet, ReplicaReport, Result
+from penstock.tools.workload.workload import Workload
 
 MAX_ROWS = 32
 """Replicas shown one by one."""

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.cost.hardware import Link
 from penstock.errors import ConfigError
-from penstock.sim.handover import Disaggregation
-from penstock.sim.scaling import Scaling
-from penstock.sim.speculation import Guessing
+from penstock.tools.cost.hardware import Link
+from penstock.tools.sim.handover import Disaggregation
+from penstock.tools.sim.scaling import Scaling
+from penstock.tools.sim.speculation import Guessing
 
 
 @dataclass(frozen=True, slots=True)

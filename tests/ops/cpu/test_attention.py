@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
-from penstock.models.spec import GQA
-from penstock.ops.attention import attention, example_layout
-from penstock.ops.cpu import library as native
-from penstock.ops.cpu.library import KERNELS
-from penstock.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
+from penstock.runtime.models.spec import GQA
+from penstock.runtime.ops.attention import attention, example_layout
+from penstock.runtime.ops.cpu import library as native
+from penstock.runtime.ops.cpu.library import KERNELS
+from penstock.runtime.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
 from tests.ops.cpu.test_product import opened
 
 SPECS = [

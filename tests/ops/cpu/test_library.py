@@ -6,7 +6,7 @@ from ctypes import Structure, c_float, c_int32
 import pytest
 
 from penstock.errors import EngineError
-from penstock.ops.cpu.library import AMX, AVX2, AVX512, KERNELS, check_layout, choose, open_library
+from penstock.runtime.ops.cpu.library import AMX, AVX2, AVX512, KERNELS, check_layout, choose, open_library
 
 MACHINES = {
     0: "portable",

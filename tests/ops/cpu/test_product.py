@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from penstock.ops.cpu.library import KERNELS, Library, matrix_of, open_library
-from penstock.ops.packed import multiply, pack
-from penstock.ops.sampling.sample import packed as packed_bits
+from penstock.runtime.ops.cpu.library import KERNELS, Library, matrix_of, open_library
+from penstock.runtime.ops.packed import multiply, pack
+from penstock.runtime.ops.sampling.sample import packed as packed_bits
 from tests.machine import NUM_THREADS
 from tests.ops.cpu.matrices import KINDS, random_matrix
 

@@ -13,11 +13,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from penstock.ops.triton.host import compile_ahead
-from penstock.ops.triton.host.compile_ahead import Compilers
-from penstock.ops.triton.host.launch import Variant, asking, decode_variant, encode_variant
-from penstock.ops.triton.norm import rms_norm_rows
-from penstock.ops.triton.rows import keep_in_one
+from penstock.runtime.ops.triton.host import compile_ahead
+from penstock.runtime.ops.triton.host.compile_ahead import Compilers
+from penstock.runtime.ops.triton.host.launch import Variant, asking, decode_variant, encode_variant
+from penstock.runtime.ops.triton.norm import rms_norm_rows
+from penstock.runtime.ops.triton.rows import keep_in_one
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

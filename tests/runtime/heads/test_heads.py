@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.core.request import SamplingParams
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.heads.eagle import EagleHeads, EagleShape
-from penstock.runtime.heads.medusa import MedusaHeads
-from penstock.runtime.heads.states import StateStore
-from penstock.runtime.heads.target import FloatTarget
-from penstock.train.eagle import EagleModule
-from penstock.train.examples import Example, pad
-from penstock.train.medusa import MedusaModule
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.heads.eagle import EagleHeads, EagleShape
+from penstock.runtime.execution.heads.medusa import MedusaHeads
+from penstock.runtime.execution.heads.states import StateStore
+from penstock.runtime.execution.heads.target import FloatTarget
+from penstock.runtime.train.eagle import EagleModule
+from penstock.runtime.train.examples import Example, pad
+from penstock.runtime.train.medusa import MedusaModule
 from tests.runtime.driving import BLOCK_SIZE, tiny_model
 
 VOCABULARY, HIDDEN, DEPTH = 96, 32, 3

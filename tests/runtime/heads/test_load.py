@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from penstock.core.batch import Arrival, Batch, Chunk
-from penstock.core.request import SamplingParams
 from penstock.errors import ConfigError, ModelFileError
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.heads.load import make_heads, open_heads
-from penstock.runtime.heads.states import StateStore
-from penstock.runtime.heads.target import FloatTarget
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.heads.load import make_heads, open_heads
+from penstock.runtime.execution.heads.states import StateStore
+from penstock.runtime.execution.heads.target import FloatTarget
 from tests.runtime.driving import BLOCK_SIZE, tiny_model
 
 VOCABULARY, SIZE, WIDTH = 96, 32, 48

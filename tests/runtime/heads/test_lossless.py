@@ -7,22 +7,22 @@ from itertools import count
 import pytest
 import torch
 
-from penstock.core.limits import Limits
-from penstock.core.scheduler import Scheduler
-from penstock.draft.drafter import Drafter
-from penstock.draft.heads import HeadDrafter
-from penstock.draft.model import ModelDrafter
-from penstock.draft.speculator import Speculator
-from penstock.engine.engine import Engine
-from penstock.layers.decoder import Decoder
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.heads.eagle import EagleHeads, EagleShape
-from penstock.runtime.heads.fewer_layers import with_layers
-from penstock.runtime.heads.medusa import MedusaHeads
-from penstock.runtime.heads.states import StateStore
-from penstock.runtime.heads.target import FloatTarget
-from penstock.train.eagle import EagleModule
-from penstock.train.medusa import MedusaModule
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.draft.drafter import Drafter
+from penstock.runtime.draft.heads import HeadDrafter
+from penstock.runtime.draft.model import ModelDrafter
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.heads.eagle import EagleHeads, EagleShape
+from penstock.runtime.execution.heads.fewer_layers import with_layers
+from penstock.runtime.execution.heads.medusa import MedusaHeads
+from penstock.runtime.execution.heads.states import StateStore
+from penstock.runtime.execution.heads.target import FloatTarget
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.train.eagle import EagleModule
+from penstock.runtime.train.medusa import MedusaModule
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model
 from tests.runtime.test_engine import requests, serve
 

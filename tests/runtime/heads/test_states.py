@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from penstock.core.batch import Arrival, Chunk
-from penstock.core.request import SamplingParams
-from penstock.runtime.heads.states import KEPT, MAX_ROWS, StateStore
+from penstock.runtime.core.batch import Arrival, Chunk
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.heads.states import KEPT, MAX_ROWS, StateStore
 
 SIZE = 4
 

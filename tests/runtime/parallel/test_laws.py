@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.core.request import SamplingParams
-from penstock.core.scheduler import Scheduler
-from penstock.engine.engine import Engine
-from penstock.models.ranks import Ranks
-from penstock.runtime.eager.runner import ModelRunner
-from penstock.runtime.parallel.runner import LeadingRunner
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.parallel.runner import LeadingRunner
+from penstock.runtime.models.ranks import Ranks
 from tests.engine.answers import LIMITS, Clock, drain, make_request
 from tests.engine.masked import VOCAB_SIZE, matching
 from tests.models.tiny import DECODERS, llama

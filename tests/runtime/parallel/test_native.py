@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from penstock.errors import ModelFileError, RankLostError
-from penstock.formats.checkpoint import Checkpoint, RawTensor, TensorTable
-from penstock.layers.step import Rotations, Step
-from penstock.models.ranks import Ranks
-from penstock.models.sharding import shard_model
-from penstock.models.spec import ModelSpec
-from penstock.models.weights import Recipes, Tensor
-from penstock.ops.layout import BatchLayout
-from penstock.ops.packed import quantize
-from penstock.runtime.load.parameters import dummy_model
-from penstock.runtime.native.cache import NativeCache
-from penstock.runtime.native.decoder import NativeDecoder
-from penstock.runtime.native.load import load_native
-from penstock.runtime.parallel.native import NativePart, load_native_part
-from penstock.runtime.parallel.world import World
+from penstock.runtime.execution.load.parameters import dummy_model
+from penstock.runtime.execution.native.cache import NativeCache
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.load import load_native
+from penstock.runtime.execution.parallel.native import NativePart, load_native_part
+from penstock.runtime.execution.parallel.world import World
+from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor, TensorTable
+from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.models.sharding import shard_model
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.weights import Recipes, Tensor
+from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.packed import quantize
 from tests.runtime.parallel.threads import CPU, in_ranks
 from tests.runtime.test_native import SPECS
 

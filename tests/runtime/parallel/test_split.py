@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.files import ModelFiles
-from penstock.layers.decoder import Decoder
-from penstock.models.ranks import Ranks
-from penstock.models.spec import MoE
-from penstock.runtime.load.parameters import load_model
-from penstock.runtime.parallel.world import World
+from penstock.runtime.execution.load.parameters import load_model
+from penstock.runtime.execution.parallel.world import World
+from penstock.runtime.files import ModelFiles
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.models.spec import MoE
 from tests.models.tiny import DECODERS
 from tests.runtime.driving import all_logits
 from tests.runtime.parallel.threads import CPU, in_ranks, load_part

@@ -11,14 +11,14 @@ from typing import TypeVar
 import torch
 
 from penstock.errors import RankLostError
-from penstock.files import ModelFiles
-from penstock.layers.decoder import Decoder
-from penstock.models.ranks import Ranks
-from penstock.runtime.parallel.frames import encode_step
-from penstock.runtime.parallel.part import ModelPart, rank_runner
-from penstock.runtime.parallel.runner import LeadingRunner, follow
-from penstock.runtime.parallel.stage import StagedDecoder
-from penstock.runtime.parallel.world import Meeting, World, open_store
+from penstock.runtime.execution.parallel.frames import encode_step
+from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
+from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
+from penstock.runtime.execution.parallel.stage import StagedDecoder
+from penstock.runtime.execution.parallel.world import Meeting, World, open_store
+from penstock.runtime.files import ModelFiles
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.ranks import Ranks
 
 R = TypeVar("R")
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 
 from penstock.errors import RequestError
-from penstock.files import open_files
-from penstock.text.grammar import compiler as module
-from penstock.text.grammar.compiler import GrammarCompiler
-from penstock.text.grammar.kinds import KINDS
+from penstock.runtime.files import open_files
+from penstock.runtime.text.grammar import compiler as module
+from penstock.runtime.text.grammar.compiler import GrammarCompiler
+from penstock.runtime.text.grammar.kinds import KINDS
 from tests.real import DEFAULT, GEMMA, RANDOM_LLAMA, model_path
 from tests.text.grammar.schemas import make_schema
 from tests.text.grammar.walk import allowed, compiler, tokenizer, write

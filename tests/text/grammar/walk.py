@@ -3,10 +3,10 @@
 import random
 from functools import cache
 
-from penstock.files import open_files
-from penstock.text.grammar.compiler import GrammarCompiler
-from penstock.text.grammar.matcher import GrammarMatcher
-from penstock.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.files import open_files
+from penstock.runtime.text.grammar.compiler import GrammarCompiler
+from penstock.runtime.text.grammar.matcher import GrammarMatcher
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT, model_path
 
 MODEL = DEFAULT

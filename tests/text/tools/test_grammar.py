@@ -3,10 +3,10 @@
 import jsonschema
 import pytest
 
-from penstock.text.grammar.compose import Markers
-from penstock.text.stream.segments import ToolCallEnd, content_of
-from penstock.text.tools.formats import FORMATS
-from penstock.text.tools.grammar import ToolSchema, tools_grammar
+from penstock.runtime.text.grammar.compose import Markers
+from penstock.runtime.text.stream.segments import ToolCallEnd, content_of
+from penstock.runtime.text.tools.formats import FORMATS
+from penstock.runtime.text.tools.grammar import ToolSchema, tools_grammar
 from tests.text.grammar.walk import compiler, tokenizer, write
 from tests.text.tools.samples import TOOLS
 from tests.text.tools.test_parser import calls_in, parsed

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.text.stream.segments import Segments, ToolCallArguments, ToolCallStart, content_of, joined
-from penstock.text.tools.formats import FORMATS
-from penstock.text.tools.parser import ToolParser
+from penstock.runtime.text.stream.segments import Segments, ToolCallArguments, ToolCallStart, content_of, joined
+from penstock.runtime.text.tools.formats import FORMATS
+from penstock.runtime.text.tools.parser import ToolParser
 from tests.text.tools.samples import SAMPLES, TOOLS, Calls, Sample
 
 

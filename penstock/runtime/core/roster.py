@@ -1,0 +1,183 @@
+"""Which sequences wait and which run: admission, leaving, and the rows of running ones.
+
+Sole writer of queues and epochs. Knows no steps, and nothing of what is computed.
+"""
+
+from penstock.runtime.core.batching import Batching
+from penstock.runtime.core.blocks import BlockPool
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.order import Order
+from penstock.runtime.core.sequence import Sequence
+
+
+class Roster:
+    """A sequence waits, runs, or does neither (not yet, or it has ended). Only running sequences hold blocks and a row."""
+
+    __slots__ = (
+        "_is_ordered",
+        "_max_sequences",
+        "_pool",
+        "_rows",
+        "batch",
+        "batching",
+        "behind",
+        "now",
+        "num_batch_waiting",
+        "num_epochs",
+        "num_waiting_tokens",
+        "order",
+        "present",
+        "running",
+        "waiting_since",
+    )
+
+    def __init__(self, limits: Limits, pool: BlockPool, order: Order, batching: Batching) -> None:
+        self.order = order
+        self.batching = batching
+        self.now = 0.0
+        """The latest time given by the driver."""
+        self.running: dict[Sequence, None] = {}
+        self.present: dict[Sequence, None] = {}
+        """Running sequences that are not fast-forwarding."""
+        self.behind: dict[Sequence, None] = {}
+        """Running sequences whose prompt is not computed yet."""
+        self.batch: dict[Sequence, None] = {}
+        """Running batch sequences."""
+        self.num_batch_waiting = 0
+        """Waiting batch sequences; they count towards no limit of interactive ones."""
+        self.num_waiting_tokens = 0
+        self._pool = pool
+        self._max_sequences = limits.max_sequences
+        self._rows = list(range(limits.max_sequences - 1, -1, -1))
+        self._is_ordered = True
+        """The present sequences are kept in the order of admission."""
+        self.waiting_since: float | None = None
+        """Since when the first waiting sequence waits; None if none waits."""
+        self.num_epochs = 0
+        """Epochs begun so far."""
+
+    @property
+    def has_row(self) -> bool:
+        """There is a free row."""
+        return bool(self._rows)
+
+    @property
+    def is_contended(self) -> bool:
+        """An interactive sequence runs or is first in order: batch sequences pause."""
+        if len(self.running) > len(self.batch):
+            return True
+        first = self.order.peek() if self.waiting_since is not None else None
+        return first is not None and not first.request.is_batch
+
+    @property
+    def opens_s(self) -> float | None:
+        """When waiting sequences may be admitted; None if none waits."""
+        if self.waiting_since is None:
+            return None
+        return self.batching.opens_s(self.waiting_since, is_full=len(self.order) >= self._max_sequences)
+
+    def check(self) -> None:
+        """Raise RuntimeError if any book does not balance."""
+        rows = [sequence.row for sequence in self.running] + self._rows
+        if sorted(row for row in rows if row is not None) != list(range(self._max_sequences)):
+            raise RuntimeError("rows of running sequences and free rows do not add up")
+        fast_forwarding = {
+            sequence for sequence in self.running if sequence.fast_forward_steps and sequence.num_verifying
+        }
+        if fast_forwarding != self.running.keys() - self.present.keys():
+            raise RuntimeError("the sequences that fast-forward and those present do not add up to those running")
+        if [sequence for sequence in self.running if sequence.is_behind] != list(self.behind):
+            raise RuntimeError("prompts that are not computed and those counted as such differ")
+        held = [sequence for sequence in self.order if sequence.blocks or sequence.is_running]
+        if held:
+            raise RuntimeError(f"waiting sequences hold blocks or rows: {held}")
+        if [sequence for sequence in self.running if sequence.request.is_batch] != list(self.batch):
+            raise RuntimeError("batch sequences that run and those counted as such differ")
+        if sum(sequence.request.is_batch for sequence in self.order) != self.num_batch_waiting:
+            raise RuntimeError("batch sequences that wait are not counted right")
+        waiting_tokens = sum(len(sequence.tokens) for sequence in self.order if not sequence.request.is_batch)
+        if waiting_tokens != self.num_waiting_tokens:
+            raise RuntimeError(f"{waiting_tokens} tokens wait but {self.num_waiting_tokens} are counted")
+
+    def wait(self, sequence: Sequence) -> None:
+        sequence.is_waiting = True
+        self.order.push(sequence)
+        self._count_waiting(sequence, 1)
+        if self.waiting_since is None:
+            self.waiting_since = self.now
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Remove a sequence from the queue; it will not be admitted."""
+        self.order.remove(sequence)
+        self._stop_waiting(sequence)
+
+    def enter(self, sequence: Sequence, num_cached: int) -> int:
+        """Admit the first in order, with the blocks reserved for it; returns its row."""
+        self.order.pop()
+        if not sequence.epoch:  # a charge may change who is first, so it comes after the pop
+            self.order.charge(sequence, sequence.num_prompt - num_cached)
+        self._stop_waiting(sequence)
+        sequence.parent = None
+        self.running[sequence] = self.present[sequence] = None
+        if sequence.request.is_batch:
+            self.batch[sequence] = None
+        self.num_epochs += 1
+        row = self._rows.pop()
+        sequence.enter(row, num_cached, self.num_epochs)
+        if sequence.is_behind:
+            self.behind[sequence] = None
+        return row
+
+    def leave(self, sequence: Sequence) -> None:
+        """A running sequence gives its row and blocks back; its published blocks stay cached."""
+        if sequence.row is not None:
+            self._rows.append(sequence.row)
+        del self.running[sequence]
+        self.present.pop(sequence, None)
+        self.batch.pop(sequence, None)
+        self.behind.pop(sequence, None)
+        self._pool.release(sequence.holding)
+        sequence.leave()
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Preempt a running sequence: it waits again and recomputes everything that is not cached by then."""
+        self.leave(sequence)
+        self.wait(sequence)
+
+    def catch_up(self) -> None:
+        """Sequences have advanced: count again which prompts are not computed yet."""
+        self.behind = {sequence: None for sequence in self.behind if sequence.is_behind}
+
+    def begin_fast_forward(self, sequence: Sequence) -> None:
+        """The sequence continues by itself, unplanned."""
+        del self.present[sequence]
+
+    def end_fast_forward(self, sequence: Sequence) -> None:
+        if sequence not in self.present:
+            self.present[sequence] = None
+            self._is_ordered = False
+
+    def in_order(self) -> list[Sequence]:
+        """Present sequences, in the order of admission."""
+        present = list(self.present)
+        if not self._is_ordered:
+            present.sort(key=_epoch)
+            self.present = dict.fromkeys(present)
+            self._is_ordered = True
+        return present
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        sequence.is_waiting = False
+        self._count_waiting(sequence, -1)
+        if not len(self.order):
+            self.waiting_since = None
+
+    def _count_waiting(self, sequence: Sequence, change: int) -> None:
+        if sequence.request.is_batch:
+            self.num_batch_waiting += change
+        else:
+            self.num_waiting_tokens += change * len(sequence.tokens)
+
+
+def _epoch(sequence: Sequence) -> int:
+    return sequence.epoch

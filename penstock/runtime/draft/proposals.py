@@ -1,0 +1,109 @@
+"""Drafts for the scheduler's sequences, between one step's commit and the next one's schedule.
+
+Joins sequences to drafters. The speculator judges what a guess is worth; the scheduler decides whether there is room to check
+it. The loops of the engine and of the simulator call it at the same places.
+"""
+
+from penstock.runtime.core.batch import Batch, Delta
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.core.sequence import Sequence
+from penstock.runtime.draft.drafter import Drafter, View
+from penstock.runtime.draft.speculator import MAX_RESTS, Speculator
+from penstock.runtime.draft.step_cost import StepCost
+
+
+class Proposals:
+    """Belongs to the thread that drives the scheduler.
+
+    Drafts follow the last token, so it must be known: with steps under way, `waits` says that the next should be planned only
+    after they are over. Steps without drafts are launched ahead as ever. Waiting costs: once the token is known, the guess may
+    be gone. After waits in vain, one after another, drafters pause for twice as many steps each time.
+    """
+
+    def __init__(self, scheduler: Scheduler, speculator: Speculator) -> None:
+        self.waits = False
+        self.num_checked = 0
+        self.num_accepted = 0
+        self._scheduler = scheduler
+        self._speculator = speculator
+        self._is_hoping = False
+        """Steps under way are awaited for a guess that would follow them."""
+        self._num_vain_waits = 0
+        """In a row."""
+
+    @property
+    def cost(self) -> StepCost:
+        """Measured time of steps by their width."""
+        return self._speculator.cost
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        return self._speculator.drafters
+
+    def propose(self) -> bool:
+        """Hand the scheduler what is worth checking in the next step. Whether drafters were asked at all."""
+        scheduler = self._scheduler
+        generating = [sequence for sequence in scheduler.generating if sequence.request.speculate != 0]
+        has_waited, self._is_hoping, self.waits = self._is_hoping, False, False
+        if not generating:
+            return False
+        is_asked = any(sequence.request.speculate or sequence.request.prediction for sequence in generating)
+        has_prompts = bool(scheduler.prompts)
+        if (self._speculator.rests() or has_prompts) and not is_asked:
+            return False  # beside prompts a step is full: each draft would take the place of a prompt's token
+        guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
+        num_drafted = 0
+        for sequence, guess in zip(generating, guesses):
+            if guess.tokens:
+                self.waits = True
+                if not sequence.num_pending:
+                    scheduler.draft(sequence, guess.tokens, guess.source)
+                    num_drafted += 1
+        if num_drafted:
+            self._num_vain_waits = 0
+        elif self.waits:
+            self._is_hoping = True
+        elif has_waited:
+            self._num_vain_waits += 1
+            self._speculator.rest(min(2**self._num_vain_waits, MAX_RESTS))
+        return True
+
+    def charge(self, seconds: float) -> None:
+        """What a `propose` took in which drafters were asked."""
+        self._speculator.charge(seconds, self._scheduler.num_running)
+
+    def take(self, batch: Batch, seconds: float, *, has_waited: bool = False) -> None:
+        """A step took so long. Steps with prompts do not count: they tell nothing of what drafts cost. Nor do plain steps that
+        were not launched ahead where they could have been: without drafts they would have been."""
+        num_tokens = num_drafts = 0
+        for chunk in batch.chunks:
+            if chunk.length - chunk.num_drafts != 1:
+                return
+            num_tokens += chunk.length
+            num_drafts += chunk.num_drafts
+        if has_waited and not num_drafts:
+            return
+        self._speculator.cost.add(num_tokens, seconds)
+
+    def observe(self, deltas: tuple[Delta, ...]) -> None:
+        """Count accepted and rejected drafts, and forget the generations that have ended."""
+        for delta in deltas:
+            for drafts in delta.drafts:
+                self.num_checked += drafts.num_checked
+                self.num_accepted += drafts.num_accepted
+            if delta.finish is not None:
+                self._speculator.finish((delta.request_id, delta.choice))
+
+
+def _view(sequence: Sequence) -> View:
+    request = sequence.request
+    return View(
+        (sequence.request_id, sequence.choice),
+        sequence.tokens,
+        sequence.num_prompt,
+        request.tenant,
+        request.prediction,
+        sequence.limit - len(sequence.tokens) - 1,
+        request.speculate,
+        -1 if sequence.row is None else sequence.row,
+    )

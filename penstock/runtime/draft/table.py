@@ -1,0 +1,29 @@
+"""Drafters by the name that the operator gives. A client's own prediction is used with each of them."""
+
+from collections.abc import Callable
+
+from penstock.runtime.draft.drafter import Drafter
+from penstock.runtime.draft.ngram import NgramDrafter
+from penstock.runtime.draft.prediction import PredictionDrafter
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.draft.suffix import SuffixDrafter
+
+DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
+    "prediction": (PredictionDrafter,),
+    "ngram": (PredictionDrafter, NgramDrafter),
+    "suffix": (PredictionDrafter, NgramDrafter, SuffixDrafter),
+    "model": (PredictionDrafter,),
+    "self": (PredictionDrafter,),
+    "medusa": (PredictionDrafter,),
+    "eagle": (PredictionDrafter,),
+    "auto": (PredictionDrafter, NgramDrafter, SuffixDrafter),
+}
+"""`suffix` looks for the longest end of the text that was seen before, in the request as well as in the last answers."""
+
+
+def make_speculator(name: str | None, length: int | None = None, model: Drafter | None = None) -> Speculator | None:
+    """None where nobody guesses. `model`, a draft model or heads, is asked beside the drafters of the table."""
+    if name is None or name == "off":
+        return None
+    drafters = [make() for make in DRAFTERS[name]]
+    return Speculator([*drafters, model] if model is not None else drafters, length=length)

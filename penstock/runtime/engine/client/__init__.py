@@ -1,0 +1,30 @@
+"""The engine as other processes see it: the client, and the values that cross to whoever uses it.
+
+Owns the engine's process from outside and the requests it has. Knows no HTTP.
+"""
+
+from penstock.runtime.core.inspection import NO_PREFIX
+from penstock.runtime.engine.client.client import EngineClient
+from penstock.runtime.engine.client.requests import GONE, SHUTTING_DOWN
+from penstock.runtime.engine.machine import Facts, Vector
+from penstock.runtime.engine.matching import GrammarTime, MatchingCounts
+from penstock.runtime.engine.observer import EngineView, StepView
+from penstock.runtime.engine.stream import DeltaStream, folded
+from penstock.runtime.engine.wire import BlocksChanged, StepReport
+
+__all__ = [
+    "GONE",
+    "NO_PREFIX",
+    "SHUTTING_DOWN",
+    "BlocksChanged",
+    "DeltaStream",
+    "EngineClient",
+    "EngineView",
+    "Facts",
+    "GrammarTime",
+    "MatchingCounts",
+    "StepReport",
+    "StepView",
+    "Vector",
+    "folded",
+]

@@ -1,0 +1,463 @@
+"""The loop that joins the scheduler to a runner. Sole caller of the scheduler; never sees a tensor.
+
+    inbox -> add / cancel -> schedule(now) -> runner.launch -> ... -> ticket.result -> commit(now) -> deltas
+
+With `depth` 2 a step is launched before the tokens of the one before it have reached the host. A step that copies blocks is
+over before another is launched: the next may write over what it copied from, and it could not be computed again.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from queue import Empty
+from typing import NamedTuple
+
+from penstock.errors import CapacityError, EngineError, RankLostError, RequestError, StepInterruptedError
+from penstock.runtime.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
+from penstock.runtime.core.features import StepTime
+from penstock.runtime.core.request import Request
+from penstock.runtime.core.scheduler import CANCELLED, Scheduler
+from penstock.runtime.draft.proposals import Proposals
+from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.engine.inbox import Inbox
+from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
+from penstock.runtime.engine.runner import InterruptibleRunner, Runner, Ticket
+from penstock.runtime.engine.step_log import StepLog
+from penstock.runtime.engine.step_size import StepSize
+
+LOGGER = logging.getLogger(__name__)
+
+MAX_LOST_STEPS = 3
+"""Steps in a row in which nothing could be computed before the engine, not the requests, is held at fault."""
+
+
+OnCommit = Callable[[Batch, StepOutput, float, float], None]
+"""A step, what came of it, when the loop's turn began and when its tokens were there."""
+
+
+class Heartbeat(NamedTuple):
+    """Proof of life: a watcher compares two of them."""
+
+    num_loops: int
+    num_steps: int
+    time_s: float
+
+
+class CancelOrder(NamedTuple):
+    """A request, or one choice of it, that is not wanted any more."""
+
+    request_id: int
+    choice: int | None
+
+
+class ResultPart(NamedTuple):
+    """A ticket for some chunks of a batch. The sequences of the other chunks have left, so their results are dropped."""
+
+    ticket: Ticket | None
+    indices: tuple[int, ...]
+    num_chunks: int
+
+    def draw(self) -> None:
+        if self.ticket is not None:
+            self.ticket.draw()
+
+    def result(self) -> StepOutput:
+        output = self.ticket.result() if self.ticket else StepOutput(())
+        return _spread(output, self.indices, self.num_chunks)
+
+
+class NotLaunched(NamedTuple):
+    """The ticket of a step that could not be started."""
+
+    error: Exception
+
+    def draw(self) -> None:
+        """There is nothing to draw from."""
+
+    def result(self) -> StepOutput:
+        raise self.error
+
+
+class Engine:
+    """`submit` and `cancel` may be called from any thread; everything else belongs to the thread that calls `step`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float],
+        *,
+        depth: int = 1,
+        on_step: Callable[[StepTime], None] | None = None,
+        speculator: Speculator | None = None,
+        matching: Matching | None = None,
+        step_size: StepSize | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._step_size = step_size
+        """Corrects the most tokens of a step; None keeps them as they are."""
+        self.proposals = None if speculator is None else Proposals(scheduler, speculator)
+        self.matching = matching
+        """Holds sequences to their grammars; without it a request with a grammar is refused."""
+        self._output_s = 0.0
+        """When the last step's tokens came."""
+        self._was_busy = False
+        """Something was left to do then."""
+        self._proposing_s = 0.0
+        """How long the last guessing took."""
+        self.num_steps = 0
+        """Steps launched so far."""
+        self._num_loops = 0
+        self._turn_s = clock()
+        self._runner = runner
+        self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
+        self._clock = clock
+        self.depth = depth
+        self.on_commit: OnCommit | None = None
+        """Called with each step before it is committed, while a view is asked for."""
+        self.on_schedule: Callable[[Batch], None] | None = None
+        """Called with each planned step before it is launched."""
+        self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
+        self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
+        self._inbox: Inbox[Request | CancelOrder | Compiled] = Inbox()
+        self._taken: deque[Request | CancelOrder | Compiled] = deque()
+        """What `wait` took out of the inbox: older than everything in it."""
+        self._launched: deque[tuple[Batch, Ticket, float]] = deque()
+        """With the time of each launch."""
+        self._num_checked_steps = 0
+        """Steps launched when the books were last checked."""
+        self._num_lost_steps = 0
+        self._num_raised = 0
+        """Chunks of the failed step that fail by themselves. Others may be wrong because they read what those were to write."""
+
+    @property
+    def runner(self) -> Runner:
+        return self._runner
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._num_loops, self.num_steps, self._turn_s)
+
+    @property
+    def has_work(self) -> bool:
+        is_compiling = self.matching is not None and self.matching.is_compiling
+        return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
+        self._inbox.put(request)
+        if self._interruptible is not None and not request.is_batch:
+            self._interruptible.interrupt(is_on=True)
+
+    def cancel(self, request_id: int, choice: int | None = None) -> None:
+        """End a request, or one choice of it, in any state; nothing happens if it has ended."""
+        self._inbox.put(CancelOrder(request_id, choice))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Sleep until something is handed over; False if nothing was."""
+        if not self._taken:
+            if self._log is not None:
+                self._log.rest()
+            try:
+                self._taken.append(self._inbox.take(timeout_s))
+            except Empty:
+                if not self.has_work and self.num_steps != self._num_checked_steps:
+                    self.check()
+                return False
+        return True
+
+    def check(self) -> None:
+        """Raise EngineError if the scheduler's books do not balance.
+
+        Called when idle and on demand, by the loop's thread, between two steps.
+        """
+        self._num_checked_steps = self.num_steps
+        try:
+            self.scheduler.check()
+        except RuntimeError as error:
+            raise EngineError(f"the engine's books do not balance: {error}; it must be restarted") from error
+
+    def step(self) -> tuple[Delta, ...]:
+        """Read the inbox, launch a step if there is one, and collect the oldest if it is due."""
+        now = self._turn_s = self._clock()
+        self._num_loops += 1
+        log = self._log
+        if log is not None:
+            log.turn(now)
+        scheduler = self.scheduler
+        if self._interruptible is not None and scheduler.has_batch_work:
+            self._interruptible.interrupt(is_on=False)  # whoever is read below need not interrupt anything
+        deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
+        deltas += scheduler.expire(now)
+        if self.proposals is not None:
+            deltas += self._propose(self.proposals)
+        if self.matching:
+            deltas = self.matching.follow(deltas, scheduler)
+            self.matching.propose(scheduler, self.depth)
+        batch = scheduler.schedule(now)
+        if batch is not None:
+            if self.on_schedule is not None:
+                self.on_schedule(batch)
+            launched_s = self._clock() if self._is_timed else now
+            if log is not None:
+                log.launch(batch, launched_s)
+            self.num_steps += 1
+            if self._interruptible is not None:
+                self._interruptible.yields = scheduler.yields
+            self._launched.append((batch, self._launch(batch), launched_s))
+        if self._launched and (batch is None or len(self._launched) >= self.depth):
+            deltas += self._collect()
+        while self._launched and batch is not None and batch.copies:
+            deltas += self._collect()
+        if self.matching:
+            deltas += self._draw()
+        if self.proposals is not None:
+            self.proposals.observe(deltas)
+        if log is not None:
+            log.end(self._clock(), has_work=self.has_work)
+        return deltas
+
+    def _propose(self, proposals: Proposals) -> tuple[Delta, ...]:
+        """Have drafts made for the next step. If they need tokens still in flight, those are awaited first."""
+        deltas: tuple[Delta, ...] = ()
+        while self._launched and proposals.waits:
+            deltas += self._collect()
+        begin_s = self._clock()
+        was_asked = proposals.propose()
+        self._proposing_s = self._clock() - begin_s
+        if was_asked:
+            proposals.charge(self._proposing_s)
+        return deltas
+
+    def _draw(self) -> tuple[Delta, ...]:
+        """Let the newest step draw: its masks follow from the tokens of all before it."""
+        deltas: tuple[Delta, ...] = ()
+        while len(self._launched) > 1:
+            deltas += self._collect()
+        if self._launched:
+            batch, ticket, launched_s = self._launched[-1]
+            try:
+                ticket.draw()
+            except Exception as error:
+                self._launched[-1] = (batch, NotLaunched(error), launched_s)
+        return deltas
+
+    def _take_in(self, now: float) -> tuple[Delta, ...]:
+        deltas: list[Delta] = []
+        while self._taken or not self._inbox.empty():
+            message = self._taken.popleft() if self._taken else self._inbox.get()
+            if isinstance(message, CancelOrder):
+                deltas.extend(self._cancel(message))
+            elif isinstance(message, Compiled):
+                deltas.extend(self._take_compiled(message, now))
+            elif message.params.grammar is None:
+                deltas.extend(self._add(message, now))
+            elif self.matching is None:
+                deltas.extend(
+                    _refusals(message, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST)
+                )
+            else:
+                self.matching.compile(message, self._inbox.put)
+        return tuple(deltas)
+
+    def _add(self, request: Request, now: float) -> list[Delta]:
+        try:
+            self.scheduler.add(request, now)
+        except RequestError as error:
+            return _refusals(request, str(error), Fault.REQUEST)
+        except CapacityError as error:
+            return _refusals(request, str(error), Fault.CAPACITY)
+        return []
+
+    def _take_compiled(self, compiled: Compiled, now: float) -> list[Delta]:
+        matching, request = self.matching, compiled.request
+        if matching is None or not matching.take(compiled):
+            return []  # cancelled while it was compiled
+        if compiled.matcher is None:
+            return _refusals(request, compiled.error, Fault.REQUEST)
+        refusals = self._add(request, now)
+        if refusals:
+            matching.drop(request)
+        return refusals
+
+    def _cancel(self, cancel: CancelOrder) -> tuple[Delta, ...]:
+        if self.matching is None:
+            return self.scheduler.cancel(*cancel)
+        if cancel.choice is None:
+            request = self.matching.cancel(cancel.request_id)
+            if request is not None:
+                return tuple(_endings(request, CANCELLED))
+        return self.matching.follow(self.scheduler.cancel(*cancel), self.scheduler)
+
+    def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
+        """Start a step, or those chunks of it. After a step that could not start none is launched: it would read missing
+        results."""
+        if self._launched and isinstance(self._launched[-1][1], NotLaunched):
+            return self._launched[-1][1]
+        try:
+            if indices is None:
+                return self._run(batch)
+            ticket = self._run(batch.only(indices)) if indices else None
+            return ResultPart(ticket, indices, len(batch.chunks))
+        except RankLostError:
+            raise  # nothing can be computed any more, and no request is at fault
+        except Exception as error:
+            return NotLaunched(error)
+
+    def _run(self, batch: Batch) -> Ticket:
+        masks = self._masks(batch)
+        return self._runner.launch(batch) if masks is None else self._runner.launch(batch, masks)
+
+    def _masks(self, batch: Batch) -> StepMasks | None:
+        return self.matching.masks(batch, self.scheduler) if self.matching else None
+
+    def _collect(self) -> tuple[Delta, ...]:
+        """Wait for the oldest step. If it failed, find the sequence at fault; results of the others stand."""
+        batch, ticket, launched_s = self._launched.popleft()
+        later: list[Batch] = []
+        log = self._log
+        try:
+            asked_s = 0.0 if log is None else self._clock()
+            output = ticket.result()
+            self._num_lost_steps = 0
+            if self._is_timed:
+                self._time(batch, launched_s, asked_s, self._clock())
+        except RankLostError:
+            raise
+        except StepInterruptedError:
+            self._abandon(batch)
+            return ()
+        except Exception as error:
+            if log is not None:
+                log.lose()
+            later = self._withdraw()
+            output = self._recover(batch, error)
+        now = self._clock()
+        if self.on_commit is not None:
+            self.on_commit(batch, output, self._turn_s, now)
+        deltas = self.scheduler.commit(batch, output, now)
+        self._was_busy = self.scheduler.has_work
+        if self.matching:
+            deltas = self.matching.follow(deltas, self.scheduler)
+        for again in later:
+            self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
+        return deltas
+
+    def _abandon(self, batch: Batch) -> None:
+        """The oldest step made way for an interactive request. It and those after it are planned again."""
+        if self._log is not None:
+            self._log.lose()
+        for one in (*reversed(self._withdraw()), batch):
+            self.scheduler.abandon(one)
+
+    def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
+        """A step's tokens have arrived."""
+        if self._log is not None:
+            self._log.output(asked_s, now)
+        seconds = now - max(launched_s, self._output_s)
+        if self.proposals is not None:
+            # A step that had to wait for the tokens before it pays for what was done between them, guessing apart.
+            between_s = launched_s - self._output_s - self._proposing_s if self._was_busy else 0.0
+            has_waited = self.depth > 1 and launched_s >= self._output_s
+            self.proposals.take(batch, seconds + max(between_s, 0.0), has_waited=has_waited)
+        if self._step_size is not None:
+            self._resize(self._step_size, batch, seconds)
+        self._output_s = now
+
+    def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:
+        limits = self.scheduler.limits
+        size = step_size.after(batch, seconds, limits.max_batch_tokens)
+        if size != limits.max_batch_tokens:
+            self.scheduler.limits = limits._replace(max_batch_tokens=size)
+            LOGGER.info("steps have up to %d tokens from now on: %d took %.2f s", size, batch.num_tokens, seconds)
+
+    def _withdraw(self) -> list[Batch]:
+        """Steps launched after a failed one read its tokens: wait until they are over, then launch them again."""
+        launched = list(self._launched)
+        self._launched.clear()
+        for _, ticket, _ in launched:
+            try:
+                ticket.result()
+            except Exception:
+                continue
+        return [batch for batch, _, _ in launched]
+
+    def _recover(self, batch: Batch, error: Exception) -> StepOutput:
+        """Compute a failed step again in parts, without the sequences that have left since: their rows may have other
+        owners."""
+        if self._interruptible is not None:
+            self._interruptible.yields = False
+        live = self.scheduler.flights.live(batch)
+        part = batch.only(live)._replace(copies=())
+        try:
+            if batch.copies:
+                self._runner.launch(batch.only(())).result()
+        except Exception as copy_error:
+            raise EngineError(f"blocks could not be copied: {_describe(copy_error)}") from copy_error
+        self._num_raised = 0
+        output = self._isolate(part, error) if len(live) == len(batch.chunks) else self._compute(part)
+        if live and self._num_raised == len(live):
+            self._num_lost_steps += 1
+            if self._num_lost_steps >= MAX_LOST_STEPS or len(live) > 1:
+                raise EngineError(f"nothing of a step of {len(live)} could be computed: {_describe(error)}") from error
+        return _spread(output, live, len(batch.chunks))
+
+    def _compute(self, part: Batch) -> StepOutput:
+        if not part.chunks:
+            return StepOutput(())
+        try:
+            return self._run(part).result()
+        except Exception as error:
+            return self._isolate(part, error)
+
+    def _isolate(self, batch: Batch, error: Exception) -> StepOutput:
+        """Halve a failed step until a single chunk fails: only that sequence ends with the error."""
+        if len(batch.chunks) == 1:
+            self._num_raised += 1
+            return StepOutput(tokens=((),), failures=((0, _describe(error)),))
+        middle = len(batch.chunks) // 2
+        parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
+        return _joined(parts, [self._compute(part) for part in parts])
+
+
+def _joined(parts: list[Batch], outputs: list[StepOutput]) -> StepOutput:
+    """One output for a batch that was computed in parts."""
+    failures: list[tuple[int, str]] = []
+    columns: dict[str, list[tuple[object, ...]]] = {"tokens": [], "drafts": [], "logprobs": [], "prompt_logprobs": []}
+    offset = 0
+    for part, output in zip(parts, outputs, strict=True):
+        for name, column in columns.items():
+            column.extend(getattr(output, name) or ((),) * len(part.chunks))
+        failures.extend((offset + index, message) for index, message in output.failures)
+        offset += len(part.chunks)
+    filled = {name: tuple(column) if any(column) or name == "tokens" else () for name, column in columns.items()}
+    return StepOutput(failures=tuple(failures), **filled)  # type: ignore[arg-type]
+
+
+def _spread(output: StepOutput, indices: tuple[int, ...], num_chunks: int) -> StepOutput:
+    """The output of a whole batch, given that of those of its chunks that were computed; the others failed."""
+    if len(indices) == num_chunks:
+        return output
+    places = {index: place for place, index in enumerate(indices)}
+    columns = {
+        name: tuple(column[places[index]] if index in places else () for index in range(num_chunks)) if column else ()
+        for name, column in output._asdict().items()
+        if name != "failures"
+    }
+    failures = [(indices[place], message) for place, message in output.failures]
+    failures += [(index, "not computed") for index in range(num_chunks) if index not in places]
+    return StepOutput(
+        **{**columns, "tokens": columns["tokens"] or ((),) * num_chunks}, failures=tuple(sorted(failures))
+    )
+
+
+def _refusals(request: Request, message: str, fault: Fault) -> list[Delta]:
+    return _endings(request, Finish(FinishReason.ERROR, message, fault))
+
+
+def _endings(request: Request, finish: Finish) -> list[Delta]:
+    return [Delta(request.request_id, choice, (), finish) for choice in range(request.params.n)]
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

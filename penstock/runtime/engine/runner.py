@@ -1,0 +1,57 @@
+"""What the engine needs of whatever computes a batch."""
+
+from typing import Protocol, runtime_checkable
+
+from penstock.runtime.core.batch import Batch, StepOutput
+
+
+class Masks(Protocol):
+    """Which tokens may be drawn in a launch, where grammars restrict them."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The chunks of the batch that draw under a mask, in ascending order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of bits: one for each of those chunks, and one more for each of its drafts."""
+
+    def fill(self, bits: memoryview) -> None:
+        """Write all rows, chunk after chunk and position after position: 32-bit words, bit t % 32 of word t // 32 set if
+        token t may be drawn. To be called once, as late as can be: the tokens before must have been reported by then."""
+
+
+class Ticket(Protocol):
+    """A launched batch."""
+
+    def draw(self) -> None:
+        """Draw the rows that wait for masks. To be called before the next launch; asking for the result does it too."""
+
+    def result(self) -> StepOutput:
+        """Wait for the step and return what it gave."""
+
+
+class Runner(Protocol):
+    """Computes batches in the order they are launched.
+
+    A chunk may read blocks that an earlier chunk of the same batch fills, if that one is of more than one token: in each layer
+    all keys and values are laid down before any such chunk attends. Steps of single tokens may do both in one launch.
+
+    A batch that raises, at launch or at its result, must leave every row as it was before, so that it, or any part of it,
+    can be launched again: `fresh` arrivals come again, KV writes repeat with the same values.
+    """
+
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
+        """Start a step. It may read tokens that the step before it has drawn but not yet reported; with masks, it draws none
+        before `draw` is called, or in the launch itself if the runner has one step under way at a time."""
+
+
+@runtime_checkable
+class InterruptibleRunner(Runner, Protocol):
+    """Can give up a step halfway, with StepInterruptedError and every row as it was before."""
+
+    yields: bool
+    """Steps launched from now on may be interrupted."""
+
+    def interrupt(self, *, is_on: bool) -> None:
+        """From any thread: steps that may be are interrupted, from now on and until told otherwise."""

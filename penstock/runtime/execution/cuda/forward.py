@@ -1,0 +1,125 @@
+"""Forward passes on a GPU: recorded where that is faster, piece by piece elsewhere. Nothing here waits for the GPU."""
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError
+from penstock.runtime.core.batch import Chunk
+from penstock.runtime.execution.cuda.graphs import Computed, DecodeGraphs, SampleGraphs, padded_size
+from penstock.runtime.execution.cuda.mixed_graphs import MixedGraphs
+from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe
+from penstock.runtime.execution.eager.forward import Drawn, EagerForward, Forwarded
+from penstock.runtime.execution.eager.sampler import NOTHING, DrawPlan, find_logprobs
+from penstock.runtime.ops.op import IS_PLAIN
+
+MAX_UNDER_WAY = 8
+"""Pinned buffers in turn: more than an engine ever has steps under way."""
+
+
+class Pinned:
+    """Small pinned buffers used in turn, so that a copy under way is never written over."""
+
+    def __init__(self, *shape: int) -> None:
+        self._ring = deque(torch.empty(shape, dtype=torch.int64, pin_memory=True) for _ in range(MAX_UNDER_WAY))
+
+    def next(self) -> Tensor:
+        self._ring.rotate()
+        return self._ring[0]
+
+
+class Replayed:
+    """A step that a graph has computed, plain draws included: what asks for no more is drawn."""
+
+    ruined = frozenset[int]()
+
+    def __init__(self, computed: Computed, order: list[int | None], graphs: SampleGraphs) -> None:
+        self._computed = computed
+        self._order = order
+        self._graphs = graphs
+
+    def draw(self, plan: DrawPlan) -> Drawn:
+        computed = self._computed
+        drawn = computed.drawn if plan.needs == NOTHING else self._graphs.draw(computed, plan.needs)
+        if not plan.logprobs:
+            return Drawn(drawn, self._order)
+        places = {number: place for place, number in enumerate(self._order)}
+        asked = torch.tensor([places[number] for number, _ in plan.logprobs])
+        asked = asked.to(drawn.device, non_blocking=True)
+        counts = [count for _, count in plan.logprobs]
+        found = find_logprobs(computed.scores.index_select(0, asked), drawn.index_select(0, asked), counts)
+        return Drawn(drawn, self._order, (found.sent(),))
+
+    def states(self, index: int) -> Tensor:
+        raise EngineError("a replayed step keeps no hidden states")
+
+
+class RecordedSteps(NamedTuple):
+    """By what they compute."""
+
+    decodes: DecodeGraphs
+    checks: VerifyGraphs
+    mixed: MixedGraphs
+
+
+class GraphForward:
+    def __init__(
+        self, eager: EagerForward, rows: DeviceRows, recorded: RecordedSteps, samples: SampleGraphs, idle_row: int
+    ) -> None:
+        self._eager = eager
+        self._rows = rows
+        self._decodes, self._checks, self._mixed = recorded
+        self._samples = samples
+        self._idle_row = idle_row
+        self._places = Pinned(3, padded_size(idle_row))
+        self._checked_places = Pinned(4, MAX_TOKENS)
+
+    def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
+        has_drafts = any(chunk.num_drafts for chunk in chunks)
+        if not (IS_PLAIN.get() or keeps_states):
+            if all(chunk.length == 1 and not chunk.token_ids for chunk in chunks):
+                return self._decode(chunks, plan)
+            shape = self._checks.shape_of(chunks) if has_drafts else None
+            if shape is not None:
+                return self._verify(chunks, plan, shape)
+        if has_drafts:
+            self._rows.write_drafts(chunks)
+        if not (IS_PLAIN.get() or keeps_states or (has_drafts and plan.needs != NOTHING)):
+            computed, order = self._replay_mixed(chunks, plan)
+            if computed is not None:
+                return Replayed(computed, order, self._samples)
+        return self._eager(chunks, plan, keeps_states=keeps_states)
+
+    def score(self, states: Tensor) -> Tensor:
+        return self._eager.score(states)
+
+    def _replay_mixed(self, chunks: list[Chunk], plan: DrawPlan) -> tuple[Computed | None, list[int | None]]:
+        """Those with drafts as chunks of a token each, one behind another."""
+        apart = [part for chunk in chunks for part in (_apart(chunk) if chunk.num_drafts else (chunk,))]
+        numbers = iter(range(len(plan.rows)))
+        order = [next(numbers) if chunk.samples else None for chunk in apart]
+        masks = [-1 if number is None else plan.masks[number] for number in order]
+        return self._mixed.replay(apart, masks), order
+
+    def _verify(self, chunks: list[Chunk], plan: DrawPlan, shape: tuple[int, int]) -> Replayed:
+        described, order = describe(chunks, plan.masks, shape, self._idle_row)
+        places = self._checked_places.next()[:, : len(described[0])]
+        places.numpy()[:] = described  # shorter than by way of another tensor
+        return Replayed(self._checks.replay(places, shape[1]), order, self._samples)
+
+    def _decode(self, chunks: list[Chunk], plan: DrawPlan) -> Replayed:
+        """Longest first: programs with much to read begin before those with little, and none is left over at the end."""
+        order = sorted(range(len(chunks)), key=lambda index: -chunks[index].start)
+        padding = padded_size(len(chunks)) - len(chunks)
+        places = self._places.next()[:, : len(chunks) + padding]
+        places[0] = torch.tensor([chunks[index].row for index in order] + [self._idle_row] * padding)
+        places[1] = torch.tensor([chunks[index].start for index in order] + [0] * padding)
+        places[2] = torch.tensor([plan.masks[index] for index in order] + [-1] * padding)
+        return Replayed(self._decodes.replay(places), list(order), self._samples)
+
+
+def _apart(chunk: Chunk) -> list[Chunk]:
+    return [chunk._replace(start=chunk.start + place, length=1) for place in range(chunk.length)]

@@ -1,0 +1,89 @@
+"""A runner that never waits for the GPU between steps.
+
+Tokens drawn stay in their rows on the device, where the next step reads them; the host learns them later, from the ticket.
+Until their kernels are compiled, steps take the operations' definitions (see `warm_up`).
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.execution.cuda.forward import GraphForward, Pinned, RecordedSteps
+from penstock.runtime.execution.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder, SampleGraphs, padded_size
+from penstock.runtime.execution.cuda.mixed_graphs import MixedGraphs, padded_chunks
+from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.cuda.verify_graphs import VerifyGraphs
+from penstock.runtime.execution.cuda.warm_up import KernelWarmUp
+from penstock.runtime.execution.eager.forward import EagerForward
+from penstock.runtime.execution.eager.runner import EagerTicket, StepRunner, TokenMasks
+from penstock.runtime.execution.eager.sampler import Sampler
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations
+from penstock.runtime.ops.op import plainly
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Tokens on their way to pinned memory."""
+
+    arrived: torch.cuda.Event
+    pinned: Tensor
+
+    def tokens(self) -> list[int]:
+        self.arrived.synchronize()
+        return [int(token) for token in self.pinned.tolist()]
+
+
+class PinnedSender:
+    def __init__(self, most_tokens: int) -> None:
+        self._pinned = Pinned(most_tokens)
+        self._most_tokens = most_tokens
+
+    def __call__(self, tokens: Tensor | None, count: int) -> Flight:
+        """Start tokens on their way to the host, behind all that was sent before."""
+        if count > self._most_tokens:  # several a sequence
+            self._most_tokens = 2 * count
+            self._pinned = Pinned(self._most_tokens)
+        out = self._pinned.next()[:count]
+        if tokens is not None:
+            out.copy_(tokens[:count], non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return Flight(arrived, out)
+
+
+class CudaRunner(StepRunner):
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int,
+        max_context: int,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        """One row and one block more than asked for: padding of recorded batches reads and writes there."""
+        spec, device = model.spec, model.device
+        cache = KVCache(spec, num_blocks + 1, block_size, cache_dtype or model.cache_dtype, device)
+        rotations = Rotations(spec, max_context, device)
+        rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
+        sampler = Sampler(rows.tokens, rows.sampling)
+        parts = GraphParts(model, cache, rotations, rows, sampler, max_sequences, GraphRecorder())
+        recorded = RecordedSteps(DecodeGraphs(parts), VerifyGraphs(parts), MixedGraphs(parts, max_sequences))
+        eager = EagerForward(model, rows, cache, rotations, sampler)
+        forward = GraphForward(eager, rows, recorded, SampleGraphs(parts), max_sequences)
+        sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
+        super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
+        self._warm_up = KernelWarmUp(model, recorded, max_sequences)
+
+    def warm_up(self) -> None:
+        """Begin to compile kernels now, for steps that come later."""
+        self._warm_up.begin()
+
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+        with nullcontext() if self._warm_up.has_kernels(batch) else plainly():
+            return super().launch(batch, masks)

@@ -1,0 +1,111 @@
+"""Which kernels steps will need is asked of the steps themselves, before any are computed; other processes compile them.
+
+Until what the first steps need is there, small ones are computed by the operations' definitions and large ones wait.
+"""
+
+import copy
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from penstock.runtime.core.batch import Batch
+from penstock.runtime.execution.cuda.forward import RecordedSteps
+from penstock.runtime.execution.cuda.graphs import SIZES, padded_size
+from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, padded_chunks
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.ops.sampling.sample import Needs
+
+if TYPE_CHECKING:
+    from penstock.runtime.ops.triton.host.compile_ahead import Compilers
+
+MAX_PLAIN_CHUNKS = 4
+MAX_PLAIN_PAIRS = 1 << 18
+"""Queries times keys of a step that is computed without kernels rather than waiting for them."""
+
+MAX_PLAIN_STEPS = 256
+"""Enough of them to compile anything: after that something is wrong, and steps wait too."""
+SPECIAL = (Needs(filters=True, by_count=True, by_mass=True), Needs(adjusts=True))
+"""Draws that need more than a temperature; the likeliest first."""
+CHECKS = ((1, 1), (1, 5), (1, 3), (1, 9), (8, 3), (8, 5), (32, 3), (32, 5))
+"""Sequences and positions each of steps that check drafts."""
+EARLY_STEPS = 2
+"""Launched before the tokens of the first are known: an engine has as many under way."""
+
+
+class KernelWarmUp:
+    """Of a prompt and the tokens after it; then, once those can be computed, of steps of other sizes.
+
+    Unless it is begun earlier it begins when the first token is there: no step waits for it before that.
+    """
+
+    def __init__(self, model: Decoder, recorded: RecordedSteps, max_sequences: int) -> None:
+        self._model = excerpt(model)
+        self._recorded = recorded
+        self._max_sequences = max_sequences
+        self._is_due = find_spec("triton") is not None
+        self._num_plain = 0
+        self._urgent: Compilers | None = None
+        self._others: Compilers | None = None
+
+    def begin(self) -> None:
+        if self._is_due:
+            self._is_due = False
+            self._urgent = self._compile(SIZES[:1], (LEAST_CHUNKS,))
+
+    def has_kernels(self, batch: Batch) -> bool:
+        """Whether the kernels are there that this step needs; a large one waits for them."""
+        if not self._is_due and self._urgent is None:
+            return True
+        num_pairs = sum(chunk.length * chunk.end for chunk in batch.chunks)
+        is_small = len(batch.chunks) <= MAX_PLAIN_CHUNKS and num_pairs <= MAX_PLAIN_PAIRS
+        is_small = is_small and self._num_plain < MAX_PLAIN_STEPS
+        self._num_plain += is_small
+        if self._is_due and is_small and self._num_plain <= EARLY_STEPS:
+            return False
+        self.begin()
+        if self._urgent is None:
+            return True  # they had all been compiled in this process
+        if not self._urgent.are_ready(wait=not is_small):
+            return False
+        if self._urgent.found_new:  # else an earlier process has left the others too
+            sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
+            most_chunks = padded_chunks(self._max_sequences)
+            chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
+            self._others = self._compile(sizes, chunk_sizes, SPECIAL, CHECKS)
+        self._urgent = None
+        return True
+
+    @torch.inference_mode()
+    def _compile(
+        self,
+        decode_sizes: Iterable[int],
+        mixed_sizes: Iterable[int],
+        special: Iterable[Needs] = (),
+        checks: Iterable[tuple[int, int]] = (),
+    ) -> "Compilers | None":
+        from penstock.runtime.ops.triton.host.compile_ahead import Compilers, prepare
+        from penstock.runtime.ops.triton.host.launch import asking
+
+        prepare().result()
+        with asking() as variants:
+            for num_chunks in mixed_sizes:
+                self._recorded.mixed.warm_up(self._model, num_chunks)
+            for size in decode_sizes:
+                self._recorded.decodes.warm_up(self._model, size)
+            for needs in special:
+                self._recorded.decodes.warm_up(self._model, SIZES[0], needs)
+            for size, width in checks:
+                self._recorded.checks.warm_up(self._model, size, width)
+        return Compilers(variants) if variants else None
+
+
+def excerpt(model: Decoder) -> Decoder:
+    """The model with one layer of each kind: what those ask for, the others do."""
+    numbers = {layer: number for number, layer in reversed(list(enumerate(model.spec.layers)))}
+    short = copy.copy(model)
+    short._modules = dict(model._modules)
+    short.layers = nn.ModuleList(model.layers[number] for number in sorted(numbers.values()))
+    return short

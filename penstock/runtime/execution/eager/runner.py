@@ -1,0 +1,142 @@
+"""Runs batches of one model on one device. Implements the engine's `Runner`.
+
+    copies -> rows take in what is new -> one forward pass -> draws -> what came of them
+
+A runner is composed of these parts; every device has its own forward pass and all have one sampler. Nothing outlives a step but
+the KV cache and the rows, and a step that failed can be launched again.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from penstock.runtime.core.batch import Batch, Chunk, StepOutput
+from penstock.runtime.execution.eager.forward import EagerForward, Forward
+from penstock.runtime.execution.eager.launched import LaunchedStep, Refusals, Sender, take_here
+from penstock.runtime.execution.eager.prompt import score_prompt, wants_prompt_logprobs
+from penstock.runtime.execution.eager.rows import Rows
+from penstock.runtime.execution.eager.sampler import Sampler
+from penstock.runtime.execution.heads.states import StateSink
+from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.step import Rotations
+
+
+class TokenMasks(Protocol):
+    """Which tokens may be drawn in a launch, as the engine hands it over."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The chunks that draw under a mask, in ascending order."""
+
+    @property
+    def num_rows(self) -> int:
+        """TokenMasks: one for each of those chunks, and one more for each of its drafts."""
+
+    def fill(self, bits: memoryview) -> None:
+        """Write all of them, one after another. It is called once, as late as can be."""
+
+
+class EagerTicket(Protocol):
+    """A launched step, as the engine takes it."""
+
+    def draw(self) -> None: ...
+
+    def result(self) -> StepOutput: ...
+
+
+class StepRunner:
+    """Every runner: its parts, and a step through them."""
+
+    def __init__(
+        self, rows: Rows, cache: KVCache, forward: Forward, sampler: Sampler, vocab_size: int, send: Sender = take_here
+    ) -> None:
+        self._rows = rows
+        self._cache = cache
+        self._forward = forward
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._send = send
+        self.states: StateSink | None = None
+        """Where hidden states are left for whoever guesses from them; none where nobody does."""
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+        self._cache.copy(batch.copies)
+        refusals = self._refusals(batch.chunks)
+        chunks = [chunk for index, chunk in enumerate(batch.chunks) if index not in refusals]
+        masked = _first_masks(batch.chunks, masks.chunks, refusals) if masks is not None else {}
+        self._rows.place(batch.step, chunks)
+        plan = self._sampler.plan(chunks, masked)
+        scored = [index for index, chunk in enumerate(chunks) if wants_prompt_logprobs(chunk, self._rows)]
+        keeps_states = bool(scored) or self.states is not None
+        forwarded = self._forward(chunks, plan, keeps_states=keeps_states) if chunks else None
+        if self.states is not None and forwarded is not None:
+            self.states.put(chunks, torch.cat([forwarded.states(index) for index in range(len(chunks))]))
+        prompts = {
+            index: score_prompt(chunks[index], self._rows, forwarded.states(index), self._forward.score)
+            for index in scored
+            if forwarded is not None
+        }
+        self._rows.grow(batch.step, chunks)
+        return LaunchedStep(batch, refusals, plan, forwarded, prompts, self._send, self._filling(masks))
+
+    def _refusals(self, chunks: tuple[Chunk, ...]) -> Refusals:
+        """A token the model has no embedding for fails its own sequence, not the step."""
+        refusals: Refusals = {}
+        for index, chunk in enumerate(chunks):
+            for token in (min(chunk.token_ids), max(chunk.token_ids)) if chunk.token_ids else ():
+                if not 0 <= token < self._vocab_size:
+                    refusals[index] = f"token id {token} is outside the vocabulary of {self._vocab_size}"
+        return refusals
+
+    def _filling(self, masks: TokenMasks | None) -> Callable[[], None] | None:
+        if masks is None:
+            return None
+
+        def fill() -> None:
+            bits = self._rows.sampling.empty_bits(masks.num_rows)
+            masks.fill(bits.numpy().data.cast("B"))
+            self._rows.sampling.set_bits(bits)
+
+        return fill
+
+
+def _first_masks(chunks: tuple[Chunk, ...], masked: tuple[int, ...], refusals: Refusals) -> dict[int, int]:
+    """Of each chunk that is computed under masks, counted among those that are computed: its first mask."""
+    first_masks: dict[int, int] = {}
+    num_masks = 0
+    for index in masked:
+        if index not in refusals:
+            first_masks[index - sum(refused < index for refused in refusals)] = num_masks
+        num_masks += 1 + chunks[index].num_drafts
+    return first_masks
+
+
+class ModelRunner(StepRunner):
+    """On any device, piece by piece."""
+
+    def __init__(
+        self,
+        model: Decoder | NativeDecoder,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int,
+        max_context: int,
+        cache_dtype: torch.dtype | None = None,
+        cache: KVCache | None = None,
+        *,
+        frees: bool = False,
+        num_states: int = 0,
+    ) -> None:
+        """With `frees`, batches name the blocks of every group, and windows give theirs back."""
+        spec, device = model.spec, model.device
+        dtype = cache_dtype or model.cache_dtype
+        cache = cache or KVCache(spec, num_blocks, block_size, dtype, device, frees=frees, num_states=num_states)
+        groups = spec.cache_layout(frees=frees).groups
+        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device, groups)
+        sampler = Sampler(rows.tokens, rows.sampling)
+        forward = EagerForward(model, rows, cache, Rotations(spec, max_context, device), sampler)
+        super().__init__(rows, cache, forward, sampler, spec.vocab_size)

@@ -1,0 +1,158 @@
+"""What a head borrows from the model it guesses for: token embeddings, rows of the output matrix, and its way of multiplying.
+
+A head's own matrices are held as its target's are: packed for the native library, or as floats on the device.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.ops.cpu import library as native
+from penstock.runtime.ops.packed import GROUP, Grouped, pack, quantize, unpack
+
+
+class Projection(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, inputs] times a matrix, in float32."""
+
+
+Chooser = Callable[[Tensor], list[int]]
+"""Gives the place of the likeliest output for each row of x [rows, hidden]; -1 where numbers are not finite."""
+
+
+class HeadTarget(Protocol):
+    """A loaded model, as its heads see it."""
+
+    device: torch.device
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [tokens, hidden] in float32, scaled as the model scales them."""
+
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
+        """A head's own matrix."""
+
+    def chooser(self, token_ids: Tensor | None) -> Chooser:
+        """Chooses among some tokens, or all, by the model's own output matrix."""
+
+    def own_chooser(self, weight: Tensor) -> Chooser:
+        """Chooses by a matrix of the head's own."""
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows of the model's output matrix, in float32."""
+
+
+class NativeProjection:
+    """A packed matrix, multiplied by the native library."""
+
+    def __init__(self, library: native.Library, matrix: Grouped, bias: Tensor | None) -> None:
+        self._library = library
+        self._packed = pack(matrix)
+        self._bias = None if bias is None else bias.float().contiguous()
+        self._matrix = native.matrix_of(self._packed, self._bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._library.multiply(x, self._matrix)
+
+    def likeliest(self, x: Tensor) -> list[int]:
+        return [int(place) for place in self._library.likeliest(x, self._matrix).tolist()]
+
+
+class FloatProjection:
+    """A matrix of floats, multiplied by torch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
+        self._weight = weight.to(device, torch.float32)
+        self._bias = None if bias is None else bias.to(device, torch.float32)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self._weight, self._bias)
+
+    def likeliest(self, x: Tensor) -> list[int]:
+        return likeliest(self(x))
+
+
+def likeliest(scores: Tensor) -> list[int]:
+    """Of each row the place of its largest number, -1 if it is not finite."""
+    most, places = scores.max(-1)
+    return [place if is_finite else -1 for place, is_finite in zip(places.tolist(), most.isfinite().tolist())]
+
+
+class NativeTarget:
+    device = torch.device("cpu")
+
+    def __init__(self, model: NativeDecoder) -> None:
+        self._model = model
+        self._embedding = unpack(model.matrix("embedding"))
+        self._scale = model.spec.embedding_scale
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        rows = self._embedding.take(token_ids).dequantize()
+        return rows if self._scale == 1.0 else rows * self._scale
+
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
+        if weight.shape[1] % GROUP:
+            return FloatProjection(weight, bias, self.device)
+        return NativeProjection(self._model.library, quantize(weight), bias)
+
+    def chooser(self, token_ids: Tensor | None) -> Chooser:
+        if token_ids is None:
+            return lambda x: [int(token) for token in self._model.likeliest(x).tolist()]
+        output = unpack(self._model.matrix("output"))
+        return NativeProjection(self._model.library, output.take(token_ids), None).likeliest
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        return unpack(self._model.matrix("output")).take(token_ids).dequantize()
+
+    def own_chooser(self, weight: Tensor) -> Chooser:
+        if weight.shape[1] % GROUP:
+            return FloatProjection(weight, None, self.device).likeliest
+        return NativeProjection(self._model.library, quantize(weight), None).likeliest
+
+
+class FloatTarget:
+    """A model of torch modules, on any device."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+        self.device = model.device
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        rows = _floats(self._model.embedding.weight)[token_ids].float()
+        return rows * self._model.spec.embedding_scale
+
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
+        return FloatProjection(weight, bias, self.device)
+
+    def chooser(self, token_ids: Tensor | None) -> Chooser:
+        dtype = self._model.cache_dtype
+
+        def choose(x: Tensor) -> list[int]:
+            scores = self._model.scores(x.to(dtype))
+            return likeliest(scores if token_ids is None else scores.index_select(1, token_ids))
+
+        return choose
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        matrix = self._model.embedding if self._model.output is None else self._model.output
+        rows: Tensor = _floats(matrix.weight)[token_ids].float()
+        return rows
+
+    def own_chooser(self, weight: Tensor) -> Chooser:
+        return FloatProjection(weight, None, self.device).likeliest
+
+
+def _floats(weight: object) -> Tensor:
+    if not isinstance(weight, Tensor):
+        raise ConfigError(
+            "the vocabulary of this model is packed for a GPU, which heads cannot read; add --dtype bfloat16"
+        )
+    return weight.detach()
+
+
+def head_target(model: NativeDecoder | Decoder) -> HeadTarget:
+    return NativeTarget(model) if isinstance(model, NativeDecoder) else FloatTarget(model)

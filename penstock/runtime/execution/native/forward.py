@@ -1,0 +1,184 @@
+"""Forward passes of native decoders: the library reads tokens and block tables where the rows keep them.
+
+Where all that is asked for is the likeliest token, the library draws it too: torch has no part in such a step.
+"""
+
+from itertools import accumulate, chain
+from struct import Struct
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError
+from penstock.runtime.core.batch import Chunk
+from penstock.runtime.execution.eager.forward import Drawn, Forwarded, States
+from penstock.runtime.execution.eager.rows import Rows
+from penstock.runtime.execution.eager.sampler import DrawPlan, Sampler
+from penstock.runtime.execution.native.cache import NativeCache
+from penstock.runtime.execution.native.decoder import NativeDecoder, pointers
+from penstock.runtime.layers.step import Rotations
+from penstock.runtime.ops.cpu import library as native
+from penstock.runtime.ops.sampling.sample import Draws
+from penstock.runtime.ops.sampling.whole import NOT_DRAWN
+
+NUMBER_BYTES = 8
+
+
+class LikeliestDrawn:
+    """A step whose tokens the library has drawn, and left in the rows."""
+
+    def __init__(self, tokens: tuple[int, ...], hidden: Tensor, lengths: tuple[int, ...]) -> None:
+        self._tokens = tokens
+        self._hidden = hidden
+        self._lengths = lengths
+        self.ruined = frozenset(index for index, token in enumerate(tokens) if token == NOT_DRAWN)
+
+    def draw(self, plan: DrawPlan) -> Drawn:
+        tokens = torch.tensor([self._tokens[owner] for owner in plan.owners], dtype=torch.int64)
+        return Drawn(tokens, list(range(len(plan.owners))))
+
+    def states(self, index: int) -> Tensor:
+        begin = sum(self._lengths[:index])
+        return self._hidden[begin : begin + self._lengths[index]]
+
+
+class AllowedStates(States):
+    """Hidden states of a step that asks for likeliest tokens, of some for those that bitmasks allow: the library draws them."""
+
+    def __init__(
+        self, hidden: Tensor, chunks: list[Chunk], begins: list[int], forward: "NativeForward", sampler: Sampler
+    ) -> None:
+        super().__init__(hidden, chunks, begins, forward, sampler)
+        self._native = forward
+
+    def draw(self, plan: DrawPlan) -> Drawn:
+        if not plan.rows:
+            return Drawn(None, [])
+        told = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
+        tokens = self._native.choose(self._hidden.index_select(0, told[0]), told[3])
+        self._sampler.keep(Draws(*told[1:]), tokens)
+        return Drawn(tokens, list(range(len(plan.rows))))
+
+
+class NativeForward:
+    def __init__(
+        self, model: NativeDecoder, rows: Rows, cache: NativeCache, rotations: Rotations, sampler: Sampler
+    ) -> None:
+        self._decoder = model
+        self._rows = rows
+        self._cache = cache
+        self._sampler = sampler
+        self._known = rows.tokens.numpy()
+        num_rows = len(rows.num_blocks)
+        self._columns = np.zeros(4 * num_rows, dtype=np.int64)
+        """Rows, starts, lengths and whether a token is drawn, of one chunk after another."""
+        self._num_blocks_at = rows.num_blocks.ctypes.data
+        self._drawn = np.zeros(num_rows, dtype=np.int64)
+        # Made once: asking for them in every step would take longer than using them.
+        self._told, self._found = self._columns.data, self._drawn.data
+        self._expect(num_rows)
+        self._angles = angles = rotations.tables(model.ropes)  # the library reads them for as long as this lives
+        self._step = native.RowsStep(
+            tokens=rows.tokens.data_ptr(),
+            tables=rows.all_tables.ctypes.data,
+            cosines=pointers([each.cosine for each in angles]),
+            sines=pointers([each.sine for each in angles]),
+            chunks=self._columns.ctypes.data,
+            drawn=self._drawn.ctypes.data,
+            token_stride=rows.tokens.stride(0),
+            table_stride=rows.all_tables.shape[1],
+            num_rotations=len(angles),
+        )
+        self._make_states(num_rows)
+
+    def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
+        has_drafts = any(chunk.num_drafts for chunk in chunks)
+        rows, starts, lengths, _, _, samples, *_ = zip(*chunks)
+        self._step.num_blocks = None
+        self._step.draws = plan.is_pure_argmax and not has_drafts
+        self._tell((rows, starts, lengths, samples), sum(lengths))
+        self._run(starts)
+        if self._step.draws:
+            return LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
+        *begins, num_tokens = accumulate(lengths, initial=0)
+        made = AllowedStates if plan.is_masked_argmax or plan.is_pure_argmax else States
+        return made(self._states[:num_tokens], chunks, begins, self, self._sampler)
+
+    def choose(self, states: Tensor, masks: Tensor) -> Tensor:
+        """The likeliest token after each state, of those that its mask allows, if it has one."""
+        return self._decoder.likeliest(states, (self._rows.sampling.bits, masks))
+
+    def score(self, states: Tensor) -> Tensor:
+        return self._decoder.scores(states)
+
+    @property
+    def hidden(self) -> Tensor:
+        """Final states of the last step's tokens, one after another; the next step writes over them."""
+        return self._states
+
+    def let_yield(self, *, yields: bool) -> None:
+        """Steps may be interrupted from now on, or not."""
+        self._step.yields = yields
+
+    def expect_decodes(self, rows: tuple[int, ...]) -> None:
+        """Make ready for steps in which these rows go on by one token each, the likeliest."""
+        ones = (1,) * len(rows)
+        self._tell((rows, (0,) * len(rows), ones, ones), len(rows))
+        self._step.num_blocks = self._num_blocks_at
+        self._step.draws = True
+
+    def decode(self, starts: tuple[int, ...]) -> tuple[int, ...]:
+        """Such a step; `NOT_DRAWN` stands for tokens of rows whose numbers are not finite."""
+        self._numbers.pack_into(self._told, len(starts) * NUMBER_BYTES, *starts)
+        self._run(starts)
+        return self._numbers.unpack_from(self._found)
+
+    def verify(self, rows: tuple[int, ...], starts: tuple[int, ...], widths: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """A step in which rows go on by a token each and the drafts after it, which they hold.
+
+        Of the likeliest tokens those that stand, row by row: drafts for as long as they were drawn, and one more."""
+        num_tokens = sum(widths)
+        self._tell((rows, starts, widths, widths), num_tokens)
+        self._step.num_blocks = self._num_blocks_at
+        self._step.draws = False
+        self._run(starts)
+        drawn = self._decoder.likeliest(self._states[:num_tokens]).tolist()
+        known = self._known
+        kept, first = [], 0
+        for row, start, width in zip(rows, starts, widths):
+            last = first
+            while last < first + width - 1 and drawn[last] == known[row, start + 1 + last - first]:
+                last += 1
+            if drawn[last] != NOT_DRAWN:
+                known[row, start + 1 + last - first] = drawn[last]
+            kept.append(tuple(drawn[first : last + 1]))
+            first += width
+        return kept
+
+    def _make_states(self, count: int) -> None:
+        """Place for so many tokens' hidden states; torch is asked where it lies here and not in every step."""
+        self._num_states = count
+        self._states = torch.empty((count, self._decoder.spec.hidden_size))
+        self._step.hidden = self._states.data_ptr()
+
+    def _expect(self, count: int) -> None:
+        """So many chunks a step, until told otherwise."""
+        self._count = count
+        self._numbers = Struct(f"{count}q")
+        self._table = Struct(f"{4 * count}q")
+
+    def _tell(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
+        """Lay down the chunks where the library reads them."""
+        count = len(columns[0])
+        if count != self._count:
+            self._expect(count)
+        self._table.pack_into(self._told, 0, *chain.from_iterable(columns))
+        if num_tokens > self._num_states:
+            self._make_states(num_tokens)
+        self._step.num_chunks = count
+
+    def _run(self, starts: tuple[int, ...]) -> None:
+        if not self._decoder.compute(self._step, self._cache.layers):
+            rows = self._columns[: len(starts)].tolist()
+            raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {(rows, starts)}")

@@ -1,0 +1,91 @@
+"""Fills a native decoder from a quantized checkpoint: matrices stay quantized, vectors become float32."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ModelFileError
+from penstock.runtime.execution.device import rest_torch
+from penstock.runtime.execution.load.audit import TensorAudit
+from penstock.runtime.execution.load.grouping import group_recipe, has_order, is_quantized
+from penstock.runtime.execution.load.parameters import check_all_used
+from penstock.runtime.execution.load.recipe import open_recipe
+from penstock.runtime.execution.native.arena import Arena
+from penstock.runtime.execution.native.decoder import NativeDecoder, NativeWeights, native_obstacle
+from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor
+from penstock.runtime.formats.mapping import let_go
+from penstock.runtime.models import weights as recipes
+from penstock.runtime.models.spec import GatedMLP, ModelSpec
+from penstock.runtime.models.weights import sources
+from penstock.runtime.ops.cpu.library import Library, open_library
+from penstock.runtime.ops.packed import GROUP, Grouped, pack
+
+MOST_BYTES_PER_WEIGHT = 2
+"""Those of 8 bits have scales besides, and rows are filled up to whole tiles."""
+
+
+def load_native(
+    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int, is_invariant: bool = False
+) -> NativeDecoder | None:
+    """None where the library, the model or the file does not lend itself to it: the torch decoder serves all."""
+    library = packing_library(spec, recipes, checkpoint, num_threads)
+    if library is None:
+        return None
+    weights = fill_native(recipes, checkpoint, spec)
+    check_all_used(checkpoint.names, {name for recipe in recipes.values() for name in sources(recipe)}, spec)
+    return NativeDecoder(spec, weights, library, is_invariant)
+
+
+def packing_library(
+    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int
+) -> Library | None:
+    """The library, if it computes such a model from such a file."""
+    library = open_library(num_threads)
+    if library is None or native_obstacle(spec) is not None or not _is_packable(recipes, checkpoint):
+        return None
+    return library
+
+
+def fill_native(recipes: recipes.Recipes, checkpoint: Checkpoint, spec: ModelSpec) -> NativeWeights:
+    """Read and pack; what was read of the file is let go."""
+    matrices, vectors = {}, {}
+    arena = Arena(MOST_BYTES_PER_WEIGHT * spec.num_parameters)
+    used: dict[str, RawTensor] = {}
+    for name, recipe in recipes.items():
+        leaves = TensorAudit()
+        if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
+            packed = pack(_ordered(name, group_recipe(recipe, checkpoint, leaves), spec))
+            matrices[name] = replace(packed, data=arena.keep(packed.data))
+        else:
+            vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)
+        leaves.check()
+        used |= leaves.reached
+    for raw in used.values():
+        let_go(raw.data)
+    rest_torch()
+    return NativeWeights(matrices, vectors)
+
+
+def _is_packable(recipes: recipes.Recipes, checkpoint: Checkpoint) -> bool:
+    """Layers hold quantized numbers, and every row takes its inputs as they come."""
+    is_quantized_file = is_quantized(recipes["layers.0.mlp.down.weight"], checkpoint)
+    return is_quantized_file and not any(has_order(recipe, checkpoint) for recipe in recipes.values())
+
+
+def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: TensorAudit, spec: ModelSpec) -> Tensor:
+    source = open_recipe(recipe, checkpoint, leaves)
+    values = source.read(0, source.shape[0]).float().contiguous()
+    return values[gate_order(spec)] if name.endswith("gate_up.bias") else values
+
+
+def _ordered(name: str, matrix: Grouped, spec: ModelSpec) -> Grouped:
+    return matrix.take(gate_order(spec)) if name.endswith("gate_up.weight") else matrix
+
+
+def gate_order(spec: ModelSpec) -> Tensor:
+    """32 gate rows, the 32 up rows they gate, and so on."""
+    mlp = spec.layers[0].mlp
+    if not isinstance(mlp, GatedMLP):
+        raise ModelFileError(f"architecture {spec.architecture} has no gated feed-forward sublayer")
+    return torch.arange(2 * mlp.width).view(2, -1, GROUP).transpose(0, 1).flatten()

@@ -1,0 +1,127 @@
+"""A runner for native decoders, with a short way for the steps that a serving engine mostly takes: every sequence goes on by
+the likeliest token, or by as many as its drafts come true.
+
+Python runs there with caches that the weights have just swept empty, so what counts is how little of it there is. Other steps
+go the way of every runner.
+"""
+
+from typing import Any
+
+import torch
+
+from penstock.errors import StepInterruptedError
+from penstock.runtime.core.batch import Batch, StepOutput, make
+from penstock.runtime.execution.eager.rows import Rows
+from penstock.runtime.execution.eager.runner import EagerTicket, StepRunner, TokenMasks
+from penstock.runtime.execution.eager.sampler import NOT_FINITE, Sampler
+from penstock.runtime.execution.native.cache import NativeCache
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.forward import NativeForward
+from penstock.runtime.layers.step import Rotations
+from penstock.runtime.ops.sampling.whole import NOT_DRAWN
+
+Members = tuple[tuple[Any, ...], ...]
+"""Rows, lengths, new tokens, whether a token is drawn and arrivals, of all chunks of a step."""
+
+
+class NativeRunner(StepRunner):
+    def __init__(
+        self,
+        model: NativeDecoder,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int,
+        max_context: int,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        spec = model.spec
+        cache = NativeCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype)
+        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, model.device)
+        sampler = Sampler(rows.tokens, rows.sampling)
+        self._native = NativeForward(model, rows, cache, Rotations(spec, max_context, model.device), sampler)
+        super().__init__(rows, cache, self._native, sampler, spec.vocab_size)
+        self._decoder = model
+        self._yields = False
+        self._last_step = 0
+        self._members: Members | None = None
+        """Who was in the last step, if it went the short way: most often the same are in the next, one position further."""
+
+    @property
+    def yields(self) -> bool:
+        """Steps launched from now on may be interrupted."""
+        return self._yields
+
+    @yields.setter
+    def yields(self, yields: bool) -> None:
+        if yields is not self._yields:
+            self._yields = yields
+            self._native.let_yield(yields=yields)
+
+    def interrupt(self, *, is_on: bool) -> None:
+        """From any thread: steps that may be are interrupted, from now on and until told otherwise."""
+        self._decoder.interrupt(is_on=is_on)
+
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+        try:
+            return self._launch(batch, masks)
+        except StepInterruptedError:
+            self._members = None
+            self._rows.shrink(batch.step, batch.chunks)
+            raise
+
+    def _launch(self, batch: Batch, masks: TokenMasks | None) -> EagerTicket:
+        step, chunks, copies, _ = batch
+        if step > self._last_step:
+            self._last_step = step
+            if chunks and not copies and masks is None:
+                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, *_ = zip(*chunks)
+                members = (rows, lengths, token_ids, samples, arrivals)
+                if members == self._members or self._gather(members):
+                    if any(new_blocks):
+                        self._grow(batch)
+                    tokens = self._native.decode(starts)
+                    if self.states is not None:
+                        self.states.put_decodes(rows, starts, self._native.hidden)
+                    return _output(tuple(zip(tokens)))
+                if self._are_checks(members, num_drafts):
+                    self._members = None
+                    self._grow(batch)
+                    kept = self._native.verify(rows, starts, lengths)
+                    if self.states is not None:
+                        self.states.put(chunks, self._native.hidden[: sum(lengths)])
+                    return _output(tuple(kept))
+        self._members = None
+        return super().launch(batch, masks)
+
+    def _gather(self, members: Members) -> bool:
+        """Make ready for steps of these the short way; False if they have to go the other."""
+        rows, lengths, token_ids, samples, arrivals = members
+        is_short = max(lengths) == 1 and all(samples) and not any(token_ids) and not any(arrivals)
+        if not is_short or not self._rows.are_pure_argmax(rows):
+            return False
+        self._native.expect_decodes(rows)
+        self._members = members
+        return True
+
+    def _are_checks(self, members: Members, num_drafts: tuple[int, ...]) -> bool:
+        """All of them go on by a token and drafts after it, the likeliest each, and the model has such tokens."""
+        rows, lengths, token_ids, samples, arrivals = members
+        is_short = all(samples) and not any(arrivals) and all(length == 1 + n for length, n in zip(lengths, num_drafts))
+        if not is_short or tuple(map(len, token_ids)) != num_drafts or not self._rows.are_pure_argmax(rows):
+            return False
+        return all(min(ids) >= 0 and max(ids) < self._vocab_size for ids in token_ids if ids)
+
+    def _grow(self, batch: Batch) -> None:
+        """Take in blocks and drafts."""
+        growing = [chunk for chunk in batch.chunks if chunk.new_blocks or chunk.token_ids]
+        self._rows.place(batch.step, growing)
+        self._rows.grow(batch.step, growing)
+
+
+def _output(tokens: tuple[tuple[int, ...], ...]) -> StepOutput:
+    """Of each chunk the tokens that stand: what was not drawn is the last of them."""
+    failures = tuple([(index, NOT_FINITE) for index, kept in enumerate(tokens) if kept[-1] == NOT_DRAWN])
+    if failures:
+        failed = {index for index, _ in failures}
+        tokens = tuple([() if index in failed else kept for index, kept in enumerate(tokens)])
+    return make(StepOutput, (tokens, (), (), (), failures))

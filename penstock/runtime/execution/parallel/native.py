@@ -1,0 +1,118 @@
+"""A rank's part of a native decoder: packed weights of its own heads, columns, tokens and layers, and one native call a step.
+
+It stands where a decoder stands, and takes hidden states over and passes them on by itself where it is a stage of a pipeline.
+The library adds up what ranks have parts of by calling back; a rank that is lost meanwhile ends the step.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.errors import RankLostError
+from penstock.runtime.execution.load.parameters import check_all_used
+from penstock.runtime.execution.native.decoder import NativeDecoder, NativeWeights
+from penstock.runtime.execution.native.load import fill_native, packing_library
+from penstock.runtime.execution.parallel.world import World
+from penstock.runtime.formats.checkpoint import Checkpoint
+from penstock.runtime.layers.step import Step
+from penstock.runtime.models.sharding import ModelShard, shard_recipes
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.weights import Recipes, sources
+from penstock.runtime.ops.cpu import library as native
+from penstock.runtime.ops.parallel.collective import join_columns, likeliest_over
+
+SUMMED_BIASES = ("attention.out.bias", "mlp.down.bias")
+"""Added once to a sum: by the first of the ranks that have parts of it."""
+
+
+def load_native_part(
+    shard: ModelShard, recipes: Recipes, checkpoint: Checkpoint, num_threads: int
+) -> "NativePart | None":
+    """None where a single process would not compute so either: the torch decoder serves all."""
+    own = shard_recipes(recipes, shard)
+    library = packing_library(shard.spec, own, checkpoint, num_threads)
+    if library is None or not library.has_sharing:
+        return None
+    used = {name for recipe in recipes.values() for name in sources(recipe)}
+    check_all_used(checkpoint.names, used, shard.whole)
+    weights = fill_native(own, checkpoint, shard.spec)
+    if shard.place.tensor_index:
+        weights = NativeWeights(weights.matrices, _without_biases(weights.vectors))
+    return NativePart(NativeDecoder(shard.spec, weights, library), shard)
+
+
+def _without_biases(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each for name, each in vectors.items() if not name.endswith(SUMMED_BIASES)}
+
+
+class NativePart:
+    """It computes nothing until it has joined the others."""
+
+    device = torch.device("cpu")
+    cache_dtype = NativeDecoder.cache_dtype
+
+    def __init__(self, decoder: NativeDecoder, shard: ModelShard) -> None:
+        self.spec: ModelSpec = replace(shard.spec, vocab_size=shard.whole.vocab_size)
+        self._decoder = decoder
+        self._shard = shard
+        ranks = shard.place.ranks
+        self._widths = tuple(len(ranks.place(i).vocabulary(shard.whole.vocab_size)) for i in range(ranks.tensor))
+        self._world: World | None = None
+        self._fault: Exception | None = None
+        """What went wrong while ranks added up; the native step has gone on without them."""
+        self._add_up = native.ADD_UP(self._added)
+
+    def join(self, world: World) -> "NativePart":
+        self._world = world
+        return self
+
+    @property
+    def world(self) -> World:
+        if self._world is None:
+            raise RankLostError("this part has not joined the others")
+        return self._world
+
+    def parameters(self) -> Iterator[Tensor]:
+        return self._decoder.parameters()
+
+    def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
+        """The last stage's are the final hidden states; others' are what it was given."""
+        world, place = self.world, self._shard.place
+        received: Tensor | None = None
+        if not place.is_first_stage:
+            received = world.take_over((len(token_ids), self.spec.hidden_size), torch.float32)
+        sharing = native.Sharing(
+            self._add_up if world.tensor.count > 1 else native.ADD_UP(),
+            None if received is None else received.data_ptr(),
+            self._shard.vocabulary.start,
+        )
+        hidden = self._decoder(token_ids, step, sharing)
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+        if not place.is_last_stage:
+            world.pass_on(hidden)
+        return hidden
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return join_columns(self._decoder.scores(hidden), self.world.tensor, self._widths)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.scores(hidden)
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest token after each hidden state, and whether its scores are finite; no rank sees all scores."""
+        return likeliest_over(self._decoder.scores(hidden), self._shard.vocabulary.start, self.world.tensor)
+
+    def _added(self, numbers: int, count: int) -> int:
+        """Called by the library in the middle of a step. Nothing may be raised through it."""
+        try:
+            values = (ctypes.c_float * count).from_address(numbers)
+            self.world.tensor.add(torch.frombuffer(values, dtype=torch.float32))
+        except Exception as error:
+            self._fault = error
+            return 1
+        return 0

@@ -1,0 +1,66 @@
+"""A rank's own part of a model: read from its part of the files, joined to the others, made ready to run."""
+
+from collections.abc import Callable
+
+import torch
+
+from penstock.runtime.execution.cuda.runner import CudaRunner
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.load.parameters import check_all_used, fill_dummy, fill_model
+from penstock.runtime.execution.parallel.forward import SharedRunner
+from penstock.runtime.execution.parallel.native import NativePart
+from penstock.runtime.execution.parallel.runner import RankRunner, StageRunner
+from penstock.runtime.execution.parallel.split import build_shard, join_shard
+from penstock.runtime.execution.parallel.stage import StagedDecoder
+from penstock.runtime.execution.parallel.world import World
+from penstock.runtime.formats.checkpoint import Checkpoint
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.parallel import VocabularyScores
+from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.models.sharding import ModelShard, shard_model, shard_recipes
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.weights import Recipes, sources
+
+Progress = Callable[[int, int], None]
+
+
+class ModelPart:
+    """A shard and its modules. It computes nothing until it has joined the others."""
+
+    def __init__(self, spec: ModelSpec, ranks: Ranks, rank: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.shard: ModelShard = shard_model(spec, ranks, rank)
+        self.device = device
+        self.model: Decoder = build_shard(self.shard, device, dtype)
+
+    def load(
+        self, recipes: Recipes, checkpoint: Checkpoint, progress: Progress | None = None, packs: bool = False
+    ) -> None:
+        used = {name for recipe in recipes.values() for name in sources(recipe)}
+        check_all_used(checkpoint.names, used, self.shard.whole)
+        fill_model(self.model, shard_recipes(recipes, self.shard), checkpoint, self.device, progress, packs)
+
+    def make_up(self) -> None:
+        """Random numbers, for benchmarks."""
+        fill_dummy(self.model, self.device, seed=self.shard.place.rank)
+
+    def join(self, world: World) -> Decoder | StagedDecoder:
+        join_shard(self.model, self.shard, world)
+        self.model.eval()
+        return StagedDecoder(self.model, world) if world.place.ranks.pipeline > 1 else self.model
+
+
+def rank_runner(
+    network: object, world: World, room: tuple[int, int, int, int], cache_dtype: torch.dtype | None
+) -> RankRunner:
+    if isinstance(network, StagedDecoder) or (isinstance(network, NativePart) and world.place.ranks.pipeline > 1):
+        return StageRunner(network, world, room, cache_dtype)
+    if isinstance(network, NativePart):
+        return SharedRunner(network, network, room, cache_dtype)
+    if not isinstance(network, Decoder):
+        raise TypeError(f"{type(network).__name__} is no part of a model")
+    if world.device.type == "cuda":
+        return CudaRunner(network, *room, cache_dtype)
+    table = network.embedding if network.output is None else network.output
+    if isinstance(table, VocabularyScores):
+        return SharedRunner(network, table, room, cache_dtype)
+    return ModelRunner(network, *room, cache_dtype)

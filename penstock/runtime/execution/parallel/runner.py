@@ -1,0 +1,248 @@
+"""Runners of several ranks: the first is told what to compute and tells the others, who compute the same step.
+
+Draws are deterministic, and what is drawn from is the same to the bit on every rank that draws: nobody asks what another drew.
+Only the first stage of a pipeline, which draws nothing, is told.
+
+A step that fails on one rank leaves the others in the middle of it. None can go on: whoever runs the engine starts all anew.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from penstock.errors import RankLostError
+from penstock.runtime.core.batch import Batch, StepOutput
+from penstock.runtime.execution.eager.runner import EagerTicket, ModelRunner, TokenMasks
+from penstock.runtime.execution.parallel.forward import make_cache
+from penstock.runtime.execution.parallel.frames import (
+    FilledMasks,
+    decode_output,
+    decode_step,
+    encode_output,
+    encode_step,
+)
+from penstock.runtime.execution.parallel.micro import joined, micro_batches
+from penstock.runtime.execution.parallel.native import NativePart
+from penstock.runtime.execution.parallel.stage import StagedDecoder
+from penstock.runtime.execution.parallel.world import World
+
+DEPTH = 2
+"""Steps under way at once, at most."""
+
+
+class RankRunner(Protocol):
+    """What each rank computes its part of a step by."""
+
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket: ...
+
+
+class LeadingRunner:
+    """The first rank's: implements the engine's `Runner` for all of them.
+
+    Masks are filled here for all ranks. They follow from the tokens of every step before, so a step that draws under some is
+    announced when it is to draw, and before any other.
+    """
+
+    def __init__(self, runner: RankRunner, world: World, vocab_size: int) -> None:
+        self._runner = runner
+        self._world = world
+        self._mask_bytes = -(-vocab_size // 32) * 4
+        self._held: HeldTicket | None = None
+        """A step that waits for its masks."""
+
+    @property
+    def depth(self) -> int:
+        """Steps worth having under way: stages compute one while another is on its way back; a GPU never waits."""
+        return DEPTH if self._world.place.ranks.pipeline > 1 or self._world.device.type == "cuda" else 1
+
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+        if self._held is not None:
+            self._held.draw()
+        if masks is not None:
+            self._held = HeldTicket(self, batch, masks)
+            return self._held
+        return self.announce(batch, None)
+
+    def announce(self, batch: Batch, masks: TokenMasks | None) -> "LeadTicket":
+        """Have all ranks compute the step, under masks as they are now."""
+        self._held = None
+        with together():
+            filled = None if masks is None else self._filled(masks)
+            if self._world.place.ranks.num_ranks > 1:
+                self._world.announce(encode_step(batch, filled))
+            return LeadTicket(self._runner.launch(batch, filled))
+
+    def _filled(self, masks: TokenMasks) -> FilledMasks:
+        bits = bytearray(masks.num_rows * self._mask_bytes)
+        masks.fill(memoryview(bits))
+        return FilledMasks(masks.chunks, masks.num_rows, bytes(bits))
+
+    def close(self) -> None:
+        """The others end."""
+        self._world.announce(encode_step(None))
+
+
+@dataclass(frozen=True, slots=True)
+class LeadTicket:
+    ticket: EagerTicket
+
+    def draw(self) -> None:
+        with together():
+            self.ticket.draw()
+
+    def result(self) -> StepOutput:
+        with together():
+            return self.ticket.result()
+
+
+@dataclass(slots=True)
+class HeldTicket:
+    """A step that is announced once it is to draw."""
+
+    runner: LeadingRunner
+    batch: Batch
+    masks: TokenMasks
+    ticket: LeadTicket | None = None
+
+    def draw(self) -> None:
+        self._announced().draw()
+
+    def result(self) -> StepOutput:
+        return self._announced().result()
+
+    def _announced(self) -> LeadTicket:
+        if self.ticket is None:
+            self.ticket = self.runner.announce(self.batch, self.masks)
+        return self.ticket
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Whatever goes wrong in here goes wrong for all ranks."""
+    try:
+        yield
+    except RankLostError:
+        raise
+    except Exception as error:
+        raise RankLostError(f"a step failed on one rank, and so on all: {type(error).__name__}: {error}") from error
+
+
+def follow(runner: RankRunner, world: World) -> None:
+    """Compute what the first rank announces until it has no more."""
+    launched: deque[EagerTicket] = deque()
+    while True:
+        batch, masks = decode_step(world.listen())
+        if batch is None:
+            break
+        launched.append(runner.launch(batch, masks))
+        launched[-1].draw()
+        if len(launched) >= DEPTH:
+            launched.popleft().result()
+    for ticket in launched:
+        ticket.result()
+
+
+class StageRunner(ModelRunner):
+    """A stage of a pipeline. Its model takes hidden states over and passes them on by itself.
+
+    first      waits for the tokens its chunks read, computes, and goes on: another stage draws
+    between    computes
+    last       computes, draws, and tells the first stage
+    """
+
+    def __init__(
+        self,
+        model: StagedDecoder | NativePart,
+        world: World,
+        room: tuple[int, int, int, int],
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        cache = make_cache(model, room[0], room[1], cache_dtype)
+        super().__init__(model, *room, cache_dtype, cache)  # type: ignore[arg-type]  # it stands where a decoder stands
+        self._world = world
+        self._awaited: deque[MicroStep] = deque()
+        """Parts of steps whose tokens have not come back, oldest first."""
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+        place = self._world.place
+        parts = micro_batches(batch, place.ranks.pipeline)
+        if place.is_last_stage:
+            split = masks.split(parts) if isinstance(masks, FilledMasks) else [None] * len(parts)
+            outputs = [self._answered(part, own) for part, own in zip(parts, split, strict=True)]
+            return joined(outputs, [len(part.chunks) for part in parts])
+        steps = [self._passed(part) for part in parts]
+        return StageTicket(self, steps) if place.is_first_stage else StepOutput(((),) * len(batch.chunks))
+
+    def _answered(self, part: Batch, masks: FilledMasks | None) -> StepOutput:
+        output = super().launch(part, masks).result()
+        self._world.reply(encode_output(output))
+        return output
+
+    def _passed(self, part: Batch) -> "MicroStep":
+        self._cache.copy(part.copies)
+        refusals = self._refusals(part.chunks)
+        chunks = [chunk for index, chunk in enumerate(part.chunks) if index not in refusals]
+        is_first = self._world.place.is_first_stage
+        if chunks:
+            if is_first:
+                self._catch_up({chunk.row for chunk in chunks})
+            self._rows.place(part.step, chunks)
+            self._forward(chunks, self._sampler.plan(chunks, {}), keeps_states=False)
+            self._rows.grow(part.step, chunks)
+        step = MicroStep(part)
+        if is_first:
+            self._awaited.append(step)
+        return step
+
+    def _catch_up(self, rows: set[int]) -> None:
+        """Wait for the tokens that these rows read next."""
+        while any(not rows.isdisjoint(step.rows) for step in self._awaited):
+            self.hear()
+
+    def hear(self) -> None:
+        """Take in what the oldest part of a step gave."""
+        step = self._awaited.popleft()
+        output = step.output = decode_output(self._world.hear())
+        drawn = [
+            (chunk.row, chunk.end - chunk.num_drafts + len(tokens) - 1, tokens[-1])
+            for chunk, tokens in zip(step.part.chunks, output.tokens, strict=True)
+            if tokens
+        ]
+        self._rows.put(drawn)
+
+
+@dataclass(slots=True)
+class MicroStep:
+    """A part of a step on its way through the stages."""
+
+    part: Batch
+    output: StepOutput | None = None
+
+    @property
+    def rows(self) -> set[int]:
+        """Rows that read next what is drawn here."""
+        return {chunk.row for chunk in self.part.chunks if chunk.samples}
+
+
+@dataclass(frozen=True, slots=True)
+class StageTicket:
+    """A step whose tokens come back from the last stage."""
+
+    runner: StageRunner
+    steps: list[MicroStep]
+
+    def draw(self) -> None:
+        """The last stage draws."""
+
+    def result(self) -> StepOutput:
+        outputs: list[StepOutput] = []
+        for step in self.steps:
+            while step.output is None:
+                self.runner.hear()
+            outputs.append(step.output)
+        return joined(outputs, [len(step.part.chunks) for step in self.steps])

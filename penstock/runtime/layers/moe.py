@@ -1,0 +1,41 @@
+"""The mixture-of-experts sublayer: a router and stacked experts."""
+
+import torch
+from torch import Tensor, nn
+
+from penstock.runtime.layers.linear import Linear
+from penstock.runtime.layers.parameter import unfilled
+from penstock.runtime.models.spec import MoE
+from penstock.runtime.ops.moe import Experts, mix_experts, route
+
+
+class StackedExperts(nn.Module):
+    """One matrix, and perhaps one bias, for each expert."""
+
+    def __init__(self, num_experts: int, in_size: int, out_size: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = unfilled(num_experts, out_size, in_size, dtype=dtype)
+        self.bias = unfilled(num_experts, out_size, dtype=dtype) if bias else None
+
+
+class ExpertStack(nn.Module):
+    def __init__(self, spec: MoE, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        expert = spec.expert
+        self.gate_up = StackedExperts(spec.num_experts, hidden_size, 2 * expert.width, expert.bias, dtype)
+        self.down = StackedExperts(spec.num_experts, expert.width, hidden_size, expert.bias, dtype)
+
+    def weights(self) -> Experts:
+        return Experts(self.gate_up.weight, self.down.weight, self.gate_up.bias, self.down.bias)
+
+
+class MixtureOfExperts(nn.Module):
+    def __init__(self, spec: MoE, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec = spec
+        self.router = Linear(hidden_size, spec.num_experts, spec.router_bias, dtype)
+        self.experts = ExpertStack(spec, hidden_size, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = route(self.router(x), self.spec)
+        return mix_experts(x, weights, chosen, self.experts.weights(), self.spec)

@@ -1,0 +1,100 @@
+"""DeepSeek V2, V3 and R1: latent attention, dense first layers, then experts of which one or two see every token.
+
+Described, counted, simulated and planned; nothing here computes latent attention yet, so loading weights is refused.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from penstock.errors import ModelFileError
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.gguf_head import GgufHead
+from penstock.runtime.models.positions import rope_from_config, yarn_attention_factor
+from penstock.runtime.models.shape import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    DecoderShape,
+    activation,
+    num_experts,
+    shape_from_config,
+)
+from penstock.runtime.models.spec import MLA, Activation, GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.weights import Recipes
+
+_SCORES: dict[str, Literal["softmax", "sigmoid"]] = {"softmax": "softmax", "sigmoid": "sigmoid"}
+_BY_GROUPS = {"greedy": False, "group_limited_greedy": True, "noaux_tc": True}
+_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
+"""What newer spellings of a V3 config leave out."""
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    fields = Fields(config)
+    fields.expect("moe_layer_freq", 1)
+    if config.get("model_type") == "deepseek_v3":
+        fields = fields.or_else(_V3)
+    # A head's size follows from its parts; a head_dim that is stated means the rotated part.
+    shape = shape_from_config(fields.without("head_dim"))
+    attention = _attention(fields, shape)
+    function = activation(fields)
+    dense, mixture = GatedMLP(shape.width, function), _mixture(fields, shape, function)
+    num_dense = fields.whole("first_k_dense_replace", 0, MAX_LAYERS, 0)
+    layers = [Layer(attention, dense if index < num_dense else mixture) for index in range(shape.num_layers)]
+    return shape.model("deepseek", layers, tied=fields.flag("tie_word_embeddings", False))
+
+
+def _attention(fields: Fields, shape: DecoderShape) -> MLA:
+    rope_dim = fields.whole("qk_rope_head_dim", 2, MAX_HEAD_DIM)
+    plain_dim = fields.whole("qk_nope_head_dim", 1, MAX_HEAD_DIM)
+    return MLA(
+        num_heads=shape.num_heads,
+        kv_rank=fields.whole("kv_lora_rank", 1, MAX_HIDDEN),
+        q_rank=fields.whole("q_lora_rank", 1, MAX_HIDDEN) if fields.has("q_lora_rank") else None,
+        plain_dim=plain_dim,
+        value_dim=fields.whole("v_head_dim", 1, MAX_HEAD_DIM),
+        rope=rope_from_config(fields, rope_dim, shape.context),
+        scale=(plain_dim + rope_dim) ** -0.5 * _stretch(fields) ** 2,
+        bias=fields.flag("attention_bias", False),
+    )
+
+
+def _stretch(fields: Fields) -> float:
+    """By which YaRN as trained here multiplies queries, and keys, besides the angles."""
+    section = fields.section("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
+    share = section.number("mscale_all_dim", 0.0, 1e3, 0.0)
+    return yarn_attention_factor(section.number("factor", 1.0, 1e6, 1.0), share) if share else 1.0
+
+
+def _mixture(fields: Fields, shape: DecoderShape, function: Activation) -> MoE:
+    count = num_experts(fields, "n_routed_experts", shape.num_layers)
+    width = fields.whole("moe_intermediate_size", 1, MAX_WIDTH)
+    num_shared = fields.whole("n_shared_experts", 0, MAX_EXPERTS, 0)
+    num_groups = num_active_groups = 1
+    if fields.choice("topk_method", _BY_GROUPS, "greedy"):
+        num_groups = fields.whole("n_group", 1, count)
+        num_active_groups = fields.whole("topk_group", 1, num_groups)
+    return MoE(
+        num_experts=count,
+        num_active=fields.whole("num_experts_per_tok", 1, count),
+        expert=GatedMLP(width, function),
+        normalize=fields.flag("norm_topk_prob", False),
+        shared=GatedMLP(num_shared * width, function) if num_shared else None,
+        scores=fields.choice("scoring_func", _SCORES, "softmax"),
+        scale=fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0),
+        num_groups=num_groups,
+        num_active_groups=num_active_groups,
+    )
+
+
+def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")
+
+
+def spec_from_gguf(head: GgufHead) -> ModelSpec:
+    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")
+
+
+def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")

@@ -1,0 +1,91 @@
+"""GPT-2: learned positions, layer norms with biases everywhere, matrices stored input first."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.gguf_head import GgufHead
+from penstock.runtime.models.shape import (
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+    DecoderShape,
+    activation,
+    equal_share,
+)
+from penstock.runtime.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
+from penstock.runtime.models.weights import Recipes, Swap, Tensor
+
+_MATRICES = {
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_NORMS = {"attention_norm": "ln_1", "mlp_norm": "ln_2"}
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    fields = Fields(config)
+    fields.expect("scale_attn_weights", True)
+    fields.expect("add_cross_attention", False)
+    hidden_size = fields.whole("n_embd", 1, MAX_HIDDEN)
+    num_heads = fields.whole("n_head", 1, MAX_HEADS)
+    shape = DecoderShape(
+        hidden_size=hidden_size,
+        num_layers=fields.whole("n_layer", 1, MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=equal_share(fields, hidden_size, num_heads),
+        width=fields.whole("n_inner", 1, MAX_WIDTH, 4 * hidden_size),
+        vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
+        context=fields.whole("n_positions", 1, MAX_POSITIONS),
+        norm=Norm("layer", fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5)),
+    )
+    kind = activation(fields, "activation_function", "gelu_new")
+    damped = fields.flag("scale_attn_by_inverse_layer_idx", False)
+    return _spec(shape, kind, fields.flag("tie_word_embeddings", True), damped)
+
+
+def _spec(shape: DecoderShape, activation: Activation, tied: bool, damped: bool = False) -> ModelSpec:
+    """`damped` divides a layer's attention logits by its number, counted from one."""
+    attention = replace(shape.attention(None), qkv_bias=True, out_bias=True)
+    scales = [attention.scale / (index + 1 if damped else 1) for index in range(shape.num_layers)]
+    mlp = PlainMLP(shape.width, activation, bias=True)
+    layers = [Layer(replace(attention, scale=scale), mlp) for scale in scales]
+    return replace(shape.model("gpt2", layers, tied=tied), learned_positions=shape.context)
+
+
+def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    prefix = hf_names.find_prefix(names, "wte.weight", ("transformer.", ""))
+    found: Recipes = {
+        "embedding.weight": Tensor(f"{prefix}wte.weight"),
+        "positions.weight": Tensor(f"{prefix}wpe.weight"),
+        "norm.weight": Tensor(f"{prefix}ln_f.weight"),
+        "norm.bias": Tensor(f"{prefix}ln_f.bias"),
+    }
+    if not spec.tied_embedding:
+        found["output.weight"] = Tensor("lm_head.weight")
+    for index in range(spec.num_layers):
+        ours, theirs = f"layers.{index}.", f"{prefix}h.{index}."
+        for mine, name in _MATRICES.items():
+            found[f"{ours}{mine}.weight"] = Swap(Tensor(f"{theirs}{name}.weight"))
+            found[f"{ours}{mine}.bias"] = Tensor(f"{theirs}{name}.bias")
+        for mine, name in _NORMS.items():
+            found |= {f"{ours}{mine}.{kind}": Tensor(f"{theirs}{name}.{kind}") for kind in ("weight", "bias")}
+    return found
+
+
+def spec_from_gguf(head: GgufHead) -> ModelSpec:
+    shape = head.shape("layer")
+    head.fields.whole("context_length", 1, MAX_POSITIONS)
+    return _spec(shape, "gelu_tanh", head.is_tied)
+
+
+def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    return gguf_names.model(spec, names)

@@ -1,0 +1,48 @@
+"""Phi 3 and Phi 4 mini: Llama's shape with fused matrices, long RoPE, and a rotation of part of each head."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.gguf_head import GgufHead
+from penstock.runtime.models.positions import rope_from_config
+from penstock.runtime.models.shape import activation, shape_from_config, sliding_window
+from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.weights import Recipes, Tensor
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    fields = Fields(config)
+    for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        fields.expect(name, False)
+    shape = shape_from_config(fields)
+    rope = rope_from_config(fields, shape.head_dim, shape.context, partial=True)
+    attention = replace(shape.attention(rope), window=sliding_window(fields))
+    layers = [Layer(attention, GatedMLP(shape.width, activation(fields)))] * shape.num_layers
+    return shape.model("phi3", layers, tied=fields.flag("tie_word_embeddings", False))
+
+
+def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    found = hf_names.decoder(spec)
+    for index in range(spec.num_layers):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        found[f"{ours}attention.qkv.weight"] = Tensor(f"{theirs}self_attn.qkv_proj.weight")
+        found[f"{ours}mlp.gate_up.weight"] = Tensor(f"{theirs}mlp.gate_up_proj.weight")
+    return found
+
+
+def spec_from_gguf(head: GgufHead) -> ModelSpec:
+    shape = head.shape()
+    attention = replace(shape.attention(head.rope(shape, partial=True)), window=head.window())
+    layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
+    return shape.model("phi3", layers, tied=head.is_tied)
+
+
+def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    found = gguf_names.model(spec, names)
+    for index in range(spec.num_layers):
+        # The file's "up" holds the gate's rows before its own.
+        found[f"layers.{index}.mlp.gate_up.weight"] = Tensor(f"blk.{index}.ffn_up.weight")
+    return found

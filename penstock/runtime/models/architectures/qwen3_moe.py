@@ -1,0 +1,62 @@
+"""Qwen 3 with a mixture of experts, in all layers or in some."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.runtime.models import hf_names
+from penstock.runtime.models.architectures import qwen2
+from penstock.runtime.models.architectures.qwen3 import attention_from_config
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.gguf_head import GgufHead
+from penstock.runtime.models.shape import (
+    MAX_LAYERS,
+    MAX_WIDTH,
+    activation,
+    num_experts,
+    shape_from_config,
+    sliding_window,
+)
+from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.weights import Recipes
+
+gguf_recipes = qwen2.gguf_recipes
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    fields = Fields(config)
+    shape = shape_from_config(fields)
+    window = sliding_window(fields, default=4096) if fields.flag("use_sliding_window", False) else None
+    attention = replace(attention_from_config(fields, shape), window=window)
+    name = "num_experts" if fields.has("num_experts") else "num_local_experts"
+    count = num_experts(fields, name, shape.num_layers)
+    mixture = MoE(
+        num_experts=count,
+        num_active=fields.whole("num_experts_per_tok", 1, count),
+        expert=GatedMLP(fields.whole("moe_intermediate_size", 1, MAX_WIDTH), activation(fields)),
+        normalize=fields.flag("norm_topk_prob", False),
+    )
+    dense = GatedMLP(shape.width, activation(fields))
+    step = fields.whole("decoder_sparse_step", 1, MAX_LAYERS, 1)
+    always_dense = fields.items("mlp_only_layers") if fields.has("mlp_only_layers") else ()
+    layers = [
+        Layer(attention, dense if index in always_dense or (index + 1) % step else mixture)
+        for index in range(shape.num_layers)
+    ]
+    return shape.model("qwen3_moe", layers, tied=fields.flag("tie_word_embeddings", False))
+
+
+def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    found = hf_names.decoder(spec)
+    for index, layer in enumerate(spec.layers):
+        if isinstance(layer.mlp, MoE):
+            ours, theirs = f"layers.{index}.mlp.", f"model.layers.{index}.mlp."
+            found |= hf_names.experts(layer.mlp, ours, theirs, gate="gate_proj", up="up_proj", down="down_proj")
+    return found
+
+
+def spec_from_gguf(head: GgufHead) -> ModelSpec:
+    shape = head.shape()
+    attention = replace(shape.attention(head.rope(shape)), qk_norm="head")
+    layers = [Layer(attention, head.experts(shape))] * shape.num_layers
+    return shape.model("qwen3_moe", layers, tied=head.is_tied)

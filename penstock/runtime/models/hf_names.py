@@ -1,0 +1,87 @@
+"""Recipes over the tensor names that decoders share on the Hugging Face hub.
+
+Which parts a layer has follows from its spec; architectures with names of their own replace entries.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec, MoE, NormPlacement
+from penstock.runtime.models.weights import Plus, Recipe, Recipes, RowRange, Stack, Tensor
+
+_NORMS: dict[NormPlacement, dict[str, str]] = {
+    "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "post": {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"},
+    "sandwich": {
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+}
+
+
+def find_prefix(names: Collection[str], tensor: str, candidates: Iterable[str]) -> str:
+    """The candidate that the checkpoint has; if it has none, the first: the loader then reports it as missing."""
+    candidates = tuple(candidates)
+    return next((prefix for prefix in candidates if prefix + tensor in names), candidates[0])
+
+
+def decoder(spec: ModelSpec, prefix: str = "model.", head: str = "lm_head.weight", norm_plus: float = 0.0) -> Recipes:
+    """All but the experts of a mixture. `norm_plus` is added to every norm's weight."""
+
+    def norm(name: str) -> Recipe:
+        return Plus(Tensor(name), norm_plus) if norm_plus else Tensor(name)
+
+    recipes: Recipes = {
+        "embedding.weight": Tensor(f"{prefix}embed_tokens.weight"),
+        "norm.weight": norm(f"{prefix}norm.weight"),
+    }
+    if not spec.tied_embedding:
+        recipes["output.weight"] = Tensor(head)
+    for index, layer in enumerate(spec.layers):
+        ours, theirs = f"layers.{index}.", f"{prefix}layers.{index}."
+        for mine, name in _NORMS[layer.norms].items():
+            recipes[f"{ours}{mine}.weight"] = norm(f"{theirs}{name}.weight")
+        if isinstance(layer.attention, GQA):
+            recipes |= _attention(layer.attention, f"{ours}attention.", f"{theirs}self_attn.", norm)
+        if isinstance(layer.mlp, GatedMLP):
+            recipes |= _gated_mlp(layer.mlp, f"{ours}mlp.", f"{theirs}mlp.")
+    return recipes
+
+
+def _attention(attention: GQA, ours: str, theirs: str, norm: Callable[[str], Recipe]) -> Recipes:
+    recipes: Recipes = {}
+    for kind in ("weight", "bias") if attention.qkv_bias else ("weight",):
+        recipes[f"{ours}qkv.{kind}"] = RowRange(tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in "qkv"))
+    for kind in ("weight", "bias") if attention.out_bias else ("weight",):
+        recipes[f"{ours}out.{kind}"] = Tensor(f"{theirs}o_proj.{kind}")
+    if attention.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            recipes[f"{ours}{name}.weight"] = norm(f"{theirs}{name}.weight")
+    if attention.sinks:
+        recipes[f"{ours}sinks"] = Tensor(f"{theirs}sinks")
+    return recipes
+
+
+def _gated_mlp(mlp: GatedMLP, ours: str, theirs: str) -> Recipes:
+    recipes: Recipes = {}
+    for kind in ("weight", "bias") if mlp.bias else ("weight",):
+        recipes[f"{ours}gate_up.{kind}"] = RowRange(
+            tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in ("gate", "up"))
+        )
+        recipes[f"{ours}down.{kind}"] = Tensor(f"{theirs}down_proj.{kind}")
+    return recipes
+
+
+def experts(mlp: MoE, ours: str, theirs: str, gate: str, up: str, down: str) -> Recipes:
+    """A mixture stored expert by expert: `{theirs}gate` is the router, `{theirs}experts.{i}.{gate}` a matrix."""
+
+    def tensor(index: int, name: str) -> Tensor:
+        return Tensor(f"{theirs}experts.{index}.{name}.weight")
+
+    indices = range(mlp.num_experts)
+    return {
+        f"{ours}router.weight": Tensor(f"{theirs}gate.weight"),
+        f"{ours}experts.gate_up.weight": Stack(tuple(RowRange((tensor(i, gate), tensor(i, up))) for i in indices)),
+        f"{ours}experts.down.weight": Stack(tuple(tensor(i, down) for i in indices)),
+    }

@@ -1,0 +1,187 @@
+"""Which file of this folder reads which checkpoint.
+
+A new architecture is a module that offers `Architecture` and a row in each table it can be found by.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+from penstock.errors import ModelFileError
+from penstock.runtime.models.architectures import (
+    bert,
+    deepseek,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_oss,
+    llama,
+    llama4,
+    mistral,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.gguf_head import GgufHead
+from penstock.runtime.models.pooling import pooling_from_config
+from penstock.runtime.models.quantization import METHODS, replace_floats
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.weights import Recipes
+
+
+class Architecture(Protocol):
+    """What a module of this folder offers. `names` are the checkpoint's tensors; none means the published layout."""
+
+    def spec_from_config(self, config: Mapping[str, Any]) -> ModelSpec: ...
+
+    def recipes(self, spec: ModelSpec, names: Collection[str] = ()) -> Recipes: ...
+
+    def spec_from_gguf(self, head: GgufHead) -> ModelSpec: ...
+
+    def gguf_recipes(self, spec: ModelSpec, names: Collection[str] = ()) -> Recipes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredModel:
+    """What a model is made of and how its checkpoint becomes that."""
+
+    spec: ModelSpec
+    recipes: Recipes
+
+
+BY_CLASS: dict[str, Architecture] = {
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3,
+    "Phi3ForCausalLM": phi3,
+    "GPT2LMHeadModel": gpt2,
+    "Olmo2ForCausalLM": olmo2,
+    "GptOssForCausalLM": gpt_oss,
+    "DeepseekV2ForCausalLM": deepseek,
+    "DeepseekV3ForCausalLM": deepseek,
+    "Llama4ForCausalLM": llama4,
+    "Llama4ForConditionalGeneration": llama4,
+    "BertModel": bert,
+    "BertForMaskedLM": bert,
+}
+"""By the first of a config's `architectures`."""
+
+BY_MODEL_TYPE: dict[str, Architecture] = {
+    "llama": llama,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gemma3_text": gemma3,
+    "phi3": phi3,
+    "gpt2": gpt2,
+    "olmo2": olmo2,
+    "gpt_oss": gpt_oss,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "llama4": llama4,
+    "llama4_text": llama4,
+    "bert": bert,
+}
+"""By a config's `model_type`, where it names no `architectures`."""
+
+BY_GGUF: dict[str, Architecture] = {
+    "llama": llama,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3moe": qwen3_moe,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "phi3": phi3,
+    "gpt2": gpt2,
+    "olmo2": olmo2,
+    "gpt-oss": gpt_oss,
+    "deepseek2": deepseek,
+    "bert": bert,
+}
+"""By a GGUF file's `general.architecture`; `llama` stands for Mistral and Mixtral too."""
+
+QUANTIZATIONS: dict[str, tuple[Architecture, ...]] = {
+    "mxfp4": (gpt_oss,),
+    **{method: tuple(dict.fromkeys(BY_CLASS.values())) for method in METHODS},
+}
+"""By `quant_method`: the architectures that are read from such checkpoints."""
+
+
+def read_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """What the model of a `config.json` is made of, whether or not its weights could be read."""
+    return _by_config(config).spec_from_config(config)
+
+
+def read_config(
+    config: Mapping[str, Any], names: Collection[str] = (), pooling: Mapping[str, Any] | None = None
+) -> RegisteredModel:
+    """The model of a Hugging Face `config.json`. `pooling` is an encoder's `1_Pooling/config.json`, if it has one."""
+    names = frozenset(names)
+    architecture = _by_config(config)
+    method = _quantization(config, architecture)
+    spec = architecture.spec_from_config(config)
+    if pooling is not None and not spec.generates:
+        spec = replace(spec, pooling=pooling_from_config(pooling))
+    recipes = architecture.recipes(spec, names)
+    return RegisteredModel(spec, replace_floats(config, recipes, names) if method in METHODS else recipes)
+
+
+def read_gguf(
+    metadata: Mapping[str, Any], names: Collection[str], factors: Mapping[str, Sequence[float]] | None = None
+) -> RegisteredModel:
+    """The model of a GGUF file. `factors` are the contents of those of `positions.FACTOR_TENSORS` that are in it."""
+    names = frozenset(names)
+    head = GgufHead(metadata, names, factors or {})
+    architecture = _find(BY_GGUF, head.architecture, "GGUF architecture")
+    if architecture is llama and head.fields.whole("expert_count", 0, 2**31, 0):
+        architecture = mixtral
+    elif architecture is llama and head.window():
+        architecture = mistral
+    spec = architecture.spec_from_gguf(head)
+    return RegisteredModel(spec, architecture.gguf_recipes(spec, names))
+
+
+def _by_config(config: Mapping[str, Any]) -> Architecture:
+    fields = Fields(config)
+    if fields.has("architectures"):
+        classes = fields.items("architectures")
+        if not classes or not isinstance(classes[0], str):
+            raise fields.wrong("architectures", "a list that begins with a model class")
+        return _find(BY_CLASS, classes[0], "architecture")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise fields.wrong("model_type", "named where there is no list of architectures")
+    return _find(BY_MODEL_TYPE, model_type, "model_type")
+
+
+def _find(table: Mapping[str, Architecture], name: str, what: str) -> Architecture:
+    if name in table:
+        return table[name]
+    near = get_close_matches(name[:100], table, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise ModelFileError(f"{what} {name[:100]!r} is not known{hint} Known are: {', '.join(table)}")
+
+
+def _quantization(config: Mapping[str, Any], architecture: Architecture) -> str | None:
+    """The method a checkpoint was quantized by; None if it was not."""
+    section = Fields(config).section("quantization_config")
+    if not Fields(config).has("quantization_config"):
+        return None
+    if architecture not in section.choice("quant_method", QUANTIZATIONS):
+        raise section.wrong("quant_method", "absent: this architecture is not read in that format")
+    return section.choice("quant_method", {method: method for method in QUANTIZATIONS})

@@ -1,0 +1,127 @@
+"""The sizes every decoder has, read from either kind of file, and the parts of a spec that follow from them alone."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock.errors import ModelFileError
+from penstock.runtime.models.fields import MAX_CONTEXT, Fields
+from penstock.runtime.models.positions import scaled_context
+from penstock.runtime.models.spec import GQA, Activation, Layer, ModelSpec, Norm, Rope
+
+MAX_LAYERS = 2048
+MAX_HIDDEN = 2**18
+MAX_WIDTH = 2**20
+MAX_HEADS = 2**12
+MAX_HEAD_DIM = 2**12
+MAX_VOCABULARY = 2**24
+MAX_EXPERTS = 2**16
+"""In all layers together: each may be a tensor of its own."""
+MAX_POSITIONS = 2**20
+MAX_TOKEN_TYPES = 2**10
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    width: int
+    """Of the dense MLP; 0 where the file states none."""
+    vocab_size: int
+    context: int
+    """As the file states it: some RoPE scalings stretch it."""
+    norm: Norm
+
+    def attention(self, rope: Rope | None) -> GQA:
+        return GQA(self.num_heads, self.num_kv_heads, self.head_dim, rope, scale=self.head_dim**-0.5)
+
+    def model(self, architecture: str, layers: Iterable[Layer], *, tied: bool) -> ModelSpec:
+        layers = tuple(layers)
+        rope = layers[0].attention.rope
+        return ModelSpec(
+            architecture=architecture,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            layers=layers,
+            norm=self.norm,
+            max_context=scaled_context(self.context, rope.scaling if rope else None),
+            tied_embedding=tied,
+        )
+
+
+def shape_from_config(fields: Fields) -> DecoderShape:
+    """The names nearly every Hugging Face config shares."""
+    hidden_size = fields.whole("hidden_size", 1, MAX_HIDDEN)
+    num_heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
+    if fields.has("head_dim"):
+        head_dim = fields.whole("head_dim", 1, MAX_HEAD_DIM)
+    else:
+        head_dim = equal_share(fields, hidden_size, num_heads)
+    return checked(
+        fields,
+        DecoderShape(
+            hidden_size=hidden_size,
+            num_layers=fields.whole("num_hidden_layers", 1, MAX_LAYERS),
+            num_heads=num_heads,
+            num_kv_heads=fields.whole("num_key_value_heads", 1, MAX_HEADS, num_heads),
+            head_dim=head_dim,
+            width=fields.whole("intermediate_size", 1, MAX_WIDTH),
+            vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
+            context=fields.whole("max_position_embeddings", 1, MAX_CONTEXT),
+            norm=Norm("rms", fields.number("rms_norm_eps", 0.0, 1.0)),
+        ),
+    )
+
+
+def equal_share(fields: Fields, hidden_size: int, num_heads: int) -> int:
+    """What a head holds where the file does not say."""
+    if hidden_size % num_heads:
+        raise ModelFileError(
+            f"{fields.source}: a hidden size of {hidden_size} cannot be shared by {num_heads} heads; "
+            "the file must state how much a head holds"
+        )
+    return hidden_size // num_heads
+
+
+def checked(fields: Fields, shape: DecoderShape) -> DecoderShape:
+    if shape.num_heads % shape.num_kv_heads:
+        raise ModelFileError(
+            f"{fields.source}: {shape.num_heads} query heads cannot share {shape.num_kv_heads} key-value heads evenly"
+        )
+    return shape
+
+
+def num_experts(fields: Fields, name: str, num_layers: int) -> int:
+    return fields.whole(name, 1, MAX_EXPERTS // num_layers)
+
+
+def activation(fields: Fields, name: str = "hidden_act", default: str | None = "silu") -> Activation:
+    return fields.choice(name, ACTIVATIONS, default)
+
+
+def sliding_layers(fields: Fields, num_layers: int, rule: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Which layers have a window: as `layer_types` says, or by the architecture's own rule."""
+    if not fields.has("layer_types"):
+        return tuple(rule(index) for index in range(num_layers))
+    kinds = fields.items("layer_types", num_layers)
+    if not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
+        raise fields.wrong("layer_types", f"a list of {num_layers} words, full_attention or sliding_attention")
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def sliding_window(fields: Fields, default: int | None = None) -> int | None:
+    """Null means that there is none; the default applies only where the field is absent."""
+    if not fields.has("sliding_window"):
+        return None if fields.states("sliding_window") else default
+    return fields.whole("sliding_window", 1, MAX_CONTEXT)

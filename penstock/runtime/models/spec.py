@@ -1,0 +1,375 @@
+"""What a model is made of, as plain values.
+
+An architecture is data: KV sizing, parameter counts, the cost model and the module builder all read `ModelSpec`.
+Nothing here knows about torch, files or devices.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import ModelFileError
+from penstock.runtime.models.cache import CacheGroup, CacheLayout, Kind, cache_groups, cache_layout
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
+"""`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
+
+NormPlacement = Literal["pre", "post", "sandwich", "residual"]
+"""Where a sublayer f is normed:
+
+pre       x + f(norm(x))            most decoders
+post      x + norm(f(x))            OLMo-2
+sandwich  x + norm(f(norm(x)))      Gemma 2 and 3
+residual  norm(x + f(x))            BERT
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK-aware: the base grows with the served context once that exceeds `original_context`."""
+
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Per-frequency factors; the long ones apply when the served context exceeds `original_context`."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions over the first `dim` numbers of a head, halves paired (d, d + dim/2)."""
+
+    dim: int
+    theta: float = 10_000.0
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """`rms` has a weight, `layer` a weight and a bias."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class GQA:
+    """Grouped-query attention; multi-head and multi-query are its two ends."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    scale: float
+    """Multiplies q.k before the softmax, usually head_dim ** -0.5."""
+    window: int | None = None
+    """Keys seen: a query at p sees p - window + 1 .. p; None sees all."""
+    causal: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    """RMS norm of q and k before RoPE: over each head (Qwen3, Gemma 3) or over all heads at once (OLMo-2)."""
+    logit_softcap: float | None = None
+    sinks: bool = False
+    """A learned logit per head that joins the softmax and carries no value (GPT-OSS)."""
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def kv_values_per_token(self) -> int:
+        return 2 * self.kv_size if self.causal else 0
+
+    @property
+    def cache_shape(self) -> tuple[int, ...]:
+        return self.num_kv_heads, self.head_dim
+
+    @property
+    def state_values(self) -> int:
+        return 0
+
+    @property
+    def kind(self) -> Kind:
+        return "full" if self.window is None else "window"
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Scoring a query against a key and weighing its value: a multiplication and an addition per number, each."""
+        return 4 * self.q_size
+
+    def num_parameters(self, hidden_size: int) -> int:
+        qkv_rows = self.q_size + 2 * self.kv_size
+        count = qkv_rows * hidden_size + hidden_size * self.q_size
+        count += qkv_rows * self.qkv_bias + hidden_size * self.out_bias + self.num_heads * self.sinks
+        if self.qk_norm == "head":
+            count += 2 * self.head_dim
+        elif self.qk_norm == "full":
+            count += self.q_size + self.kv_size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class MLA:
+    """Multi-head latent attention: what is cached of a token is one latent and one rotated key, whatever the heads.
+
+    x -> latent of `kv_rank` -> keys (`plain_dim`) and values (`value_dim`) of every head
+    x -> one key of `rope.dim` numbers, rotated, shared by all heads
+    x -> (latent of `q_rank`, if there is one) -> queries of `plain_dim` + `rope.dim` for every head
+    """
+
+    num_heads: int
+    kv_rank: int
+    plain_dim: int
+    """Numbers of a head's queries and keys that are not rotated."""
+    value_dim: int
+    rope: Rope
+    scale: float
+    q_rank: int | None = None
+    """None: queries are made of x at once."""
+    bias: bool = False
+    """Biases on the projections of x and on the output."""
+
+    @property
+    def window(self) -> None:
+        """It sees all."""
+        return None
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * (self.plain_dim + self.rope.dim)
+
+    @property
+    def kv_values_per_token(self) -> int:
+        return self.kv_rank + self.rope.dim
+
+    @property
+    def cache_shape(self) -> tuple[int, ...]:
+        return (self.kv_values_per_token,)
+
+    @property
+    def state_values(self) -> int:
+        return 0
+
+    @property
+    def kind(self) -> Kind:
+        return "latent"
+
+    @property
+    def flops_per_pair(self) -> int:
+        """With keys and values expanded, as prompts are computed. A decode step multiplies the latent itself: more
+        operations, but there reading the latent's bytes takes the time."""
+        return 2 * (self.q_size + self.num_heads * self.value_dim)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Both latents are normed."""
+        query_from = self.q_rank or hidden_size
+        count = query_from * self.q_size
+        if self.q_rank:
+            count += hidden_size * self.q_rank + self.q_rank * (1 + self.bias)
+        count += (hidden_size + self.bias) * (self.kv_rank + self.rope.dim) + self.kv_rank
+        count += self.kv_rank * self.num_heads * (self.plain_dim + self.value_dim)
+        return count + (self.num_heads * self.value_dim + self.bias) * hidden_size
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """down(activation(gate(x)) * up(x))"""
+
+    width: int
+    activation: Activation
+    bias: bool = False
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 3 * self.width * hidden_size + (2 * self.width + hidden_size) * self.bias
+
+    num_active_parameters = num_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLP:
+    """down(activation(up(x)))"""
+
+    width: int
+    activation: Activation
+    bias: bool = False
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 2 * self.width * hidden_size + (self.width + hidden_size) * self.bias
+
+    num_active_parameters = num_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """The `num_active` best of `num_experts` gated MLPs, weighted by their scores."""
+
+    num_experts: int
+    num_active: int
+    expert: GatedMLP
+    normalize: bool
+    """The chosen weights are rescaled to sum to one."""
+    router_bias: bool = False
+    shared: GatedMLP | None = None
+    """Sees every token beside the chosen experts (DeepSeek)."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """Over all experts, or each expert for itself with an offset that only the choice sees (DeepSeek-V3)."""
+    scale: float = 1.0
+    """Multiplies what the chosen experts give."""
+    num_groups: int = 1
+    num_active_groups: int = 1
+    """Experts are chosen from the best groups only."""
+
+    def _num_always(self, hidden_size: int) -> int:
+        shared = self.shared.num_parameters(hidden_size) if self.shared else 0
+        return shared + self.num_experts * (hidden_size + self.router_bias)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return self._num_always(hidden_size) + self.num_experts * self.expert.num_parameters(hidden_size)
+
+    def num_active_parameters(self, hidden_size: int) -> int:
+        return self._num_always(hidden_size) + self.num_active * self.expert.num_parameters(hidden_size)
+
+
+Attention = GQA | MLA
+
+
+def only_gqa(part: Attention, purpose: str) -> GQA:
+    """The attention for code that knows grouped queries alone; `purpose` ends the sentence "... is not"."""
+    if not isinstance(part, GQA):
+        raise ModelFileError(f"{type(part).__name__} is not {purpose}; serve another model or leave that out")
+    return part
+
+
+MLP = GatedMLP | PlainMLP | MoE
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention: Attention
+    mlp: MLP
+    norms: NormPlacement = "pre"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One whole model. Layers may differ (sliding beside full attention), so each is spelled out."""
+
+    architecture: str
+    """Our name: the stem of the file in `models/` that made this."""
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[Layer, ...]
+    norm: Norm
+    max_context: int
+    """Longest sequence the checkpoint was made for, scaling included."""
+    tied_embedding: bool = False
+    """The output matrix is the embedding matrix."""
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+    learned_positions: int = 0
+    """Rows of a learned position embedding (GPT-2, BERT); 0 for none."""
+    token_types: int = 0
+    """Rows of a token type embedding (BERT); 0 for none."""
+    embedding_norm: bool = False
+    pooling: Literal["mean", "cls"] | None = None
+    """How an encoder makes one vector of a text; None for a model that generates."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def generates(self) -> bool:
+        return self.pooling is None
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Layers by what they remember of a sequence, and for how long."""
+        return cache_groups([layer.attention for layer in self.layers])
+
+    def cache_layout(self, *, frees: bool = True) -> CacheLayout:
+        """Where each layer's keys lie; `frees` where blocks behind a window go back to the pool."""
+        return cache_layout([layer.attention for layer in self.layers], frees=frees)
+
+    def kv_bytes_per_token(self, bytes_per_value: float) -> int:
+        """Bytes the KV cache grows by with each token of context (windows do not shrink a block)."""
+        return round(sum(group.values_per_token for group in self.cache_groups) * bytes_per_value)
+
+    def kv_bytes_in_sight(self, length: int, bytes_per_value: float) -> int:
+        """Bytes of KV that a sequence of this length still reads: layers with a window need no more than that."""
+        return round(bytes_per_value * sum(group.values_in_sight(length) for group in self.cache_groups))
+
+    @property
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameter counts of embedding, attention, mlp, norms, output; they sum to the total."""
+        hidden = self.hidden_size
+        return {
+            "embedding": (self.vocab_size + self.learned_positions + self.token_types) * hidden,
+            "attention": sum(layer.attention.num_parameters(hidden) for layer in self.layers),
+            "mlp": sum(layer.mlp.num_parameters(hidden) for layer in self.layers),
+            "norms": sum(self._norm_sizes()),
+            "output": self.vocab_size * hidden if self.generates and not self.tied_embedding else 0,
+        }
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(self.parameters_by_part.values())
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters a single token is multiplied with: all of them but idle experts and the embedding rows not looked up."""
+        hidden = self.hidden_size
+        body = sum(
+            layer.attention.num_parameters(hidden) + layer.mlp.num_active_parameters(hidden) for layer in self.layers
+        )
+        output = self.vocab_size * hidden if self.generates else 0
+        return body + output + sum(self._norm_sizes())
+
+    def _norm_sizes(self) -> Iterator[int]:
+        size = self.hidden_size * (2 if self.norm.kind == "layer" else 1)
+        for layer in self.layers:
+            yield size * (4 if layer.norms == "sandwich" else 2)
+        has_final = all(layer.norms != "residual" for layer in self.layers)
+        yield size * (has_final + self.embedding_norm)

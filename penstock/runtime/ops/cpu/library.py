@@ -1,0 +1,321 @@
+"""The native library: finding it, its structs, its threads.
+
+It is compiled when Penstock is installed with a C++ compiler at hand and chooses its kernels by the machine it runs on.
+Without it the torch definitions compute everything. The structs here repeat `native/abi.h`, and are compared with it when the
+library is loaded.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError, StepInterruptedError
+from penstock.runtime.ops.packed import Packed
+
+ABI = 6
+HALVES = 2
+"""Numbers of 16 bits in a word of a bitmask: a mask is read so many tokens at a time."""
+BEYOND = 2
+"""Status of a step that reaches beyond a row."""
+INTERRUPTED = 3
+LOST = 4
+"""Status of a step that missed a rank."""
+KERNELS = ("portable", "avx2", "avx512", "amx", "amx-emulated")
+"""Families of kernels; the last is chosen by name alone."""
+AVX2, AVX512, AMX = 1, 2, 4
+"""What a machine may have."""
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("bits", c_int32),
+        ("has_minimum", c_int32),
+        ("num_rows", c_int32),
+        ("num_columns", c_int32),
+    )
+
+
+class NativeLayer(Structure):
+    _fields_ = (
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("attention_norm", c_void_p),
+        ("attention_post_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_post_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("window", c_int32),
+        ("rotation", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+class NativeModel(Structure):
+    _fields_ = (
+        ("layers", POINTER(NativeLayer)),
+        ("norm", c_void_p),
+        ("embedding", Matrix),
+        ("output", Matrix),
+        *((name, c_int32) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("rotary_dim", "mlp_width", "block_size", "activation", "invariant")),
+        *((name, c_float) for name in ("eps", "embedding_scale", "logit_softcap")),
+        ("block_stride", c_int32),
+    )
+
+
+class NativeStep(Structure):
+    _fields_ = (
+        ("token_ids", c_void_p),
+        ("slots", c_void_p),
+        ("block_tables", c_void_p),
+        ("query_starts", c_void_p),
+        ("contexts", c_void_p),
+        ("cosines", POINTER(c_void_p)),
+        ("sines", POINTER(c_void_p)),
+        ("hidden", c_void_p),
+        ("num_tokens", c_int32),
+        ("num_chunks", c_int32),
+        ("table_stride", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class RowsStep(Structure):
+    """Repeats `native/rows.h`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tokens", "tables", "num_blocks")),
+        ("cosines", POINTER(c_void_p)),
+        ("sines", POINTER(c_void_p)),
+        *((name, c_void_p) for name in ("chunks", "hidden", "drawn")),
+        *((name, c_int32) for name in ("token_stride", "table_stride", "num_rotations", "num_chunks")),
+        *((name, c_int32) for name in ("draws", "yields")),
+    )
+
+
+class Product(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("likeliest", c_void_p),
+        ("num_rows", c_int32),
+        ("number", c_int32),
+        ("invariant", c_int32),
+        ("softcap", c_float),
+    )
+
+
+class Allowed(Structure):
+    """Repeats `native/step.h`."""
+
+    _fields_ = (("bits", c_void_p), ("masks", c_void_p), ("stride", c_int64))
+
+
+ADD_UP = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
+"""Adds up some floats over all ranks, in place; what it returns is not zero if a rank was lost."""
+
+
+class Sharing(Structure):
+    """Repeats `native/step.h`."""
+
+    _fields_ = (("add_up", ADD_UP), ("inputs", c_void_p), ("first_token", c_int64))
+
+
+STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)
+"""In the order in which the library lists them."""
+
+
+class Library:
+    """The library with threads of its own. Calls run one at a time."""
+
+    def __init__(self, handle: ctypes.CDLL, context: int, kernels: str) -> None:
+        self._handle = handle
+        self._context = context
+        self.kernels = kernels
+
+    def __del__(self) -> None:
+        self._handle.penstock_close(self._context)
+
+    def step(self, model: NativeModel, step: NativeStep) -> None:
+        self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
+
+    @property
+    def has_sharing(self) -> bool:
+        """It was built from code that knows of ranks."""
+        return hasattr(self._handle, "penstock_shared_step")
+
+    def shared_step(self, model: NativeModel, step: NativeStep, sharing: Sharing) -> bool:
+        """False, with nothing of use computed, if a rank was lost meanwhile."""
+        arguments = ctypes.byref(model), ctypes.byref(step), ctypes.byref(sharing)
+        status = self._handle.penstock_shared_step(self._context, *arguments)
+        if status == LOST:
+            return False
+        self._check(status)
+        return True
+
+    def step_rows(self, model: NativeModel, step: RowsStep) -> bool:
+        """False, with nothing done, if a chunk reaches beyond its row's blocks. Raises StepInterruptedError if it yields and
+        is interrupted."""
+        status = self._handle.penstock_rows(self._context, ctypes.byref(model), ctypes.byref(step))
+        if status == BEYOND:
+            return False
+        if status == INTERRUPTED:
+            raise StepInterruptedError("the step was interrupted; launch it again")
+        self._check(status)
+        return True
+
+    def interrupt(self, *, is_on: bool) -> None:
+        """From any thread: steps that yield are left halfway, from now on and until told otherwise."""
+        self._handle.penstock_interrupt(self._context, is_on)
+
+    def multiply(
+        self,
+        x: Tensor,
+        matrix: Matrix,
+        *,
+        number: int = 0,
+        is_invariant: bool = False,
+        softcap: float = 0.0,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """x [rows, columns] in float32 times a packed matrix; `number` asks for rows of bytes (8) or of bf16 (16)."""
+        x = x.contiguous()
+        out = torch.empty((len(x), matrix.num_rows)) if out is None else out
+        self._multiply(matrix, Product(x.data_ptr(), out.data_ptr(), None, len(x), number, is_invariant, softcap))
+        return out
+
+    def likeliest(
+        self, x: Tensor, matrix: Matrix, *, is_invariant: bool = False, allowed: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Of each row of the product the place of its largest number, the first of equals; -1 if it is not finite.
+
+        `allowed` are bitmasks, int32 [masks, words], and which of them holds for each row, int64, -1 for none: places whose
+        bit is not set are passed over, and -2 stands where none is left.
+        """
+        x = x.contiguous()
+        places = torch.empty(len(x), dtype=torch.int64)
+        product = Product(x.data_ptr(), None, places.data_ptr(), len(x), 0, is_invariant, 0.0)
+        if allowed is None or not len(x):
+            self._multiply(matrix, product)
+            return places
+        bits, masks = (part.contiguous() for part in allowed)
+        told = Allowed(bits.data_ptr(), masks.data_ptr(), bits.shape[1] * HALVES)
+        self._check(
+            self._handle.penstock_choose_allowed(
+                self._context, ctypes.byref(matrix), ctypes.byref(product), ctypes.byref(told)
+            )
+        )
+        return places
+
+    def _multiply(self, matrix: Matrix, product: Product) -> None:
+        if product.num_rows:
+            self._check(self._handle.penstock_product(self._context, ctypes.byref(matrix), ctypes.byref(product)))
+
+    def attend(self, model: NativeModel, step: NativeStep, qkv: Tensor) -> Tensor:
+        """Attention of the model's first layer; qkv [tokens, q then k then v] is normed and rotated in place."""
+        out = torch.empty((len(qkv), model.num_heads * model.head_dim))
+        arguments = ctypes.byref(model), ctypes.byref(step), c_void_p(qkv.data_ptr()), c_void_p(out.data_ptr())
+        self._check(self._handle.penstock_attention(self._context, *arguments))
+        return out
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise EngineError("the native library could not get memory for a step; lower --max-batch-tokens")
+
+
+def open_library(num_threads: int, kernels: str = "") -> Library | None:
+    """The library, running the kernels named, or the fastest; None where it was not built or the machine lacks them."""
+    handle = _load()
+    context = handle.penstock_open(num_threads, kernels.encode()) if handle is not None else None
+    if handle is None or context is None:
+        return None
+    return Library(handle, context, handle.penstock_kernels(context).decode())
+
+
+def matrix_of(packed: Packed, bias: Tensor | None = None) -> Matrix:
+    """Borrows the memory of both."""
+    return Matrix(
+        packed.data.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        packed.bits,
+        packed.has_minimum,
+        packed.num_rows,
+        packed.num_columns,
+    )
+
+
+def choose(kernels: str, features: int) -> str | None:
+    """The kernels that a machine with these features would run when asked for those, or for the fastest with none named."""
+    handle = _load()
+    name = None if handle is None else handle.penstock_choose(kernels.encode(), features)
+    return None if name is None else str(name.decode())
+
+
+def check_layout(told: Sequence[int], structs: Sequence[type[Structure]] = STRUCTS) -> None:
+    """Raises unless the structs here lie in memory as the library says that its own do."""
+    at = 0
+    for struct in structs:
+        fields = [name for name, *_ in struct._fields_]
+        mine = [ctypes.sizeof(struct), *(getattr(struct, name).offset for name in fields)]
+        theirs = list(told[at : at + len(mine)])
+        if mine != theirs:
+            names = ["its size", *fields]
+            differing = [name for name, here, there in zip_longest(names, mine, theirs) if here != there]
+            raise EngineError(
+                f"the native library lays out {struct.__name__} otherwise ({', '.join(map(str, differing))}); build it anew: "
+                "python setup.py build_ext --inplace"
+            )
+        at += len(mine)
+    if at != len(told):
+        raise EngineError("the native library has structs that are not known here; install Penstock again")
+
+
+@cache
+def _load() -> ctypes.CDLL | None:
+    for path in sorted(Path(__file__).parent.glob("_native*.so")):
+        try:
+            handle = ctypes.CDLL(str(path))
+            if handle.penstock_abi() != ABI:
+                continue
+            numbers = POINTER(c_int32)()
+            told = handle.penstock_layout(ctypes.byref(numbers))
+        except (OSError, AttributeError):  # built for another machine
+            continue
+        check_layout(numbers[:told])
+        if not hasattr(handle, "penstock_interrupt"):
+            raise EngineError(
+                "the native library is older than this code; build it anew: python setup.py build_ext --inplace"
+            )
+        handle.penstock_open.restype = c_void_p
+        handle.penstock_open.argtypes = (ctypes.c_int, ctypes.c_char_p)
+        handle.penstock_kernels.restype = ctypes.c_char_p
+        handle.penstock_kernels.argtypes = (c_void_p,)
+        handle.penstock_close.argtypes = (c_void_p,)
+        handle.penstock_choose.restype = ctypes.c_char_p
+        handle.penstock_choose.argtypes = (ctypes.c_char_p, ctypes.c_int)
+        for name in ("penstock_step", "penstock_rows", "penstock_product"):
+            getattr(handle, name).argtypes = (c_void_p, c_void_p, c_void_p)
+        handle.penstock_choose_allowed.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
+        handle.penstock_interrupt.argtypes = (c_void_p, ctypes.c_int)
+        handle.penstock_interrupt.restype = None
+        if hasattr(handle, "penstock_shared_step"):
+            handle.penstock_shared_step.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
+        handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+        return handle
+    return None

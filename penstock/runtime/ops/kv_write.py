@@ -1,0 +1,128 @@
+"""From the joined q, k, v of a step to queries ready to attend, and keys and values written to the cache."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.runtime.models.spec import GQA, Rope
+from penstock.runtime.ops.layout import AnyCache, LayerCache, ScaledCache
+from penstock.runtime.ops.norm import rms_norm
+from penstock.runtime.ops.op import operation
+from penstock.runtime.ops.rope import Angles, angle_table, rotate
+
+MOST_FLOAT = 448.0
+"""The largest 8-bit float."""
+MOST_WHOLE = 127.0
+CACHE_LINE = 64
+LEAST = 1e-12
+"""A head smaller than this counts as this large, so that its scale is never zero."""
+
+
+class HeadNorms(NamedTuple):
+    """Weights of the norms of q and k: [head_dim] to norm each head, longer to norm all heads at once."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> AnyCache:
+    """Zeros, in the kind of cache that holds such numbers."""
+    keys, values = (_zeros(shape, dtype, device) for _ in range(2))
+    if dtype != torch.int8:
+        return LayerCache(keys, values)
+    return ScaledCache(keys, values, *(_zeros(shape[:-1], torch.float32, device) for _ in range(2)))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU memory is taken only as it is written: torch would write the zeros, numpy asks the system for them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    room = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    return torch.from_numpy(room[start : start + num_bytes]).view(dtype).view(shape)
+
+
+def _write_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(4)
+    kept = (None, None, torch.float8_e4m3fn, torch.int8)
+    for dtype, cache_dtype in zip((torch.float32, torch.float16) * 2, kept):
+        new = torch.randn((2, 5, 2, 16), generator=generator, device=device).to(dtype) * 3
+        slots = torch.tensor([9, 10, 31, 0, 16], device=device)
+        yield new[0], new[1], empty_cache((4, 8, 2, 16), cache_dtype or dtype, device), slots
+
+
+@operation(_write_examples)
+def kv_write(keys: Tensor, values: Tensor, cache: AnyCache, slots: Tensor) -> None:
+    """Writes keys and values [tokens, kv_heads, head_dim] to their slots."""
+    new: tuple[Tensor, ...] = keys, values
+    if isinstance(cache, ScaledCache):
+        (keys, key_scales), (values, value_scales) = (_rounded(heads) for heads in new)
+        new = keys, values, key_scales, value_scales
+    elif cache.keys.dtype == torch.float8_e4m3fn:
+        new = tuple(heads.float().clamp(-MOST_FLOAT, MOST_FLOAT).to(cache.keys.dtype) for heads in new)
+    for part, heads in zip(cache, new):
+        _plain(part).flatten(0, 1).index_copy_(0, slots, _plain(heads))
+
+
+def _rounded(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit whole numbers and their scales; a number that is not finite ruins its head's scale."""
+    wide = heads.float()
+    most = wide.abs().amax(-1).clamp(min=LEAST)
+    return (wide * (MOST_WHOLE / most)[..., None]).round().nan_to_num().to(torch.int8), most / MOST_WHOLE
+
+
+def _plain(numbers: Tensor) -> Tensor:
+    """8-bit floats as bytes: not every operation of torch moves them."""
+    return numbers.view(torch.uint8) if numbers.dtype == torch.float8_e4m3fn else numbers
+
+
+def _place_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(5)
+    spec = GQA(6, 2, 16, Rope(16), 0.25)
+    slots = torch.tensor([9, 10, 31, 0, 16], device=device)
+    angles = angle_table(Rope(16), 64, device).at(torch.tensor([3, 4, 40, 0, 63], device=device))
+    ones = torch.ones(96, device=device)
+    for dtype in (torch.float32, torch.float16):
+        for norms in (None, HeadNorms(ones[:16] * 2, ones[:16], 1e-6), HeadNorms(ones, ones[:32] * 3, 1e-6)):
+            for turned in (angles, None):
+                qkv = torch.randn((5, 160), generator=generator, device=device).to(dtype)
+                yield qkv, spec, norms, turned, empty_cache((4, 8, 2, 16), dtype, device), slots
+    for cache_dtype in (torch.float8_e4m3fn, torch.int8):
+        qkv = torch.randn((5, 160), generator=generator, device=device) * 4
+        yield qkv, spec, None, angles, empty_cache((4, 8, 2, 16), cache_dtype, device), slots
+
+
+@operation(_place_examples)
+def place_qkv(
+    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: AnyCache, slots: Tensor
+) -> Tensor:
+    """Norms and rotates q and k, writes k and v to the cache, returns q [tokens, heads, head_dim]."""
+    q, k, v = split_heads(qkv, spec, norms, angles)
+    kv_write(k, v, cache, slots)
+    return q
+
+
+def split_heads(
+    qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as [tokens, heads, head_dim], normed and rotated."""
+    heads = qkv.view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+    qk, v = heads[:, : -spec.num_kv_heads], heads[:, -spec.num_kv_heads :]
+    if norms is not None:
+        q = _norm_heads(qk[:, : spec.num_heads], norms.q, norms.eps)
+        qk = torch.cat((q, _norm_heads(qk[:, spec.num_heads :], norms.k, norms.eps)), dim=1)
+    if angles is not None:
+        qk = rotate(qk, angles)
+    return qk[:, : spec.num_heads], qk[:, spec.num_heads :], v
+
+
+def _norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if weight.shape[0] == heads.shape[-1]:
+        return rms_norm(heads, weight, eps)
+    return rms_norm(heads.flatten(1), weight, eps).view_as(heads)

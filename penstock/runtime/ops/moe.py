@@ -1,0 +1,116 @@
+"""A mixture of experts: which experts are chosen for a token, and the weighted sum of their outputs."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.runtime.models.spec import GatedMLP, MoE
+from penstock.runtime.ops.activation import gate
+from penstock.runtime.ops.op import operation
+
+
+class Experts(NamedTuple):
+    """All experts: gate_up [experts, 2 * width, hidden], down [experts, hidden, width], and biases without the last axis."""
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
+def _route_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(10)
+    for normalize in (False, True):
+        spec = MoE(8, 3, GatedMLP(16, "silu"), normalize)
+        yield torch.randn((9, 8), generator=generator, device=device), spec
+
+
+@operation(_route_examples)
+def route(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
+    """Weights and numbers [tokens, num_active] of the experts chosen by router scores [tokens, experts]."""
+    weights, chosen = torch.softmax(scores.float(), dim=-1).topk(spec.num_active, dim=-1)
+    return weights / weights.sum(-1, keepdim=True) if spec.normalize else weights, chosen
+
+
+class Groups(NamedTuple):
+    """Pairs of a token and an expert chosen for it, by expert. Pair p belongs to token p // num_active.
+
+    expert 0       expert 2                  expert 5
+    | tile | tile  | tile | tile | tile      | tile ...
+     ------ ---     ------ ------ -           ----      places taken
+    """
+
+    order: Tensor
+    """int32 [pairs]: pairs in the order of their experts, no gaps."""
+    tiles: Tensor
+    """int32 [slots, 3]: expert, first place and end in `order`; (-1, 0, 0) where there is no tile.
+
+    An expert's first slot is the first place of its pairs // tile + its own number: it can be told from counts alone.
+    """
+
+
+def _group_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(16)
+    for shape, num_experts, tile in (((1, 2), 6, 16), ((37, 8), 128, 16), ((600, 1), 100, 64), ((5000, 1), 12, 16)):
+        chosen = torch.randint(0, num_experts, shape, generator=generator, device=device)
+        chosen[len(chosen) // 2 :] = num_experts - 1
+        yield chosen, num_experts, tile
+
+
+@operation(_group_examples)
+def group_pairs(chosen: Tensor, num_experts: int, tile: int) -> Groups:
+    """Experts chosen [tokens, num_active], as runs of up to `tile` pairs of one expert."""
+    counts = torch.bincount(chosen.flatten(), minlength=num_experts)
+    tiles = torch.tensor([[-1, 0, 0]] * max_tiles(chosen.numel(), num_experts, tile), dtype=torch.int32)
+    for expert, (end, count) in enumerate(zip(counts.cumsum(0).tolist(), counts.tolist())):
+        for number, start in enumerate(range(end - count, end, tile)):
+            slot = (end - count) // tile + expert + number
+            tiles[slot] = torch.tensor([expert, start, min(start + tile, end)])
+    order = torch.sort(chosen.flatten(), stable=True).indices.int()
+    return Groups(order, tiles.to(chosen.device))
+
+
+def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
+    """Slots there are: every expert may leave one tile unfilled."""
+    return num_pairs // tile + num_experts
+
+
+def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(11)
+    sizes = ((1, False), (2, True), (7, True), (40, False), (60, True), (200, False))
+    for dtype in (torch.float32, torch.float16):
+        for tokens, has_bias in sizes if dtype == torch.float16 else sizes[:4]:
+            spec = MoE(6, 2, GatedMLP(32, "swiglu_clamped" if has_bias else "silu", has_bias), True)
+
+            def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+                return (torch.randn(shape, generator=generator, device=device) * 0.3).to(dtype)
+
+            biases = (normal(6, 64), normal(6, 24)) if has_bias else (None, None)
+            weights, chosen = route(torch.randn((tokens, 6), generator=generator, device=device), spec)
+            yield normal(tokens, 24), weights, chosen, Experts(normal(6, 64, 24), normal(6, 24, 32), *biases), spec
+
+
+@operation(_examples)
+def mix_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
+    """The weighted sum of the chosen experts' outputs for each token of x [tokens, hidden]; experts of weight 0 are not
+    computed."""
+    mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for number in torch.unique(chosen).tolist():
+        tokens, places = torch.where((chosen == number) & (weights != 0))
+        made = functional.linear(
+            gate(
+                functional.linear(x[tokens], experts.gate_up[number], _row(experts.gate_up_bias, number)),
+                spec.expert.activation,
+            ),
+            experts.down[number],
+            _row(experts.down_bias, number),
+        )
+        mixed.index_add_(0, tokens, made.float() * weights[tokens, places, None])
+    return mixed.to(x.dtype)
+
+
+def _row(bias: Tensor | None, number: int) -> Tensor | None:
+    return None if bias is None else bias[number]

@@ -1,0 +1,96 @@
+"""What ranks compute together: sums, columns put side by side, the best of all.
+
+Who the others are, and how they are reached, is behind `Peers`. Each operation gives the same numbers to every rank, to the
+bit: what ranks decide from them they decide alike, without asking.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.runtime.ops.op import operation
+
+
+class Peers(Protocol):
+    """The ranks that share one computation, seen by one of them. All call the same methods in the same order."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def add(self, x: Tensor) -> None:
+        """`x` becomes the sum of everybody's."""
+
+    def collect(self, x: Tensor) -> Tensor:
+        """[count, *x.shape]: everybody's, all of one shape."""
+
+
+class Alone:
+    """A world of one."""
+
+    index = 0
+    count = 1
+
+    def add(self, x: Tensor) -> None:
+        """Its own is the sum."""
+
+    def collect(self, x: Tensor) -> Tensor:
+        return x[None]
+
+
+def _rows(device: torch.device) -> Tensor:
+    generator = torch.Generator(device).manual_seed(31)
+    return torch.randn((5, 24), generator=generator, device=device)
+
+
+def _sum_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    yield _rows(device), Alone()
+
+
+@operation(_sum_examples)
+def sum_over(x: Tensor, peers: Peers) -> Tensor:
+    """The sum of everybody's `x`, which is written."""
+    if peers.count > 1:
+        peers.add(x)
+    return x
+
+
+def _column_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    yield _rows(device), Alone(), (24,)
+
+
+@operation(_column_examples)
+def join_columns(x: Tensor, peers: Peers, widths: tuple[int, ...]) -> Tensor:
+    """Everybody's columns side by side; `widths` are how many each has."""
+    if peers.count == 1:
+        return x
+    most = max(widths)
+    parts = peers.collect(functional.pad(x, (0, most - x.shape[1])) if x.shape[1] < most else x.contiguous())
+    if min(widths) == most:
+        return parts.transpose(0, 1).flatten(1)
+    return torch.cat([part[:, :width] for part, width in zip(parts, widths)], dim=1)
+
+
+def _likeliest_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    yield _rows(device), 100, Alone()
+
+
+@operation(_likeliest_examples)
+def likeliest_over(scores: Tensor, start: int, peers: Peers) -> tuple[Tensor, Tensor]:
+    """For each row the place of the highest score of all ranks, the first of equals, and whether all are finite.
+
+    `scores` are some of the columns, the first of which is number `start`; ranks hold them in order.
+    """
+    best, places = scores.float().max(dim=1)
+    finite = torch.isfinite(scores.sum(1, dtype=torch.float32))
+    # float64 holds any score and any place exactly: one exchange carries all three.
+    reported = torch.stack((best.double(), (places + start).double(), finite.double()), dim=1)
+    everybody = peers.collect(reported)
+    winner = everybody[:, :, 0].argmax(dim=0)
+    chosen = everybody[:, :, 1].gather(0, winner[None])[0].long()
+    return chosen, everybody[:, :, 2].amin(dim=0) > 0

@@ -1,0 +1,33 @@
+"""Kernels for NVIDIA GPUs, under the file names of the operations they serve."""
+
+from penstock.runtime.ops.triton import (
+    activation,
+    attention,
+    decode,
+    draw,
+    fp8,
+    kv_write,
+    linear,
+    moe,
+    norm,
+    packed,
+    rows,
+    sample,
+    tiles,
+)
+
+__all__ = [
+    "activation",
+    "attention",
+    "decode",
+    "draw",
+    "fp8",
+    "kv_write",
+    "linear",
+    "moe",
+    "norm",
+    "packed",
+    "rows",
+    "sample",
+    "tiles",
+]

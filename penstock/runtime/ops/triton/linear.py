@@ -1,0 +1,143 @@
+"""Products of a few rows with a weight matrix, at the speed the matrix can be read.
+
+A library call wins once there are rows enough to fill the matrix units' tiles; below that it leaves bandwidth unused.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.runtime.models.spec import Activation
+from penstock.runtime.ops.activation import CLAMP, SHARPNESS
+from penstock.runtime.ops.linear import gated_linear, linear
+from penstock.runtime.ops.triton.activation import KINDS, gated
+from penstock.runtime.ops.triton.host.chain import await_others, chained
+from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.small_batch import Cut, small_batch
+
+MAX_SMALL_BATCH = 32
+"""Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""
+
+
+@entry
+@triton.jit
+def _one(
+    x, weight, bias, out, num_out, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+    GATES: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """One row of x: each program reads ROWS rows of the matrix, with GATES also those num_out further down.
+
+    The first piece of the matrix is on its way before x is there.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    present = (rows < num_out)[:, None]
+    start = rows.to(tl.int64)[:, None] * SIZE
+    below = num_out.to(tl.int64) * SIZE
+    columns = tl.arange(0, BLOCK)[None, :]
+    inside = present & (columns < SIZE)
+    matrix = tl.load(weight + start + columns, mask=inside, other=0.0)
+    if GATES:
+        second = tl.load(weight + below + start + columns, mask=inside, other=0.0)
+    await_others(CHAINS)
+    numbers = tl.load(x + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+    total = matrix.to(tl.float32) * numbers
+    if GATES:
+        other = second.to(tl.float32) * numbers
+    for begin in range(BLOCK, SIZE, BLOCK):
+        columns = (begin + tl.arange(0, BLOCK))[None, :]
+        inside = present & (columns < SIZE)
+        numbers = tl.load(x + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+        total += tl.load(weight + start + columns, mask=inside, other=0.0).to(tl.float32) * numbers
+        if GATES:
+            other += tl.load(weight + below + start + columns, mask=inside, other=0.0).to(tl.float32) * numbers
+    value = tl.sum(total, axis=1)
+    if BIAS:
+        value += tl.load(bias + rows, mask=rows < num_out, other=0.0).to(tl.float32)
+    if GATES:
+        up = tl.sum(other, axis=1)
+        if BIAS:
+            up += tl.load(bias + num_out + rows, mask=rows < num_out, other=0.0).to(tl.float32)
+        value = gated(value, up, out.dtype.element_ty, KIND, CLAMP, SHARPNESS)
+    tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
+
+
+NARROW = Cut(16, 512, 2, 3)
+SPLIT = Cut(64, 128, 4, 6, splits=2)
+WIDE = Cut(64, 128, 4, 6)
+GATED = Cut(64, 64, 4, 5)
+
+
+def one_row(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: Activation | None = None,
+) -> Tensor:
+    size = weight.shape[1]
+    num_out = weight.shape[0] // (1 if activation is None else 2)
+    out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
+    rows, block, warps = _one_cut(size, is_gated=activation is not None)
+    _one[(triton.cdiv(num_out, rows),)](
+        x, weight, x if bias is None else bias, out, num_out, size,
+        ROWS=rows, BLOCK=min(block, triton.next_power_of_2(size)), BIAS=bias is not None,
+        GATES=activation is not None, KIND=KINDS[activation or "silu"], CLAMP=CLAMP, SHARPNESS=SHARPNESS,
+        **chained(), num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def _one_cut(size: int, is_gated: bool) -> tuple[int, int, int]:
+    """Rows of the matrix a program reads, columns at a time, warps. Measured on an H200, in the chain of a whole step."""
+    if size <= 1024:
+        return 4, 1024, 4
+    if is_gated:
+        return 1, 1024, 4
+    return 1, 4096 if size <= 4096 else 2048, 8
+
+
+def cut_of(num_out: int, size: int, is_gated: bool = False) -> Cut:
+    """Measured on an H200, in the chain of a whole step: few rows of the matrix alone do not keep the whole chip busy."""
+    if num_out <= 2048:
+        return NARROW
+    if is_gated:
+        return GATED
+    return SPLIT if num_out <= 5120 and size >= 4096 else WIDE
+
+
+def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return x.ndim == 2 and x.shape[0] == 1 and x.is_contiguous() and weight.is_contiguous()
+
+
+def _small_batch_fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    is_small_batch = x.ndim == 2 and 1 < x.shape[0] <= MAX_SMALL_BATCH
+    return is_small_batch and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
+
+
+def _gated_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> bool:
+    return _fits(x, weight, bias)
+
+
+def _gated_small_batch_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> bool:
+    return _small_batch_fits(x, weight, bias)
+
+
+@gated_linear.kernel("cuda", fits=_gated_fits)
+def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    return one_row(x, weight, bias, activation)
+
+
+@gated_linear.kernel("cuda", fits=_gated_small_batch_fits)
+def gated_linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    cut = cut_of(weight.shape[0] // 2, x.shape[1], is_gated=True)
+    return small_batch(x, weight, bias, x.dtype, cut, activation=activation)
+
+
+@linear.kernel("cuda", fits=_fits)
+def linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return one_row(x, weight, bias)
+
+
+@linear.kernel("cuda", fits=_small_batch_fits)
+def linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return small_batch(x, weight, bias, x.dtype, cut_of(*weight.shape))

@@ -1,0 +1,310 @@
+"""Conversations to prompts, through the template that came with the model.
+
+Owns the choice of template, what it is given, and what its failures mean to whom. The text is byte for byte what the
+template's author saw; how templates are kept from doing harm is the sandbox's. Knows nothing of tokens or of the wire.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import meta
+from jinja2.exceptions import SecurityError
+
+from penstock.errors import ModelFileError, RequestError
+from penstock.runtime.text.template.budget import MAX_DEPTH, Budget, TemplateLimitError, size_of
+from penstock.runtime.text.template.meter import RefusedNode
+from penstock.runtime.text.template.sandbox import Clock, Sandbox, TemplateRefusal
+from penstock.runtime.text.template.shape import TemplateShape, probe
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer, read_json
+
+MAX_SOURCE_CHARACTERS = 1 << 17
+DEFAULT, TOOL_USE = "default", "tool_use"
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_CONTINUE_MARK = "PENSTOCK_CONTINUES_HERE "
+
+_RESERVED = frozenset(
+    (
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *("tokenize", "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+        *("raise_exception", "strftime_now", "namespace", "range", "dict", "cycler", "joiner", "loop", "self"),
+        *("caller", "varargs", "kwargs", "context", "environment", "generation"),
+    )
+)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+class ChatTemplate:
+    """The templates of one model, by name. Immutable; threads may render at the same time.
+
+    `special_tokens` are the texts of the model's special tokens by role (`bos_token`, ...), which templates read.
+    """
+
+    def __init__(self, sources: str | Mapping[str, str], *, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
+        if not self._sources:
+            raise ModelFileError("the model's list of chat templates is empty")
+        self._special_tokens = dict(special_tokens or {})
+        self._sandbox = Sandbox()
+        self._compiled: dict[str, _Compiled] = {}
+        self._template(self._name(None, has_tools=False))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object], tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """The templates in a GGUF file's metadata; None where it has none."""
+        sources = {}
+        for key, value in metadata.items():
+            if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template."):
+                name = key.removeprefix("tokenizer.chat_template").removeprefix(".") or DEFAULT
+                if not isinstance(value, str):
+                    raise ModelFileError(f"{key[:80]} is {type(value).__name__}; it must be a text")
+                sources[name] = value
+        return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
+
+    @classmethod
+    def from_directory(cls, path: str | Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """The templates beside a model's tokenizer; None where there are none. Files of their own come first."""
+        directory = Path(path)
+        config = read_json(directory / "tokenizer_config.json")
+        sources = _sources_in(config.get("chat_template"))
+        sources |= _sources_in(read_json(directory / "chat_template.json").get("chat_template"))
+        files = {DEFAULT: directory / "chat_template.jinja"}
+        files |= {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+        sources |= {name: _read_text(file) for name, file in files.items() if file.is_file()}
+        return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sources)
+
+    @property
+    def source(self) -> str:
+        """The template that is used where none is named."""
+        return self._sources[self._name(None, has_tools=False)]
+
+    @property
+    def tool_source(self) -> str:
+        """The template that is used where there are tools."""
+        return self._sources[self._name(None, has_tools=True)]
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names a request may set: those the template reads, less those that are not a request's to set."""
+        return self._template(self._name(None, has_tools=False)).variables
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        now: datetime | None = None,
+    ) -> str:
+        """The prompt of a conversation.
+
+        `add_generation_prompt` ends it where the assistant's answer begins; `continue_final_message` ends it inside the
+        last message. `variables` are extra ones for the template: reserved names are refused, names it does not read
+        have no effect. `now` is what the template takes for the time; without it, it is told none.
+        """
+        template = self._template(self._name(name, has_tools=tools is not None))
+        values: dict[str, Any] = {
+            key: _plain(value, "variables") for key, value in _checked_variables(variables or {}).items()
+        }
+        values |= self._special_tokens
+        values["messages"] = template.shape.fit(_checked_messages(messages))
+        values["tools"] = None if tools is None else _checked_objects(tools, "tools")
+        values["documents"] = None if documents is None else _checked_objects(documents, "documents")
+        values["add_generation_prompt"] = add_generation_prompt
+        if now is not None:
+            values["strftime_now"] = Clock(now)
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError(
+                    "continue_final_message and add_generation_prompt exclude each other; set one",
+                    param="continue_final_message",
+                )
+            return template.render_continued(values)
+        return template.render(values)
+
+    def _name(self, name: str | None, *, has_tools: bool) -> str:
+        """The template asked for; else the one for tools where there are any; else the default."""
+        if name is not None:
+            if name not in self._sources:
+                raise RequestError(f"there is no chat template {name!r:.80}; there are {', '.join(self._sources)}")
+            return name
+        if has_tools and TOOL_USE in self._sources:
+            return TOOL_USE
+        if DEFAULT in self._sources or len(self._sources) > 1:
+            if DEFAULT not in self._sources:
+                raise RequestError(f"this model has several chat templates; name one of {', '.join(self._sources)}")
+            return DEFAULT
+        return next(iter(self._sources))
+
+    def _template(self, name: str) -> "_Compiled":
+        template = self._compiled.get(name)
+        if template is None:
+            template = self._compiled[name] = _Compiled(self._sandbox, self._sources[name], self._special_tokens)
+        return template
+
+
+class _Compiled:
+    """One template, compiled."""
+
+    def __init__(self, sandbox: Sandbox, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._sandbox = sandbox
+        self._source = source
+        self._special_tokens = special_tokens
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ModelFileError(
+                f"the chat template has {len(source)} characters; templates may have {MAX_SOURCE_CHARACTERS}"
+            )
+        try:
+            self._template = sandbox.from_string(source)
+        except RefusedNode as error:
+            raise ModelFileError(f"the chat template is refused: {error}") from error
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ModelFileError(f"the chat template does not compile: {_shown(error)}") from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self._source))) - _RESERVED
+
+    @cached_property
+    def shape(self) -> TemplateShape:
+        known = {**self._special_tokens, "strftime_now": Clock(datetime.min)}
+        return probe(lambda values: self._run(known | dict(values), Budget.for_probe()))
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        return self._run(values, Budget.for_input(size_of({k: v for k, v in values.items() if k != "strftime_now"})))
+
+    def _run(self, values: Mapping[str, Any], budget: Budget) -> str:
+        """Run the template; every way it can end but well is a `RequestError` or a `ModelFileError`."""
+        try:
+            with self._sandbox.spending(budget):
+                context = self._template.new_context(dict(values))
+                return "".join(self._template.root_render_func(context))
+        except TemplateRefusal as error:
+            raise RequestError(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        except SecurityError as error:
+            raise ModelFileError(f"the chat template tries what it may not do: {_shown(error)}") from error
+        except (TemplateLimitError, RecursionError, MemoryError, OverflowError) as error:
+            raise RequestError(
+                f"the model's chat template was stopped on these messages: {_shown(error)}",
+                param="messages",
+                code="template_limit",
+            ) from error
+        except Exception as error:
+            raise RequestError(
+                f"the model's chat template cannot render these messages: {_shown(error)}", param="messages"
+            ) from error
+
+    def render_continued(self, values: dict[str, Any]) -> str:
+        """The prompt up to the end of the last message, found by a mark left there."""
+        last = dict(values["messages"][-1])
+        content = _last_text(last)
+        if not isinstance(content, str):
+            raise RequestError("the last message has no text to continue", param="messages")
+        values = values | {"messages": [*values["messages"][:-1], _with_last_text(last, content + _CONTINUE_MARK)]}
+        rendered = self.render(values)
+        mark = _CONTINUE_MARK.strip()
+        position = rendered.rfind(mark)
+        if position < 0 or content.strip() not in rendered:
+            raise RequestError("the chat template does not show the last message, so it cannot be continued")
+        kept = rendered[:position]
+        # Where the template trims messages, the mark's own blank is gone and so are those before it.
+        return kept if rendered.startswith(_CONTINUE_MARK, position) else kept.rstrip()
+
+
+def _checked_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in variables:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+            raise RequestError(f"{name!r:.80} is not a variable that a request may set", param="chat_template_kwargs")
+    return variables
+
+
+def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    checked = _checked_objects(messages, "messages")
+    if not checked:
+        raise RequestError("the conversation is empty; send at least one message", param="messages")
+    for index, message in enumerate(checked):
+        if not isinstance(message.get("role"), str):
+            raise RequestError(f"message {index} has no role; give it one", param=f"messages[{index}].role")
+        # Templates read reasoning under one name or another; a message may bring it under any.
+        reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key) is not None), None)
+        if reasoning is not None:
+            checked[index] = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return checked
+
+
+def _checked_objects(values: Any, what: str) -> list[dict[str, Any]]:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
+        raise RequestError(f"{what} must be a list of objects", param=what)
+    return [_plain(value, what) for value in values]
+
+
+def _plain(value: Any, what: str, depth: int = 0) -> Any:
+    """A copy out of plain types alone: nothing with methods of its own reaches a template."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if depth > MAX_DEPTH:
+        raise RequestError(f"{what} is nested deeper than {MAX_DEPTH} levels", param=what)
+    if isinstance(value, Mapping):
+        return {_plain(key, what, depth + 1): _plain(item, what, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, what, depth + 1) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise RequestError(f"{what} holds a {type(value).__name__}; send plain JSON values", param=what)
+
+
+def _last_text(message: Mapping[str, Any]) -> Any:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content
+    return next((part["text"] for part in reversed(content) if isinstance(part, dict) and "text" in part), None)
+
+
+def _with_last_text(message: dict[str, Any], text: str) -> dict[str, Any]:
+    content = message["content"]
+    if not isinstance(content, list):
+        return message | {"content": text}
+    index = max(i for i, part in enumerate(content) if isinstance(part, dict) and "text" in part)
+    return message | {"content": [*content[:index], content[index] | {"text": text}, *content[index + 1 :]]}
+
+
+def _sources_in(value: Any) -> dict[str, str]:
+    """`chat_template` is one template, or a list of named ones."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT: value}
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        pairs = [(entry.get("name"), entry.get("template")) for entry in value]
+        if all(isinstance(name, str) and isinstance(source, str) for name, source in pairs):
+            return dict(pairs)
+    raise ModelFileError("chat_template must be a text, or a list of objects with a name and a template")
+
+
+def _read_text(file: Path) -> str:
+    if file.stat().st_size > 4 * MAX_SOURCE_CHARACTERS:
+        raise ModelFileError(f"{file} is too large for a chat template")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{file} is not UTF-8: {error.reason}") from error
+
+
+def _shown(error: BaseException) -> str:
+    return f"{str(error)[:300] or type(error).__name__}"

@@ -1,0 +1,22 @@
+"""A tokenizer of bytes: a token a byte, the byte its id. For models without a vocabulary of their own."""
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
+
+_SHOWN = frozenset((*range(33, 127), *range(161, 173), *range(174, 256)))
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+
+
+def byte_tokenizer() -> Tokenizer:
+    backend = Backend(models.BPE(vocab={_spelt(byte): byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend, SpecialTokens(None, frozenset(), {}))
+
+
+def _spelt(byte: int) -> str:
+    """The character that stands for a byte in byte-level vocabularies: its own where that shows, else one that does."""
+    return chr(byte) if byte in _SHOWN else chr(256 + _HIDDEN.index(byte))

@@ -1,0 +1,107 @@
+"""Python literals, as some models write arguments, read piece by piece and converted to JSON. Nothing is ever evaluated."""
+
+import json
+import re
+from collections.abc import Generator
+
+from penstock.runtime.text.tools.reader import Reader
+
+MAX_NESTING = 32
+_WORD = re.compile(r"[A-Za-z0-9_+.\-]")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+_CODED = {"x": 2, "u": 4, "U": 8}
+
+Value = Generator[None, None, str | None]
+
+
+def literal(reader: Reader, depth: int = 0) -> Value:
+    """The JSON of the literal that comes next; None if there is none, or no end of it."""
+    yield from reader.blanks()
+    first = yield from reader.peek()
+    if first in ("'", '"') and first:
+        text = yield from _string(reader, first)
+        return None if text is None else json.dumps(text, ensure_ascii=False)
+    if first in ("[", "("):
+        return (yield from _items(reader, "]" if first == "[" else ")", depth))
+    if first == "{":
+        return (yield from _pairs(reader, depth))
+    word = ""
+    while (character := (yield from reader.peek())) and _WORD.fullmatch(character):
+        word += reader.take(1)
+    if word in _WORDS:
+        return _WORDS[word]
+    return word if _NUMBER.fullmatch(word) else None
+
+
+def _string(reader: Reader, quote: str) -> Value:
+    reader.take(1)
+    parts: list[str] = []
+    while True:
+        character = yield from reader.peek()
+        if not character:
+            return None
+        reader.take(1)
+        if character == quote:
+            return "".join(parts)
+        if character != "\\":
+            parts.append(character)
+            continue
+        escape = yield from reader.peek()
+        reader.take(1)
+        if escape in _CODED:
+            digits = ""
+            for _ in range(_CODED[escape]):
+                digits += (yield from reader.peek()) and reader.take(1)
+            parts.append(_character(digits))
+        else:
+            parts.append(_ESCAPES.get(escape, escape))
+
+
+def _character(digits: str) -> str:
+    try:
+        return chr(int(digits, 16))
+    except (ValueError, OverflowError):
+        return "\ufffd"
+
+
+def _items(reader: Reader, close: str, depth: int) -> Value:
+    reader.take(1)
+    values: list[str] = []
+    while depth < MAX_NESTING:
+        yield from reader.blanks()
+        if (yield from reader.starts(close)):
+            return "[" + ", ".join(values) + "]"
+        if values and not (yield from reader.starts(",")):
+            return None
+        yield from reader.blanks()
+        if (yield from reader.starts(close)):
+            return "[" + ", ".join(values) + "]"
+        value = yield from literal(reader, depth + 1)
+        if value is None:
+            return None
+        values.append(value)
+    return None
+
+
+def _pairs(reader: Reader, depth: int) -> Value:
+    reader.take(1)
+    pairs: list[str] = []
+    while depth < MAX_NESTING:
+        yield from reader.blanks()
+        if (yield from reader.starts("}")):
+            return "{" + ", ".join(pairs) + "}"
+        if pairs and not (yield from reader.starts(",")):
+            return None
+        yield from reader.blanks()
+        quote = yield from reader.peek()
+        key = (yield from _string(reader, quote)) if quote in ("'", '"') and quote else None
+        yield from reader.blanks()
+        if key is None or not (yield from reader.starts(":")):
+            return None
+        value = yield from literal(reader, depth + 1)
+        if value is None:
+            return None
+        pairs.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
+    return None

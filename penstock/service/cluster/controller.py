@@ -1,0 +1,196 @@
+"""Keeps as many replicas as the load asks for: places, watches, replaces and removes them.
+
+    wanted    the simulator's own rule (`sim.scaling`), told what is pending, looked at every `interval_s`
+    starting  placed, loading; counted as there, so that one burst orders no second replica
+    ready     given to the router
+    draining  taken from the router; ended once nothing is pending there
+    lost      its actor or its server is gone: taken from the router, its place given back, another is ordered
+
+The clock, Ray and the router are handed in: tests drive it by hand.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from penstock.errors import ConfigError
+from penstock.service.cluster.replica import CONFIG_STATUS, ServerReport
+from penstock.tools.sim.scaling import Pressure, Scaler, Scaling, ServedRate
+
+MAX_FAILED = 3
+"""Replicas in a row that end before they are ready before we stop trying."""
+
+
+class Placement(Protocol):
+    """A replica where Ray put it."""
+
+    async def report(self) -> ServerReport | None:
+        """None if it cannot be reached any more: its node or its actor is gone."""
+
+    async def remove(self, drain_s: float) -> None:
+        """End it and give its place back."""
+
+
+class RouterSide(Protocol):
+    """The router, as far as replicas come and go."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no replica has."""
+
+    @property
+    def num_served(self) -> int:
+        """Requests that were answered, by whatever replica."""
+
+    def num_pending(self, name: str) -> int: ...
+
+    def num_queued(self, name: str) -> int:
+        """Requests that a replica has not begun."""
+
+    def kv_fraction(self, name: str) -> float:
+        """Of its KV blocks, those in use."""
+
+    def add(self, name: str, url: str) -> None: ...
+
+    def drain(self, name: str) -> None:
+        """Nothing new goes there."""
+
+    def remove(self, name: str) -> None: ...
+
+
+class ReplicaPhase(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class PlacedReplica:
+    name: str
+    placement: Placement
+    since_s: float
+    phase: ReplicaPhase = ReplicaPhase.STARTING
+    report: ServerReport | None = None
+
+
+@dataclass(slots=True)
+class ClusterEvent:
+    time_s: float
+    words: str
+
+
+@dataclass(slots=True)
+class Controller:
+    """Sole writer of what replicas there are."""
+
+    scaling: Scaling
+    place: Callable[[str], Awaitable[Placement]]
+    traffic: RouterSide
+    drain_s: float
+    clock: Callable[[], float]
+    replicas: dict[str, PlacedReplica] = field(default_factory=dict)
+    events: list[ClusterEvent] = field(default_factory=list)
+    _scaler: Scaler = field(init=False)
+    _served: ServedRate = field(default_factory=ServedRate)
+    _num_placed: int = 0
+    _num_failed: int = 0
+
+    def __post_init__(self) -> None:
+        self._scaler = Scaler(self.scaling)
+
+    @property
+    def num_there(self) -> int:
+        """Replicas that serve or are about to."""
+        return sum(replica.phase is not ReplicaPhase.DRAINING for replica in self.replicas.values())
+
+    @property
+    def num_pending(self) -> int:
+        ready = [replica for replica in self.replicas.values() if replica.phase is ReplicaPhase.READY]
+        return self.traffic.num_waiting + sum(self.traffic.num_pending(replica.name) for replica in ready)
+
+    async def look(self) -> None:
+        """One turn: see how replicas are, then order or end some."""
+        for replica in list(self.replicas.values()):
+            await self._look_at(replica)
+        now = self.clock()
+        wanted = self._scaler.wanted(self.num_there, self.num_pending, 0.0, now, self._pressure(now))
+        while self.num_there < wanted:
+            await self._order()
+        if self.num_there > wanted:
+            self._let_go()
+
+    def _pressure(self, now: float) -> Pressure:
+        ready = [replica.name for replica in self.replicas.values() if replica.phase is ReplicaPhase.READY]
+        traffic = self.traffic
+        kv_fraction = sum(traffic.kv_fraction(name) for name in ready) / max(len(ready), 1)
+        num_waiting = traffic.num_waiting + sum(traffic.num_queued(name) for name in ready)
+        return Pressure(kv_fraction, num_waiting, self._served.note(traffic.num_served, len(ready), now))
+
+    async def stop(self) -> None:
+        for replica in list(self.replicas.values()):
+            await self._remove(replica, 0.0)
+
+    async def _look_at(self, replica: PlacedReplica) -> None:
+        report = await replica.placement.report()
+        replica.report = report or replica.report
+        if report is None or report.status is not None:
+            await self._lose(replica, report)
+        elif replica.phase is ReplicaPhase.STARTING and report.is_ready:
+            replica.phase = ReplicaPhase.READY
+            self._num_failed = 0
+            self.traffic.add(replica.name, report.url)
+            parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.parts)
+            self._note(f"{replica.name} is ready on {report.node} after {report.start_s:.1f} s ({parts})")
+        elif replica.phase is ReplicaPhase.DRAINING:
+            is_late = self.clock() - replica.since_s > self.drain_s
+            if is_late or not self.traffic.num_pending(replica.name):
+                await self._remove(replica, self.drain_s)
+                self._note(f"{replica.name} has ended")
+
+    async def _lose(self, replica: PlacedReplica, report: ServerReport | None) -> None:
+        how = "its node is gone" if report is None else f"its server ended with status {report.status}"
+        was_ready = replica.phase is not ReplicaPhase.STARTING
+        await self._remove(replica, 0.0)
+        self._note(f"{replica.name} is lost: {how}")
+        if was_ready or report is None:
+            return
+        self._num_failed += 1
+        if report.status == CONFIG_STATUS or self._num_failed >= MAX_FAILED:
+            raise ConfigError(f"replicas do not start: {_last_words(report.words)}")
+
+    async def _order(self) -> None:
+        self._num_placed += 1
+        name = f"replica-{self._num_placed}"
+        placement = await self.place(name)
+        self.replicas[name] = PlacedReplica(name, placement, self.clock())
+        self._note(f"{name} is ordered")
+
+    def _let_go(self) -> None:
+        """The youngest that has the least to do; one that only starts before one that serves."""
+
+        def cost(replica: PlacedReplica) -> tuple[bool, int, float]:
+            is_ready = replica.phase is ReplicaPhase.READY
+            return is_ready, self.traffic.num_pending(replica.name) if is_ready else 0, -replica.since_s
+
+        there = [replica for replica in self.replicas.values() if replica.phase is not ReplicaPhase.DRAINING]
+        chosen = min(there, key=cost)
+        if chosen.phase is ReplicaPhase.READY:
+            self.traffic.drain(chosen.name)
+        chosen.phase, chosen.since_s = ReplicaPhase.DRAINING, self.clock()
+        self._note(f"{chosen.name} is drained")
+
+    async def _remove(self, replica: PlacedReplica, drain_s: float) -> None:
+        del self.replicas[replica.name]
+        self.traffic.remove(replica.name)
+        await replica.placement.remove(drain_s)
+
+    def _note(self, words: str) -> None:
+        self.events.append(ClusterEvent(self.clock(), words))
+        del self.events[:-100]
+
+
+def _last_words(words: str) -> str:
+    lines = [line for line in words.splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if "error:" in line), lines[-1] if lines else "they say nothing")
+    return told.partition("error: ")[2] or told

@@ -1,0 +1,24 @@
+"""What operators did, written down: keys made and revoked, replicas added, drained and removed."""
+
+from typing import NamedTuple
+
+from penstock.service.store.database import Database
+
+
+class AuditEntry(NamedTuple):
+    at: float
+    """Seconds of the world's clock."""
+    who: str
+    action: str
+    about: str
+
+
+def write_audit(database: Database, entry: AuditEntry) -> None:
+    database.write(lambda t: t.run("INSERT INTO audit (at, who, action, about) VALUES (?, ?, ?, ?)", tuple(entry)))
+
+
+def audit_entries(database: Database, limit: int = 100) -> list[AuditEntry]:
+    """The latest, newest first."""
+    sql = f"SELECT at, who, action, about FROM audit ORDER BY at DESC LIMIT {int(limit)}"
+    rows = database.read(lambda t: t.rows(sql)).result()
+    return [AuditEntry(float(at), str(who), str(action), str(about)) for at, who, action, about in rows]

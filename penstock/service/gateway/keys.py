@@ -1,0 +1,134 @@
+"""API keys: made, listed, rotated, revoked, and found again. Only a digest is kept; the key itself is shown once.
+
+psk_ID_SECRET    ID finds the record, SECRET (32 random bytes) is compared by its digest in constant time
+"""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.service.store.database import Database, Transaction
+
+PREFIX = "psk"
+SCOPES = ("inference", "usage")
+"""What a key may be good for: asking models; reading its tenant's usage."""
+_COLUMNS = "id, digest, name, tenant, scopes, models, created_at, expires_at, revoked_at"
+_NOBODY = hashlib.sha256(b"").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A key, without its secret."""
+
+    key_id: str
+    digest: bytes
+    name: str
+    tenant: str
+    scopes: tuple[str, ...] = ("inference",)
+    models: tuple[str, ...] = ()
+    """Models it may ask; empty for all."""
+    created_at: float = 0.0
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+    def is_valid(self, unix_s: float) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or unix_s < self.expires_at)
+
+
+def create_key(
+    database: Database,
+    *,
+    name: str,
+    tenant: str,
+    now: float,
+    scopes: tuple[str, ...] = ("inference",),
+    models: tuple[str, ...] = (),
+    expires_at: float | None = None,
+) -> tuple[str, KeyRecord]:
+    """The key, which is never shown again, and its record."""
+    unknown = [scope for scope in scopes if scope not in SCOPES]
+    if unknown:
+        raise ConfigError(f"there is no scope {unknown[0]!r}; choose of {', '.join(SCOPES)}")
+    if not tenant or "," in tenant or any("," in model for model in models):
+        raise ConfigError("a key needs a tenant; names hold no commas")
+    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    record = KeyRecord(key_id, _digest(secret.encode()), name, tenant, scopes, models, now, expires_at)
+
+    def insert(transaction: Transaction) -> None:
+        values = (key_id, record.digest, name, tenant, ",".join(scopes), ",".join(models), now, expires_at, None)
+        transaction.run(f"INSERT INTO keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    database.write(insert).result()
+    return f"{PREFIX}_{key_id}_{secret}", record
+
+
+def list_keys(database: Database) -> list[KeyRecord]:
+    rows = database.read(lambda t: t.rows(f"SELECT {_COLUMNS} FROM keys ORDER BY created_at")).result()
+    return [_record(row) for row in rows]
+
+
+def revoke_key(database: Database, key_id: str, now: float) -> None:
+    """It is refused from now on."""
+    sql = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+    if not database.write(lambda t: t.run(sql, (now, key_id))).result():
+        raise ConfigError(f"there is no valid key {key_id!r}; penstock keys list shows them")
+
+
+def rotate_key(database: Database, key_id: str, now: float, grace_s: float) -> tuple[str, KeyRecord]:
+    """A new key like it; the old one lasts for the grace time."""
+    old = next((record for record in list_keys(database) if record.key_id == key_id), None)
+    if old is None or not old.is_valid(now):
+        raise ConfigError(f"there is no valid key {key_id!r}; penstock keys list shows them")
+    made = create_key(
+        database,
+        name=old.name,
+        tenant=old.tenant,
+        now=now,
+        scopes=old.scopes,
+        models=old.models,
+        expires_at=old.expires_at,
+    )
+    end = now + grace_s if old.expires_at is None else min(old.expires_at, now + grace_s)
+    database.write(lambda t: t.run("UPDATE keys SET expires_at = ? WHERE id = ?", (end, key_id))).result()
+    return made
+
+
+class KeyRing:
+    """All keys as of the last look at the database, found without one."""
+
+    def __init__(self, records: list[KeyRecord]) -> None:
+        self._by_id = {record.key_id: record for record in records}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, key: bytes, unix_s: float) -> KeyRecord | None:
+        """Whose key it is; None if it is unknown, expired or revoked. An unknown id costs as much time as a known one."""
+        prefix, _, rest = key.partition(b"_")
+        key_id, _, secret = rest.partition(b"_")
+        record = self._by_id.get(key_id.decode("latin-1"))
+        digest = record.digest if record is not None else _NOBODY
+        is_same = hmac.compare_digest(digest, _digest(secret))
+        if not is_same or record is None or prefix != PREFIX.encode() or not record.is_valid(unix_s):
+            return None
+        return record
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(b"penstock.key:" + secret).digest()
+
+
+def _record(row: tuple[Any, ...]) -> KeyRecord:
+    key_id, digest, name, tenant, scopes, models, created_at, expires_at, revoked_at = row
+    record = KeyRecord(str(key_id), bytes(digest), str(name), str(tenant))
+    return replace(
+        record,
+        scopes=tuple(filter(None, str(scopes).split(","))),
+        models=tuple(filter(None, str(models).split(","))),
+        created_at=created_at,
+        expires_at=expires_at,
+        revoked_at=revoked_at,
+    )

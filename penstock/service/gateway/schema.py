@@ -1,0 +1,24 @@
+"""The gateway's tables."""
+
+from penstock.service.store.database import Schema
+
+GATEWAY = Schema(
+    "gateway",
+    (
+        (
+            "CREATE TABLE keys (id TEXT PRIMARY KEY, digest BLOB NOT NULL, name TEXT NOT NULL, tenant TEXT NOT NULL, "
+            "scopes TEXT NOT NULL, models TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, "
+            "expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION)",
+            "CREATE TABLE budgets (scope TEXT PRIMARY KEY, amount BIGINT NOT NULL, spent BIGINT NOT NULL, "
+            "reserved BIGINT NOT NULL, period TEXT NOT NULL, period_start TEXT NOT NULL)",
+            "CREATE TABLE reservations (id TEXT PRIMARY KEY, gateway TEXT NOT NULL, scopes TEXT NOT NULL, "
+            "amount BIGINT NOT NULL)",
+            "CREATE TABLE gateways (id TEXT PRIMARY KEY, seen_at DOUBLE PRECISION NOT NULL)",
+            "CREATE TABLE usage_records (at DOUBLE PRECISION NOT NULL, request_id TEXT NOT NULL, key_id TEXT NOT NULL, "
+            "tenant TEXT NOT NULL, model TEXT NOT NULL, tag TEXT NOT NULL, num_prompt BIGINT NOT NULL, "
+            "num_cached BIGINT NOT NULL, num_output BIGINT NOT NULL, cost BIGINT NOT NULL, outcome TEXT NOT NULL)",
+            "CREATE INDEX usage_records_at ON usage_records (at)",
+            "CREATE TABLE audit (at DOUBLE PRECISION NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL, about TEXT NOT NULL)",
+        ),
+    ),
+)

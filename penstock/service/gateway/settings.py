@@ -1,0 +1,148 @@
+"""The gateway's file: tiers, tenants, prices, names of models and outside APIs. Read once, checked whole.
+
+database = "gateway.db"            # or postgresql://...
+[tiers.free]
+requests_per_minute = 60
+[tenants.acme]
+tier = "free"
+budget_usd = 10.0
+budget_period = "month"
+[prices."smollm2-135m"]
+input = 0.1                        # dollars a million tokens
+output = 0.4
+[models.chat]
+split = { "smollm2-135m" = 9, "smollm2-360m" = 1 }
+fallback = ["smollm2-360m", "outside:big"]
+[outside.big]
+url = "https://api.example.com/v1"
+key_variable = "BIG_KEY"
+model = "big-1"
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.service.gateway.limits import Tier
+from penstock.service.gateway.money import Price
+
+OUTSIDE = "outside:"
+
+
+class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tier: str = "default"
+    budget_usd: float | None = None
+    budget_period: str = "month"
+    models: tuple[str, ...] = ()
+    """Models it may ask; empty for all."""
+    caches_answers: bool = False
+    """Equal questions may get the same answer again."""
+    overflows: bool = False
+    """Its requests may leave for outside APIs."""
+
+
+class CascadeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A small model first, a larger one where the small one was unsure."""
+
+    first: str
+    then: str
+    min_logprob: float = -0.7
+    """Mean log probability of a token below which the first answer is not trusted."""
+
+
+class AliasSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    split: Mapping[str, float] = {}
+    """Models and their shares."""
+    fallback: tuple[str, ...] = ()
+    """Asked in turn when the one before cannot answer."""
+    cascade: CascadeSettings | None = None
+
+
+class OutsideSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+    model: str
+    key_variable: str = ""
+    """Environment variable that holds its key."""
+
+
+class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    input: float = 0.0
+    output: float = 0.0
+    cached: float | None = None
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    database: str = "penstock-gateway.db"
+    tiers: Mapping[str, dict[str, int]] = {}
+    tenants: Mapping[str, TenantSettings] = {}
+    prices: Mapping[str, PriceSettings] = {}
+    models: Mapping[str, AliasSettings] = {}
+    outside: Mapping[str, OutsideSettings] = {}
+    max_pending: int = 256
+    """Requests a replica may have; the share of it in use is its load."""
+    max_wait_s: float = 10.0
+    """Longest predicted wait for a first token that one wants."""
+    cache_mib: int = 64
+    """Memory for answers that may be given again."""
+    cache_s: float = 300.0
+    """How long one may be."""
+
+    def tier(self, name: str) -> Tier:
+        fields = self.tiers.get(name)
+        if fields is None:
+            if name != "default":
+                raise ConfigError(f"there is no tier {name!r}; write it under [tiers.{name}]")
+            return Tier()
+        try:
+            return Tier(**fields)
+        except TypeError as error:
+            raise ConfigError(f"the tier {name!r} has a field that no tier has: {error}") from None
+
+    def price(self, model: str) -> Price:
+        found = self.prices.get(model)
+        return Price(found.input, found.output, found.cached) if found is not None else Price()
+
+    @property
+    def priorities(self) -> tuple[int, ...]:
+        return tuple(sorted({self.tier(name).priority for name in self.tiers} | {0}))
+
+
+def read_settings(path: Path) -> GatewaySettings:
+    """Raises ConfigError, naming what is wrong where."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the gateway's file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    try:
+        settings = msgspec.convert(raw, GatewaySettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    _check(settings)
+    return settings
+
+
+def _check(settings: GatewaySettings) -> None:
+    for name, tenant in settings.tenants.items():
+        settings.tier(tenant.tier)
+        if tenant.budget_usd is not None and not 0.0 <= tenant.budget_usd < 1e9:
+            raise ConfigError(f"the budget of {name!r} is {tenant.budget_usd}; write dollars, 0 or more")
+    for name in settings.tiers:
+        settings.tier(name)
+    for name, alias in settings.models.items():
+        if any(not share > 0.0 for share in alias.split.values()):
+            raise ConfigError(f"a share in the split of {name!r} is not above 0; leave that model out instead")
+        for model in alias.fallback:
+            if model.startswith(OUTSIDE) and model.removeprefix(OUTSIDE) not in settings.outside:
+                raise ConfigError(f"the model {name!r} falls back on {model!r}; write it under [outside]")
+    for name, price in settings.prices.items():
+        if not (price.input >= 0.0 and price.output >= 0.0 and (price.cached or 0.0) >= 0.0):
+            raise ConfigError(f"a price of {name!r} is below 0")
+    for name, outside in settings.outside.items():
+        if not outside.url.startswith(("https://", "http://")):
+            raise ConfigError(f"the address of {name!r} is {outside.url!r}; it begins with https:// or http://")

@@ -1,0 +1,62 @@
+"""What was used: a record a request, without a word of what was said, and sums over them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.errors import ConfigError
+from penstock.service.store.database import Database, Transaction
+
+GROUPS = {"key": "key_id", "tenant": "tenant", "model": "model", "tag": "tag", "day": "day"}
+_SUMS = "COUNT(*), SUM(num_prompt), SUM(num_cached), SUM(num_output), SUM(cost)"
+
+
+class UsageRecord(NamedTuple):
+    at: float
+    request_id: str
+    key_id: str
+    tenant: str
+    model: str
+    tag: str
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    cost: int
+    """Nanodollars."""
+    outcome: str
+
+
+class UsageSum(NamedTuple):
+    group: tuple[str, ...]
+    num_requests: int
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    cost: int
+
+
+def insert_record(transaction: Transaction, record: UsageRecord) -> None:
+    transaction.run("INSERT INTO usage_records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", record)
+
+
+def usage_sums(
+    database: Database, by: Sequence[str], since: float = 0.0, until: float = 1e12, tenant: str = ""
+) -> list[UsageSum]:
+    """Sums by key, tenant, model, tag or day (UTC), the dearest first."""
+    unknown = [name for name in by if name not in GROUPS]
+    if unknown:
+        raise ConfigError(f"usage is not kept by {unknown[0]!r}; choose of {', '.join(GROUPS)}")
+    columns = [GROUPS[name] for name in by]
+    source = "SELECT *, CAST(at AS BIGINT) / 86400 AS day FROM usage_records WHERE at >= ? AND at < ?"
+    values: list[object] = [since, until]
+    if tenant:
+        source += " AND tenant = ?"
+        values.append(tenant)
+    listed = ", ".join(columns)
+    grouped = f" GROUP BY {listed}" if columns else ""
+    sql = f"SELECT {listed + ', ' if listed else ''}{_SUMS} FROM ({source}) AS records{grouped}"
+    rows = database.read(lambda t: t.rows(sql, values)).result()
+    found = [
+        UsageSum(tuple(str(one) for one in row[: len(columns)]), *(int(one or 0) for one in row[len(columns) :]))
+        for row in rows
+    ]
+    return sorted(found, key=lambda one: (-one.cost, -one.num_requests, one.group))

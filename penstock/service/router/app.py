@@ -1,0 +1,346 @@
+"""The router put together: what comes from clients, where it goes, and what is answered here.
+
+Everything it decides by is elsewhere: `access.py` and `gate.py` say who may, `dispatch.py` has the requests under way.
+"""
+
+import asyncio
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from penstock.config import ListenConfig, RouterConfig
+from penstock.service import kv_events
+from penstock.service.gateway.gateway import Admittance, Gateway
+from penstock.service.gateway.keys import KeyRecord
+from penstock.service.router.access import PUBLIC_PATHS, Access, key_of, no_key
+from penstock.service.router.dispatch import Dispatcher
+from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
+from penstock.service.router.gate import Gate
+from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
+from penstock.service.router.kept.lists import merged_list
+from penstock.service.router.members import Members
+from penstock.service.router.pages import is_for_any_replica, page_answer
+from penstock.service.router.policy import RoutedCall
+from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
+from penstock.service.router.proxy.client import InboundConnection, Incoming
+from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
+from penstock.service.router.proxy.faults import Refusal, not_found, unavailable
+from penstock.service.router.proxy.job import Job, RelayOutcome
+from penstock.service.router.proxy.relay import Relay
+from penstock.service.router.surface import OWN_ROUTES
+from penstock.service.router.trace import RouterTracer
+
+SWEEP_S = 0.25
+BLOCKS_S = 0.5
+"""How long a replica may take to say what blocks a prompt is made of."""
+BLOCK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
+PROXIED = ("/v1/", "/api/")
+PROXIED_PATHS = frozenset(("/tokenize", "/detokenize", "/rerank", "/score", "/v2/rerank", "/completion", "/embedding"))
+_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class AdmittedRequest(NamedTuple):
+    """A request for work that was let in, on its way to a relay."""
+
+    request: Incoming
+    request_id: bytes
+    client: InboundConnection
+    wanted: Wanted
+    call: RoutedCall
+    model: str
+    ticket: Admittance | None = None
+
+
+class RouterApp:
+    """Lives on one event loop; `start` once it runs."""
+
+    def __init__(
+        self,
+        listen: ListenConfig,
+        config: RouterConfig,
+        *,
+        replica_key: str = "",
+        version: str = "",
+        gateway: Gateway | None = None,
+        tracer: RouterTracer | None = None,
+    ) -> None:
+        self.listen = listen
+        self.config = config
+        self.version = version
+        self.max_body_bytes = listen.max_body_mib << 20
+        self.fleet = LiveFleet(config.slow_start_s)
+        self.access = Access(listen)
+        self.gate = Gate(gateway, self.fleet) if gateway is not None else None
+        self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
+        self.meters = self.dispatch.meters
+        self.members = Members(self.fleet, config, replica_key, self.changed)
+        self.dispatch.members = self.members
+        self._tracer = tracer
+        self.is_draining = False
+        self.on_change: Callable[[LiveReplica], None] = lambda replica: None
+        self._numbers: dict[str, int] = {}
+        self._clients: set[InboundConnection] = set()
+        self._instance = os.urandom(6).hex().encode()
+        self._ids = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # From start to end
+
+    def start(self) -> None:
+        self._run(self._sweep())
+        if self.gate is not None:
+            self._run(self.gate.refresh())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in tuple(self._clients):
+            client.abort()
+        await self.members.close()
+        if self.dispatch.log is not None:
+            self.dispatch.log.close()
+        if self._tracer is not None:
+            self._tracer.close()
+
+    async def drain(self, patience_s: float) -> int:
+        """Take nothing new and wait for what is under way; returns how many are left."""
+        self.is_draining = True
+        end_s = time.monotonic() + patience_s
+        for client in tuple(self._clients):
+            client.close_when_done()
+        while self.num_open and time.monotonic() < end_s:
+            await asyncio.sleep(0.02)
+        return self.num_open
+
+    @property
+    def num_open(self) -> int:
+        return len(self.dispatch.relays)
+
+    @property
+    def num_parked(self) -> int:
+        """Requests that wait for a replica."""
+        return len(self.dispatch.parked)
+
+    # Replicas
+
+    def add_replica(self, name: str, url: str) -> LiveReplica:
+        """Raises ConfigError for a name that is taken or an address that is none."""
+        return self.members.add(name, url)
+
+    def remove_replica(self, name: str) -> LiveReplica | None:
+        """Answers it has begun go on to their end."""
+        replica = self.members.remove(name)
+        if replica is not None:
+            self.dispatch.unpark()
+        return replica
+
+    def changed(self, replica: LiveReplica) -> None:
+        self.on_change(replica)
+        self.dispatch.changed(replica)
+
+    # Clients
+
+    def opened(self, client: InboundConnection) -> None:
+        self._clients.add(client)
+
+    def closed(self, client: InboundConnection) -> None:
+        self._clients.discard(client)
+
+    def handle(self, request: Incoming, client: InboundConnection) -> None:
+        request_id = self._request_id(request)
+        try:
+            self.access.check(request)
+            own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
+            if page is not None:
+                client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
+            elif own is not None:
+                if request.path not in PUBLIC_PATHS:
+                    self._key(request)
+                client.respond(*self._own_answer(request, request_id, *own(self)))
+            elif request.method == "OPTIONS":
+                client.respond(*self._own_answer(request, request_id, 200, "text/plain", b""))
+            elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
+                body = self.gate.usage(self.gate.key(request))
+                client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+            elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
+                self._route(request, request_id, client)
+            else:
+                raise not_found("there is no such path here")
+        except Refusal as error:
+            self._refuse(request, request_id, client, error)
+
+    def _refuse(self, request: Incoming, request_id: bytes, client: InboundConnection, error: Refusal) -> None:
+        self.meters.refused.add(1, (("code", error.code or str(error.status)),))
+        status, lines, body = self._own_answer(request, request_id, error.status, "application/json", error.body)
+        client.respond(status, lines + b"".join(b"%b: %b\r\n" % pair for pair in error.headers), body)
+
+    def _key(self, request: Incoming) -> KeyRecord | None:
+        """Whose request it is, where the gateway knows; raises Refusal for a key that opens nothing."""
+        if self.gate is not None:
+            return self.gate.key(request)
+        keys = self.access.keys
+        if keys and keys.number(key_of(request)) is None:
+            raise no_key()
+        return None
+
+    # A request
+
+    def _route(self, request: Incoming, request_id: bytes, client: InboundConnection) -> None:
+        key = self._key(request)
+        if self.is_draining:
+            raise unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")
+        wanted = wanted_of(request.body) or NOTHING
+        name = "" if wanted.model in (None, "default") else wanted.model or ""
+        arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
+        if self.gate is not None and key is not None:
+            ticket = self.gate.admit(key, request, request_id, wanted, arrival.call.num_tokens)
+            arrival = arrival._replace(model=ticket.targets.models[0], ticket=ticket)
+            if ticket.scopes:
+                self._run(self._reserve(arrival, self.gate, ticket))
+                return
+        self._start(arrival)
+
+    async def _reserve(self, arrival: AdmittedRequest, gate: Gate, ticket: Admittance) -> None:
+        """Money first: the request begins when it is set aside."""
+        try:
+            await gate.reserve(ticket)
+            if not arrival.client.is_open:
+                raise unavailable("its client left", 1)
+            self._start(arrival)
+        except Refusal as error:
+            gate.settle(ticket, (), RelayOutcome.REFUSED.value)
+            if arrival.client.is_open:
+                self._refuse(arrival.request, arrival.request_id, arrival.client, error)
+
+    def _start(self, arrival: AdmittedRequest) -> None:
+        """Where replicas report their caches, one of them is asked first what the prompt is made of."""
+        pools: list[ConnectionPool] = []
+        if self.dispatch.is_told and arrival.request.path in BLOCK_PATHS:
+            pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
+        if pools:
+            self._run(self._learn_blocks(arrival, pools[arrival.call.number % len(pools)]))
+        else:
+            self._begin(arrival)
+
+    async def _learn_blocks(self, arrival: AdmittedRequest, pool: ConnectionPool) -> None:
+        """The engine's own words for the prompt; where they do not come, the request goes to the least busy."""
+        try:
+            status, data = await fetch(pool, self._job(arrival).asking_blocks(pool), BLOCKS_S)
+            if status == 200:
+                num_tokens, hashes = kv_events.read_prompt_blocks(data)
+                arrival = arrival._replace(call=arrival.call._replace(hashes=hashes, num_tokens=num_tokens))
+        except (OSError, ValueError):
+            pass
+        if not arrival.client.is_open:
+            self._take_back(arrival)
+            return
+        try:
+            self._begin(arrival)
+        except Refusal as error:
+            self._refuse(arrival.request, arrival.request_id, arrival.client, error)
+
+    def _begin(self, arrival: AdmittedRequest) -> None:
+        job = self._job(arrival)
+        if arrival.request.path in LISTS and arrival.request.method == "GET":
+            self._run(self._list(arrival, job))
+            return
+        if not self.fleet.is_known(arrival.model):
+            self._take_back(arrival)
+            served = ", ".join(self.fleet.models) or "nothing yet"
+            message = f"the model {arrival.model[:80]!r} is not served here; there is {served}"
+            raise Refusal(404, message, param="model", code="model_not_found")
+        if self._tracer is not None:
+            job.trace = self._tracer.begin(arrival.request, arrival.request_id, arrival.model)
+        relay = Relay(self.dispatch, arrival.client, job)
+        self.dispatch.enter(relay)
+        if arrival.ticket is not None and self.gate is not None:
+            self.gate.prepare(job, arrival.ticket)
+            if self._answer_again(relay, self.gate):
+                return
+        relay.start()
+
+    def _job(self, arrival: AdmittedRequest) -> Job:
+        request = arrival.request
+        relay_key = b"%b%x" % (self._instance, next(self._ids))
+        job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
+        job.ticket = arrival.ticket
+        if keeps(request.path):
+            job.is_kept, job.is_repeatable = True, False
+            ids = kept_ids(request.path, arrival.wanted)
+            job.holder = self.dispatch.holders.find(ids)
+            job.is_searched = bool(ids) and not job.holder
+        return job
+
+    async def _list(self, arrival: AdmittedRequest, job: Job) -> None:
+        pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
+        request, client = arrival.request, arrival.client
+        try:
+            body = await merged_list(job, pools)
+            self._take_back(arrival)
+            if client.is_open:
+                client.respond(*self._own_answer(request, arrival.request_id, 200, "application/json", body))
+        except Refusal as error:
+            self._take_back(arrival)
+            if client.is_open:
+                self._refuse(request, arrival.request_id, client, error)
+
+    def _take_back(self, arrival: AdmittedRequest) -> None:
+        """It took no tokens."""
+        if arrival.ticket is not None and self.gate is not None:
+            self.gate.settle(arrival.ticket, (), RelayOutcome.REFUSED.value)
+
+    def _answer_again(self, relay: Relay, gate: Gate) -> bool:
+        """From memory, where the tenant wants that and the question has been answered."""
+        kept = gate.remembered(relay.job)
+        if kept is None:
+            return False
+        relay.finish_from_memory(kept.status)
+        headers = kept.headers + b"x-request-id: %b\r\nx-penstock-cache: hit\r\n" % relay.job.request_id
+        relay.client.respond(kept.status, headers, kept.body)
+        return True
+
+    def _call(self, request: Incoming, wanted: Wanted, model: str) -> RoutedCall:
+        number = self._numbers.get(model, 0)
+        self._numbers[model] = number + 1
+        session = wanted.session or request.headers.get(b"x-session-id", b"").decode("latin-1")
+        hashes: tuple[bytes, ...] = ()
+        num_bytes = len(request.body)
+        if self.dispatch.reads_chunks and request.body:
+            prompt = wanted.prompt_bytes
+            num_bytes = len(prompt)
+            hashes = chunk_hashes(prompt, model.encode("utf-8", "surrogatepass"))
+        return RoutedCall(number, session, hashes, num_bytes // BYTES_PER_TOKEN)
+
+    # Every moment
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            self.dispatch.sweep(now)
+            for client in tuple(self._clients):
+                if client.deadline_s is not None and now >= client.deadline_s:
+                    client.abort()
+            self.fleet.eject_outliers(now)
+            if self.gate is not None:
+                self.gate.weigh()
+
+    def _request_id(self, request: Incoming) -> bytes:
+        given = request.headers.get(b"x-request-id", b"")
+        return given if given and _ID.fullmatch(given) else b"req_%b%x" % (self._instance, next(self._ids))
+
+    def _own_answer(
+        self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes
+    ) -> tuple[int, bytes, bytes]:
+        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind.encode(), request_id, self.access.cors(request))
+        return status, lines, body

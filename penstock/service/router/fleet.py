@@ -1,0 +1,300 @@
+"""The replicas behind the router and what is known of each: the sole owner of that state. Pure: told the time, does no I/O.
+
+A replica is ready when its probes say so, it is not being drained, its breaker lets a request through and it is no outlier.
+The last replica that can be reached is never shut out by breaker or ejection: a doubtful answer beats none.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from statistics import median
+
+from penstock.errors import CapacityError, ConfigError
+from penstock.service.kv_events import Frame
+from penstock.service.router.breaker import Breaker
+from penstock.service.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
+
+MAX_MISSED = 2
+"""Probes without an answer before a replica counts as gone; a refused connection needs no second look."""
+FIRST_SHARE = 0.1
+"""Of its load that a fresh replica gets at first."""
+OUTLIER_FACTOR = 5.0
+"""First tokens this many times as late as the others' median make an outlier."""
+OUTLIER_LEAST_S = 0.5
+NUM_SAMPLES = 20
+"""Answers of a replica before it is judged."""
+EJECT_S = 10.0
+SMOOTHING = 0.1
+MAX_REASONS = 1000
+
+
+class ReplicaState(Enum):
+    UNKNOWN = "unknown"
+    """Not probed yet."""
+    READY = "ready"
+    UNREADY = "not ready"
+    """It answers, and says that it takes no requests: loading or shutting down."""
+    GONE = "gone"
+    """It does not answer."""
+
+
+class LiveReplica:
+    """Written by the fleet alone."""
+
+    __slots__ = (
+        "_num_answers",
+        "breaker",
+        "ejected_until_s",
+        "first_byte_s",
+        "is_draining",
+        "is_outside",
+        "kv_usage_fraction",
+        "models",
+        "name",
+        "num_failed",
+        "num_missed",
+        "num_pending",
+        "num_served",
+        "num_waiting",
+        "num_waiting_tokens",
+        "prefixes",
+        "ready_since_s",
+        "state",
+        "token_s",
+        "url",
+    )
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+        self.state = ReplicaState.UNKNOWN
+        self.breaker = Breaker()
+        self.is_draining = False
+        self.is_outside = False
+        """An outside API: asked only by its own name, never probed."""
+        self.models: tuple[str, ...] | None = None
+        """Names it serves; None until it said so, and then it is asked for any."""
+        self.num_pending = 0
+        """Requests handed over that have not ended."""
+        self.num_waiting_tokens = 0
+        """Prompt tokens, as far as we can guess, of those that have not begun to be answered."""
+        self.num_waiting = 0
+        """Requests waiting there, by its own account."""
+        self.kv_usage_fraction = 0.0
+        self.prefixes: set[bytes] = set()
+        """Hashes of blocks it reported."""
+        self.num_missed = 0
+        self.ready_since_s = 0.0
+        self.ejected_until_s = 0.0
+        self.first_byte_s = 0.0
+        """Smoothed seconds to the first byte."""
+        self.token_s = 0.0
+        """Smoothed seconds a prompt token takes there."""
+        self._num_answers = 0
+        self.num_served = 0
+        self.num_failed = 0
+
+    def note_first_byte(self, seconds: float, num_tokens: int) -> None:
+        share = SMOOTHING if self._num_answers else 1.0
+        self._num_answers += 1
+        self.first_byte_s += share * (seconds - self.first_byte_s)
+        self.token_s += share * (seconds / max(num_tokens, 1) - self.token_s)
+
+    @property
+    def is_judged(self) -> bool:
+        return self._num_answers >= NUM_SAMPLES
+
+    def forget_answers(self) -> None:
+        self._num_answers = 0
+        self.first_byte_s = self.token_s = 0.0
+
+
+class LiveFleet:
+    """`slow_start_s`: seconds over which a replica that just became ready is led up to its full share."""
+
+    def __init__(self, slow_start_s: float = 0.0) -> None:
+        self._replicas: dict[str, LiveReplica] = {}
+        self._slow_start_s = slow_start_s
+        self.reasons: Counter[str] = Counter()
+        """Why requests went where they went, in the policy's words; only so many are told apart."""
+
+    # Queries
+
+    def __iter__(self) -> Iterator[LiveReplica]:
+        return iter(self._replicas.values())
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def get(self, name: str) -> LiveReplica | None:
+        return self._replicas.get(name)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every name that some replica serves."""
+        return tuple(dict.fromkeys(model for one in self if not one.is_outside for model in one.models or ()))
+
+    def serving(self, model: str) -> list[LiveReplica]:
+        """Those that serve it, as far as we know; all for no name."""
+        if not model:
+            return [replica for replica in self if not replica.is_outside]
+        return [replica for replica in self if replica.models is None or model in replica.models]
+
+    def is_known(self, model: str) -> bool:
+        """Some replica serves it, or might."""
+        return not model or any(replica.models is None or model in replica.models for replica in self)
+
+    def takes(self, replica: LiveReplica, now: float) -> bool:
+        return (
+            replica.state is ReplicaState.READY
+            and not replica.is_draining
+            and replica.breaker.allows(now)
+            and replica.ejected_until_s <= now
+        )
+
+    def views(self, replicas: Sequence[LiveReplica], now: float, tried: Sequence[str] = ()) -> list[ReplicaView]:
+        """What a policy may know. Replicas in `tried` failed this request already: they are asked again only if no other is
+        left.
+        """
+        ready = [self.takes(replica, now) for replica in replicas]
+        if not any(ready):  # a doubtful one rather than none
+            ready = [replica.state is ReplicaState.READY and not replica.is_draining for replica in replicas]
+        if tried and any(good and replica.name not in tried for good, replica in zip(ready, replicas)):
+            ready = [good and replica.name not in tried for good, replica in zip(ready, replicas)]
+        return [
+            ReplicaView(
+                replica.name,
+                self._weighed(replica, now),
+                replica.num_waiting_tokens,
+                replica.kv_usage_fraction,
+                is_ready,
+                replica.prefixes,
+                replica.token_s,
+            )
+            for replica, is_ready in zip(replicas, ready)
+        ]
+
+    def _weighed(self, replica: LiveReplica, now: float) -> int:
+        """Its pending requests, made more while it is fresh, so that it is not run over."""
+        age_s = now - replica.ready_since_s
+        if age_s >= self._slow_start_s:
+            return replica.num_pending
+        share = FIRST_SHARE + (1.0 - FIRST_SHARE) * max(age_s, 0.0) / self._slow_start_s
+        return int((replica.num_pending + 1) / share) - 1
+
+    # A request
+
+    def choose(
+        self, policy: Policy, call: RoutedCall, model: str, now: float, tried: Sequence[str] = ()
+    ) -> tuple[LiveReplica, RouteChoice, list[ReplicaView]]:
+        """Raises CapacityError where none takes requests."""
+        replicas = self.serving(model)
+        if not replicas:
+            raise CapacityError("no replica is known; try later")
+        views = self.views(replicas, now, tried)
+        choice = policy.choose(call, views)
+        why = choice.why if choice.why in self.reasons or len(self.reasons) < MAX_REASONS else "another reason"
+        self.reasons[why] += 1
+        return replicas[choice.replica], choice, views
+
+    def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:
+        replica.num_pending += 1
+        replica.num_waiting_tokens += num_tokens
+        replica.breaker.begin(now)
+
+    def answer(self, replica: LiveReplica, num_tokens: int, waited_s: float) -> None:
+        """The first byte is there."""
+        replica.num_waiting_tokens -= num_tokens
+        replica.note_first_byte(waited_s, num_tokens)
+
+    def end(self, replica: LiveReplica, is_good: bool | None, num_tokens: int, now: float) -> None:
+        """`is_good` is None where the outcome says nothing of the replica; `num_tokens` of a prompt never begun."""
+        replica.num_pending -= 1
+        replica.num_waiting_tokens -= num_tokens
+        if is_good is None:
+            replica.breaker.give_up()
+        elif is_good:
+            replica.num_served += 1
+            replica.breaker.succeed()
+        else:
+            replica.num_failed += 1
+            replica.breaker.fail(now)
+
+    # Replicas come and go
+
+    def add(self, name: str, url: str) -> LiveReplica:
+        if name in self._replicas:
+            raise ConfigError(f"there is a replica {name!r} already; remove it first or choose another name")
+        replica = self._replicas[name] = LiveReplica(name, url)
+        return replica
+
+    def add_outside(self, name: str, url: str, model: str) -> LiveReplica:
+        replica = self.add(name, url)
+        replica.is_outside = True
+        replica.models = (model,)
+        replica.state = ReplicaState.READY
+        return replica
+
+    def remove(self, name: str) -> LiveReplica | None:
+        """Nothing new goes there; what it is answering goes on."""
+        replica = self._replicas.pop(name, None)
+        if replica is not None:
+            replica.is_draining = True
+        return replica
+
+    def drain(self, replica: LiveReplica) -> None:
+        replica.is_draining = True
+
+    def undrain(self, replica: LiveReplica) -> None:
+        replica.is_draining = False
+
+    def hear(self, replica: LiveReplica, state: ReplicaState, now: float) -> bool:
+        """A probe's finding; returns whether the replica's state changed. GONE counts at once."""
+        replica.num_missed = 0
+        before, replica.state = replica.state, state
+        if state is ReplicaState.READY and before is not state:
+            replica.ready_since_s = now
+            if before is ReplicaState.GONE:
+                replica.breaker.reset()
+                replica.forget_answers()
+                replica.prefixes = set()
+        return before is not state
+
+    def learn_models(self, replica: LiveReplica, models: tuple[str, ...]) -> None:
+        replica.models = models or None
+
+    def learn_load(self, replica: LiveReplica, num_waiting: int, kv_usage_fraction: float) -> None:
+        """By its own account."""
+        replica.num_waiting = num_waiting
+        replica.kv_usage_fraction = kv_usage_fraction
+
+    def learn_blocks(self, replica: LiveReplica, frame: Frame) -> None:
+        """What its prefix cache holds, by its own account."""
+        if frame.is_whole:
+            replica.prefixes = set(frame.published)
+        else:
+            replica.prefixes.update(frame.published)
+            replica.prefixes.difference_update(frame.removed)
+
+    def miss(self, replica: LiveReplica, now: float) -> bool:
+        """A probe got no answer in time; returns whether the replica is gone by that."""
+        replica.num_missed += 1
+        if replica.num_missed < MAX_MISSED or replica.state is ReplicaState.GONE:
+            return False
+        replica.state = ReplicaState.GONE
+        return True
+
+    def eject_outliers(self, now: float) -> list[LiveReplica]:
+        """Leave those alone for a while that are far slower to begin than the others; at most a third of the fleet."""
+        judged = [replica for replica in self if replica.state is ReplicaState.READY and replica.is_judged]
+        room = len(self) // 3 - sum(1 for replica in self if replica.ejected_until_s > now)
+        ejected = []
+        for replica in sorted(judged, key=lambda one: -one.first_byte_s)[: max(room, 0)]:
+            others = [one.first_byte_s for one in judged if one is not replica]
+            if not others or replica.ejected_until_s > now:
+                continue
+            if replica.first_byte_s > max(OUTLIER_FACTOR * median(others), OUTLIER_LEAST_S):
+                replica.ejected_until_s = now + EJECT_S
+                replica.forget_answers()
+                ejected.append(replica)
+        return ejected

@@ -1,0 +1,210 @@
+"""The gateway at the router's door: keys from headers, what a request asks for in tokens, refusals in HTTP, and the bill.
+
+Knows HTTP and the gateway; decides nothing itself.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.errors import StoreError
+from penstock.service.gateway.answers import KeptAnswer
+from penstock.service.gateway.gateway import Admittance, Asking, Denied, Gateway, Spent
+from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.shedding import FleetLoad
+from penstock.service.gateway.usage import usage_sums
+from penstock.service.router.access import key_of, no_key
+from penstock.service.router.fleet import LiveFleet, ReplicaState
+from penstock.service.router.proxy.asked import Wanted
+from penstock.service.router.proxy.client import Incoming
+from penstock.service.router.proxy.faults import Refusal, limited, unavailable
+from penstock.service.router.proxy.job import Job
+
+TAG_HEADER = b"x-penstock-tag"
+REFRESH_S = 2.0
+"""Between two looks at the database for keys made or revoked."""
+CHAT_PATH = "/v1/chat/completions"
+COUNTED_PATHS = (CHAT_PATH, "/v1/completions")
+"""Where a stream ends in counts if it is asked to."""
+
+
+class Gate:
+    def __init__(self, gateway: Gateway, fleet: LiveFleet) -> None:
+        self.gateway = gateway
+        self._fleet = fleet
+        self._load = FleetLoad()
+
+    # At the door
+
+    def key(self, request: Incoming) -> KeyRecord:
+        record = self.gateway.identify(key_of(request), time.time())
+        if record is None:
+            raise no_key()
+        return record
+
+    def admit(
+        self, key: KeyRecord, request: Incoming, request_id: bytes, wanted: Wanted, num_prompt: int
+    ) -> Admittance:
+        ask = Asking(
+            request_id.decode("latin-1"),
+            wanted.model or "",
+            num_prompt,
+            wanted.num_output * max(wanted.n or 1, 1) if request.body else 0,
+            request.headers.get(TAG_HEADER, b"").decode("latin-1")[:64],
+            wanted.session,
+        )
+        try:
+            return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
+        except Denied as denied:
+            raise refusal_of(denied) from None
+
+    async def reserve(self, ticket: Admittance) -> None:
+        try:
+            await self.gateway.reserve(ticket, time.time())
+        except Denied as denied:
+            raise refusal_of(denied) from None
+
+    def settle(self, ticket: Admittance, spent: Sequence[Spent], outcome: str) -> None:
+        try:
+            self.gateway.settle(ticket, spent, outcome, time.monotonic(), time.time())
+        except StoreError:
+            self.gateway.num_lost += 1
+
+    def usage(self, key: KeyRecord) -> bytes:
+        """A tenant's own sums, for keys that may read them."""
+        if "usage" not in key.scopes:
+            raise Refusal(
+                403, "this key may not read usage; use one with that scope", type="permission_error", code="scope"
+            )
+        sums = usage_sums(self.gateway.database, ("day", "model"), tenant=key.tenant)
+        rows = [
+            {
+                "day": time.strftime("%Y-%m-%d", time.gmtime(int(one.group[0]) * 86_400)),
+                "model": one.group[1],
+                "num_requests": one.num_requests,
+                "num_prompt": one.num_prompt,
+                "num_cached": one.num_cached,
+                "num_output": one.num_output,
+                "cost_usd": one.cost / 1e9,
+            }
+            for one in sums
+        ]
+        return msgspec.json.encode({"object": "list", "tenant": key.tenant, "data": rows})
+
+    # A request that was let in
+
+    def prepare(self, job: Job, ticket: Admittance) -> None:
+        """What the tenant's rules make of it."""
+        wanted, targets = job.wanted, ticket.targets
+        job.ticket = ticket
+        job.next_models = targets.models[1:]
+        if targets.cascade is not None and job.request.path == CHAT_PATH and not wanted.stream:
+            job.is_trial = True
+            job.next_models = (job.model, *job.next_models)
+            job.model = targets.cascade.first
+            job.extra["logprobs"] = True
+        if wanted.stream and job.request.path in COUNTED_PATHS:
+            job.strips_usage = b"include_usage" not in bytes(wanted.stream_options)
+
+    def remembered(self, job: Job) -> KeptAnswer | None:
+        """Its answer, if an equal question was answered lately and the tenant wants it so."""
+        ticket, request = job.ticket, job.request
+        if not ticket.tenant.caches_answers or not is_repeatable(job.wanted, request.path):
+            return None
+        answers = self.gateway.answers
+        job.cache_key = answers.key(ticket.key.tenant, request.path, job.model, request.body)
+        return answers.find(job.cache_key, time.monotonic())
+
+    def is_unsure(self, job: Job, body: bytes) -> bool:
+        """The small model's answer is not to be trusted."""
+        sure = confidence(body)
+        is_unsure = sure is None or sure < job.ticket.targets.cascade.min_logprob
+        if is_unsure and not job.wanted.logprobs:
+            job.extra.pop("logprobs", None)
+        return is_unsure
+
+    def keep(self, job: Job, status: int, headers: bytes, body: bytes) -> bytes:
+        """The answer as its client gets it, remembered where that is wanted."""
+        if job.is_trial and not job.wanted.logprobs:
+            body = without_logprobs(body)
+        if job.cache_key:
+            lines = [line + b"\r\n" for line in headers.split(b"\r\n") if line.startswith(b"content-type:")]
+            self.gateway.answers.keep(job.cache_key, status, b"".join(lines), body, time.monotonic())
+        return body
+
+    # Every moment
+
+    def weigh(self) -> None:
+        """How full the fleet is now."""
+        settings = self.gateway.settings
+        ready = [
+            one for one in self._fleet if one.state is ReplicaState.READY and not one.is_draining and not one.is_outside
+        ]
+        if not ready:
+            self._load = FleetLoad()
+            return
+        pending = sum(one.num_pending for one in ready)
+        wanting = [one.kv_usage_fraction for one in ready if one.num_waiting]
+        wait_s = min(one.num_waiting_tokens * one.token_s for one in ready)
+        self._load = FleetLoad(
+            pending / (len(ready) * settings.max_pending),
+            sum(wanting) / len(ready),
+            wait_s / settings.max_wait_s,
+        )
+
+    async def refresh(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                await loop.run_in_executor(None, self.gateway.refresh, time.time())
+            except StoreError:
+                continue  # the keys that are known stay known
+
+
+def refusal_of(denied: Denied) -> Refusal:
+    """429 for what this key has too much of, 503 for what there is too little of for all, 4xx for what it may never do."""
+    message, wait_s = str(denied), max(1, math.ceil(denied.wait_s))
+    if denied.kind in ("scope", "model"):
+        code = "model_not_allowed" if denied.kind == "model" else "scope"
+        return Refusal(
+            403, message, type="permission_error", code=code, param="model" if denied.kind == "model" else None
+        )
+    if denied.kind == "context":
+        return Refusal(400, message, code="context_length_exceeded")
+    if denied.kind == "budget":
+        headers = ((b"x-should-retry", b"false"),)
+        return Refusal(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
+    if denied.kind in ("shed", "store"):
+        return unavailable(message, wait_s)
+    kind = "tokens" if denied.kind == "tokens" else "requests"
+    return limited(message, wait_s, kind, denied.headers)
+
+
+def is_repeatable(wanted: Wanted, path: str) -> bool:
+    """An equal question has an equal answer: it is greedy or seeded, and answered whole."""
+    is_fixed = wanted.temperature == 0.0 or wanted.seed is not None or path == "/v1/embeddings"
+    return is_fixed and not wanted.stream
+
+
+def confidence(body: bytes) -> float | None:
+    """Mean log probability of the tokens of a chat answer; None if it does not say."""
+    try:
+        answer = msgspec.json.decode(body)
+        entries = [entry["logprob"] for choice in answer["choices"] for entry in choice["logprobs"]["content"]]
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+        return None
+    return sum(entries) / len(entries) if entries else None
+
+
+def without_logprobs(body: bytes) -> bytes:
+    """A chat answer as one that was not asked for log probabilities."""
+    answer: dict[str, Any] = msgspec.json.decode(body)
+    for choice in answer["choices"]:
+        choice["logprobs"] = None
+    return msgspec.json.encode(answer)

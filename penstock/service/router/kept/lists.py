@@ -1,0 +1,82 @@
+"""Lists of what all replicas keep, as one list: every replica's pages are read, put in order of time, and paged again here."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+import msgspec
+
+from penstock.service.router.proxy.client import Incoming
+from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
+from penstock.service.router.proxy.faults import Refusal, unavailable
+from penstock.service.router.proxy.job import Job
+
+PAGE = 100
+MAX_PAGES = 20
+"""Read of one replica; older things are not listed."""
+FETCH_S = 5.0
+DEFAULT_LIMIT = 20
+
+Item = dict[str, Any]
+
+
+class _Page(msgspec.Struct):
+    data: list[Item]
+    has_more: bool = False
+
+
+async def merged_list(job: Job, pools: Sequence[ConnectionPool]) -> bytes:
+    """Raises Refusal where a replica that should be asked does not answer: half a list would be a wrong one."""
+    found = await asyncio.gather(*(_items(job, pool) for pool in pools))
+    items = sorted((item for part in found for item in part), key=lambda item: -int(item.get("created_at") or 0))
+    return msgspec.json.encode(_page(items, job.request))
+
+
+async def _items(job: Job, pool: ConnectionPool) -> list[Item]:
+    """All that one replica keeps, newest first."""
+    items: list[Item] = []
+    purpose = _query(job.request).get("purpose")
+    base = f"limit={PAGE}" + (f"&purpose={quote(purpose)}" if purpose else "")
+    query = base
+    for _ in range(MAX_PAGES):
+        try:
+            status, body = await fetch(pool, job.data(pool, None, query), FETCH_S)
+            page = msgspec.json.decode(body, type=_Page) if status == 200 else None
+        except (OSError, msgspec.DecodeError):
+            page = None
+        if page is None:
+            raise unavailable("a replica does not say what it keeps; try again in a moment", 1, code="replica_failed")
+        items += page.data
+        if not page.has_more or not page.data:
+            break
+        query = f"{base}&after={quote(str(page.data[-1]['id']))}"
+    return items
+
+
+def _page(items: list[Item], request: Incoming) -> Item:
+    query = _query(request)
+    limit = query.get("limit", str(DEFAULT_LIMIT))
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= PAGE:
+        raise Refusal(400, f"limit must be a number from 1 to {PAGE}", param="limit", code="invalid_value")
+    if query.get("order") == "asc":
+        items = items[::-1]
+    after = query.get("after")
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item.get("id") == after]
+        if not places:
+            message = f"after names {after[:80]!r}, which is not in the list"
+            raise Refusal(400, message, param="after", code="invalid_value")
+        items = items[places[0] + 1 :]
+    data = items[: int(limit)]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else "",
+        "last_id": data[-1]["id"] if data else "",
+        "has_more": len(data) < len(items),
+    }
+
+
+def _query(request: Incoming) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(request.query, max_num_fields=20).items()}

@@ -1,0 +1,75 @@
+"""The ways to the replicas: a pool of connections and a probe for each, made when it joins and ended when it leaves."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from penstock.config import RouterConfig
+from penstock.service.gateway.settings import OUTSIDE
+from penstock.service.router.feed import BlockFollower
+from penstock.service.router.fleet import LiveFleet, LiveReplica
+from penstock.service.router.policy import TOLD_POLICIES
+from penstock.service.router.probe import Probe
+from penstock.service.router.proxy.endpoint import ConnectionPool, endpoint_of
+
+
+class Members:
+    """`changed` receives every replica whose state a probe found changed."""
+
+    def __init__(
+        self, fleet: LiveFleet, config: RouterConfig, replica_key: str, changed: Callable[[LiveReplica], None]
+    ) -> None:
+        self._fleet = fleet
+        self._config = config
+        self._replica_key = replica_key
+        self._changed = changed
+        self._pools: dict[str, ConnectionPool] = {}
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._probes: dict[str, tuple[Probe, asyncio.Task[None]]] = {}
+
+    def __iter__(self) -> Iterator[tuple[LiveReplica, ConnectionPool]]:
+        """Replicas that are ours to ask, with the way to each."""
+        return ((one, self._pools[one.name]) for one in self._fleet if not one.is_outside)
+
+    def pool(self, replica: LiveReplica) -> ConnectionPool:
+        return self._pools[replica.name]
+
+    def add(self, name: str, url: str) -> LiveReplica:
+        """Raises ConfigError for a name that is taken or an address that is none."""
+        pool = ConnectionPool(endpoint_of(url), key=self._replica_key)
+        replica = self._fleet.add(name, url)
+        probe = Probe(self._fleet, replica, pool, self._config.probe_s, self._changed)
+        self._pools[name] = pool
+        self._probes[name] = (probe, asyncio.ensure_future(probe.run()))
+        if self._config.policy in TOLD_POLICIES:
+            self._followers[name] = asyncio.ensure_future(BlockFollower(self._fleet, replica, pool).run())
+        return replica
+
+    def add_outside(self, name: str, url: str, model: str, key: str) -> None:
+        """An outside API, asked as `outside:NAME` by the gateway's rules alone."""
+        pool = ConnectionPool(endpoint_of(url), key=key, model=model)
+        self._fleet.add_outside(OUTSIDE + name, url, OUTSIDE + name)
+        self._pools[OUTSIDE + name] = pool
+
+    def remove(self, name: str) -> LiveReplica | None:
+        """Answers it has begun go on to their end."""
+        replica = self._fleet.remove(name)
+        if replica is not None:
+            _, task = self._probes.pop(name)
+            task.cancel()
+            if name in self._followers:
+                self._followers.pop(name).cancel()
+            self._pools.pop(name)
+        return replica
+
+    def hurry(self, replica: LiveReplica) -> None:
+        """Look at it now: something went wrong there."""
+        if replica.name in self._probes:
+            self._probes[replica.name][0].hurry()
+
+    async def close(self) -> None:
+        tasks = [*(task for _, task in self._probes.values()), *self._followers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in self._pools.values():
+            pool.close()

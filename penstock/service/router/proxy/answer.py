@@ -1,0 +1,114 @@
+"""A replica's answer as it comes: what of it the client may see, and when. Pure; knows no connection.
+
+An answer that is no stream is held until it is whole, so that one cut short can be asked for again. A stream of our engines is
+shown up to its last mark; one of another engine as it comes.
+"""
+
+from penstock.service import marks
+from penstock.service.marks import TokenCount
+from penstock.service.router.proxy.asked import usage_in
+from penstock.service.router.proxy.endpoint import Headers
+
+MAX_WHOLE_BYTES = 4 << 20
+"""Answers up to this size are held until they are whole."""
+STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
+LEFT_OUT = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"upgrade",
+        b"te",
+        b"trailer",
+        b"date",
+        b"x-request-id",
+        marks.LOST_HEADER,
+    )
+)
+
+
+class ReplicaAnswer:
+    """Of one replica. `strips_usage`: counts were asked for by us and are kept from the client, who did not ask."""
+
+    __slots__ = (
+        "_kept",
+        "_num_kept",
+        "_rest",
+        "_strips_usage",
+        "count",
+        "is_held",
+        "is_lost",
+        "is_marked",
+        "is_stream",
+        "lines",
+        "marks",
+        "status",
+    )
+
+    def __init__(self, status: int, headers: Headers, strips_usage: bool) -> None:
+        self.status = status
+        self.count: TokenCount | None = None
+        """Tokens it took, by its own account."""
+        self.is_stream = self.is_marked = self.is_lost = False
+        lines = []
+        for name, value in headers:
+            if name == b"content-type":
+                self.is_stream = value.startswith(STREAM_TYPES)
+            elif name == marks.RELAY_HEADER:
+                self.is_marked = True
+                continue
+            elif name == marks.USAGE_HEADER:
+                self.count = marks.count_of(value)
+                continue
+            elif name in LEFT_OUT:
+                self.is_lost |= name == marks.LOST_HEADER
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        self.lines = b"".join(lines)
+        """Headers that are passed on."""
+        self.is_held = not self.is_stream
+        self._strips_usage = strips_usage
+        self._kept: list[bytes] = []
+        self._num_kept = 0
+        self._rest = b""
+        """Of a stream: what came after the last mark, or after the last event."""
+        self.marks: list[bytes] = []
+        """Since the last look at them."""
+
+    def part(self, data: bytes) -> bytes:
+        """What may be shown now. A held answer that grows too long is held no longer."""
+        if self.is_held:
+            self._kept.append(data)
+            self._num_kept += len(data)
+            if self._num_kept <= MAX_WHOLE_BYTES:
+                return b""
+            self.is_held = False
+            return self.whole()
+        if self.is_marked:
+            shown, self.marks, self._rest = marks.split(self._rest + data if self._rest else data)
+            return shown
+        if b'"usage":{' in data:
+            self.count = _usage_of_events(data) or self.count
+        return self._without_counts(data) if self._strips_usage else data
+
+    def whole(self) -> bytes:
+        kept, self._kept = self._kept, []
+        return b"".join(kept)
+
+    def rest(self) -> bytes:
+        """What is left of a stream that has ended, where it was not marked."""
+        return b"" if self.is_marked else self._rest
+
+    def _without_counts(self, data: bytes) -> bytes:
+        """Whole events but for those that hold counts alone."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        return b"".join(event + b"\n\n" for event in events if b'"choices":[]' not in event)
+
+
+def _usage_of_events(data: bytes) -> TokenCount | None:
+    """From an event of an engine that writes counts into its stream."""
+    for line in reversed(data.split(b"\n")):
+        if b'"usage":{' in line:
+            return usage_in(line.removeprefix(b"data: "))
+    return None

@@ -1,0 +1,183 @@
+"""One try of a request at one replica: its connection, and what the fleet's books say of it. Knows nothing of other tries."""
+
+import asyncio
+import re
+from typing import Any, Protocol
+
+from penstock.service.router.fleet import LiveFleet, LiveReplica
+from penstock.service.router.proxy.endpoint import ConnectionPool, Headers, UpstreamConnection
+
+
+class AttemptListener(Protocol):
+    """The caller of the attempt. After `on_failed` and `on_end` nothing more comes from it."""
+
+    def on_head(self, attempt: "Attempt", status: int, headers: Headers) -> None: ...
+
+    def on_part(self, data: bytes) -> None: ...
+
+    def on_end(self, attempt: "Attempt") -> None: ...
+
+    def on_failed(self, attempt: "Attempt", message: str, is_gone: bool) -> None:
+        """No answer, or not all of it; `is_gone`: no server listens there."""
+
+
+class AttemptClock(Protocol):
+    fleet: LiveFleet
+
+    def now(self) -> float: ...
+
+
+class Attempt:
+    """Between its making and `leave` the replica counts it as pending."""
+
+    __slots__ = (
+        "_clock",
+        "_connecting",
+        "_connection",
+        "_data",
+        "_is_answered",
+        "_is_paused",
+        "_listener",
+        "_num_tokens",
+        "is_left",
+        "network_s",
+        "pool",
+        "replica",
+        "sent_s",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        listener: AttemptListener,
+        clock: AttemptClock,
+        replica: LiveReplica,
+        pool: ConnectionPool,
+        num_tokens: int,
+    ) -> None:
+        self._listener = listener
+        self._clock = clock
+        self.replica = replica
+        self.pool = pool
+        self.trace: Any = None
+        """Its span, where spans are sent to somebody."""
+        self._num_tokens = num_tokens
+        self._data = b""
+        self._connection: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._is_answered = self._is_paused = self.is_left = False
+        self.network_s: float | None = None
+        """Of the time to the head of the answer, what the replica did not account for."""
+        self.sent_s = clock.now()
+        clock.fleet.begin(replica, num_tokens, self.sent_s)
+
+    @property
+    def has_answered(self) -> bool:
+        """The head of an answer is there."""
+        return self._is_answered
+
+    def send(self, data: bytes) -> None:
+        self._data = data
+        connection = self.pool.idle()
+        if connection is not None:
+            self._use(connection)
+        else:
+            self._connecting = asyncio.ensure_future(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            connection = await self.pool.connect()
+        except OSError as error:
+            self._connecting = None
+            message = f"cannot connect: {type(error).__name__}"
+            self._listener.on_failed(self, message, isinstance(error, ConnectionRefusedError))
+            return
+        self._connecting = None
+        if self.is_left:
+            self.pool.give_back(connection)
+        else:
+            self._use(connection)
+
+    def _use(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+        connection.send(self._data, self)
+        if self._is_paused:
+            connection.transport.pause_reading()
+
+    # What the connection calls
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        if self.is_left:
+            return
+        if not self._is_answered:
+            self._is_answered = True
+            now = self._clock.now()
+            waited_s = now - self.sent_s
+            self._clock.fleet.answer(self.replica, self._num_tokens, waited_s)
+            server_s = _server_s(headers)
+            self.network_s = None if server_s is None else max(waited_s - server_s, 0.0)
+            if self.trace is not None:
+                self.trace.answered(status, self.network_s, now)
+        self._listener.on_head(self, status, headers)
+
+    def on_part(self, data: bytes) -> None:
+        if not self.is_left:
+            self._listener.on_part(data)
+
+    def on_end(self) -> None:
+        self._connection = None
+        if not self.is_left:
+            self._listener.on_end(self)
+
+    def on_broken(self, message: str) -> None:
+        connection, self._connection = self._connection, None
+        if self.is_left:
+            return
+        if connection is not None and connection.num_exchanges > 1 and not connection.has_begun:
+            # It was closed while it lay idle: that says nothing of the replica.
+            self._connecting = asyncio.ensure_future(self._connect())
+            return
+        self._listener.on_failed(self, message, False)
+
+    # What the listener calls
+
+    def pause(self) -> None:
+        self._is_paused = True
+        if self._connection is not None:
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._connection is not None:
+            self._connection.transport.resume_reading()
+
+    def leave(self, is_good: bool | None) -> None:
+        """It is over, by whatever end; `is_good` is None where that says nothing of the replica. Once or more."""
+        if self.is_left:
+            return
+        self.is_left = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        waiting = 0 if self._is_answered else self._num_tokens
+        now = self._clock.now()
+        self._clock.fleet.end(self.replica, is_good, waiting, now)
+        if self.trace is not None:
+            self.trace.end(is_good, now)
+
+
+_DURATION = re.compile(rb";dur=([0-9.]+)")
+
+
+def _server_s(headers: Headers) -> float | None:
+    """What the replica says it took until the head of its answer."""
+    for name, value in headers:
+        if name == b"server-timing":
+            try:
+                return sum(map(float, _DURATION.findall(value))) / 1000
+            except ValueError:
+                return None
+    return None

@@ -1,0 +1,44 @@
+"""What a relay asks of its maker: the router, as one request sees it."""
+
+from typing import Any, Protocol
+
+from penstock.config import RouterConfig
+from penstock.service.router.fleet import LiveFleet, LiveReplica
+from penstock.service.router.meters import RouterMeters
+from penstock.service.router.proxy.endpoint import ConnectionPool
+from penstock.service.router.proxy.job import RelayOutcome
+
+
+class RelayHost(Protocol):
+    """`relay` is the relay that asks."""
+
+    fleet: LiveFleet
+    meters: RouterMeters
+    config: RouterConfig
+    is_metered: bool
+
+    def now(self) -> float: ...
+
+    def choose(self, relay: Any) -> tuple[LiveReplica, ConnectionPool]: ...
+
+    def park(self, relay: Any) -> None: ...
+
+    def may_retry(self) -> bool: ...
+
+    def note_failure(self, replica: LiveReplica, message: str, *, is_gone: bool) -> None: ...
+
+    def answer_headers(self, relay: Any) -> bytes: ...
+
+    def is_elsewhere(self, relay: Any, status: int) -> bool:
+        """What was asked for is not kept there: the next replica may keep it."""
+
+    def learn_ids(self, relay: Any, answer: bytes) -> None:
+        """The replica that answers keeps what it names there."""
+
+    def fall_back(self, relay: Any) -> bool:
+        """Turn to the next model of the request; False if there is none."""
+
+    def judge(self, relay: Any, status: int, headers: bytes, body: bytes) -> bytes | None:
+        """The answer as the client gets it, or None to ask the next model instead."""
+
+    def over(self, relay: Any, outcome: RelayOutcome, status: int) -> None: ...

@@ -1,0 +1,169 @@
+"""A request as the router handles it: what was asked, for whom, and the bytes a replica is sent."""
+
+from enum import Enum
+from typing import Any
+
+from penstock.service import kv_events, marks
+from penstock.service.marks import TokenCount
+from penstock.service.router.policy import RouteChoice, RoutedCall
+from penstock.service.router.proxy.asked import Wanted, replaced
+from penstock.service.router.proxy.client import Incoming
+from penstock.service.router.proxy.endpoint import ConnectionPool
+
+PASSED_HEADERS = (
+    b"content-type",
+    b"accept",
+    b"traceparent",
+    b"tracestate",
+    b"anthropic-version",
+    b"anthropic-beta",
+    b"x-request-timeout-ms",
+    b"last-event-id",
+)
+"""What of a client's headers a replica sees; nothing else does, so none can steer it."""
+
+
+class RelayOutcome(Enum):
+    """How a request ended."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"
+    """No replica could answer."""
+    REFUSED = "refused"
+    """There was no replica to ask."""
+    LEFT = "left"
+    """Its client went away."""
+
+
+class Job:
+    """What stays the same from replica to replica, and the model that is asked for now."""
+
+    __slots__ = (
+        "cache_key",
+        "call",
+        "choice",
+        "created",
+        "extra",
+        "holder",
+        "is_kept",
+        "is_repeatable",
+        "is_resumable",
+        "is_searched",
+        "is_trial",
+        "model",
+        "next_models",
+        "num_prompt",
+        "relay_key",
+        "request",
+        "request_id",
+        "spent",
+        "strips_usage",
+        "ticket",
+        "trace",
+        "traceparent",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        request: Incoming,
+        request_id: bytes,
+        relay_key: bytes,
+        wanted: Wanted,
+        call: RoutedCall,
+        model: str,
+        created: int,
+    ) -> None:
+        self.request = request
+        self.request_id = request_id
+        self.relay_key = relay_key
+        """Unlike any other's: ids and seeds of the answer follow from it, so that they are the same on every replica."""
+        self.wanted = wanted
+        self.call = call
+        self.model = model
+        """By the name that replicas know; empty for whatever they serve."""
+        self.next_models: tuple[str, ...] = ()
+        """Asked in turn if this one cannot answer."""
+        self.num_prompt = call.num_tokens
+        self.created = created
+        self.choice: RouteChoice | None = None
+        """Of the replica asked last."""
+        self.is_resumable = request.method == "POST"
+        self.is_kept = False
+        """A replica keeps what it answers, under ids that it says."""
+        self.is_repeatable = request.method == "POST"
+        """Asked twice it does no harm."""
+        self.holder = ""
+        """The replica that keeps what the request is about; empty for whichever."""
+        self.is_searched = False
+        """Some replica keeps what it is about, and we do not know which."""
+        self.trace: Any = None
+        """Its span, where spans are sent to somebody."""
+        self.traceparent = b""
+        """Under which the next replica's span goes; the client's own if there is none."""
+        self.ticket: Any = None
+        """What the gateway gave."""
+        self.cache_key = b""
+        """Where its answer is kept, if it may be given again."""
+        self.extra: dict[str, object] = {}
+        """Fields set in the body on the way."""
+        self.strips_usage = False
+        """Counts are asked of engines that do not mark their streams, and kept from the client, who did not."""
+        self.is_trial = False
+        """A first answer of a cascade: judged before it is shown."""
+        self.spent: list[tuple[str, TokenCount]] = []
+        """What models asked before took."""
+
+    def body(self, pool: ConnectionPool) -> bytes:
+        fields = dict(self.extra)
+        model = pool.model or self.model
+        if self.strips_usage and not pool.is_ours:
+            fields["stream_options"] = {"include_usage": True}
+        if model and model != self.wanted.model:
+            fields["model"] = model
+        return replaced(self.request.body, fields) if fields and self.request.body else self.request.body
+
+    def data(self, pool: ConnectionPool, shown: list[bytes] | None, query: str | None = None) -> bytes:
+        """The request on the wire. `shown`: marks of what the client has seen, where the answer goes on; `query` in place
+        of the client's own.
+        """
+        request, endpoint = self.request, pool.endpoint
+        query = request.query if query is None else query
+        query = "?" + query if query else ""
+        start = f"{request.method} {endpoint.path}{request.path}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+        lines = [start.encode("latin-1")]
+        headers = request.headers
+        if self.traceparent:
+            headers = headers | {b"traceparent": self.traceparent}
+        for name in PASSED_HEADERS:
+            if name in headers:
+                lines.append(b"%b: %b\r\n" % (name, headers[name]))
+        if pool.key:
+            lines.append(b"authorization: Bearer %b\r\n" % pool.key)
+        body = self.body(pool)
+        if not pool.model:  # one of ours, or one that takes no notice
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._relay_value()))
+            if shown:
+                prefix = marks.resumed(shown)
+                lines.append(b"%b: %d\r\n" % (marks.RESUME_HEADER, len(prefix)))
+                body = prefix + body
+        if body or request.method == "POST":
+            lines.append(b"content-length: %d\r\n" % len(body))
+        lines.append(b"\r\n")
+        return b"".join(lines) + body
+
+    def asking_blocks(self, pool: ConnectionPool) -> bytes:
+        """The same request, asked only what blocks its prompt is made of."""
+        head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
+        return head + b"\r\n%b: 1" % kv_events.BLOCKS_HEADER + end + body
+
+    def _relay_value(self) -> bytes:
+        """Key, time, and for whom: tenants behind one key are kept apart by their names."""
+        tenant = self.ticket.key.tenant if self.ticket is not None else "-"
+        priority = self.ticket.meter.tier.priority if self.ticket is not None else 0
+        return b"%b %d %b %d" % (
+            self.relay_key,
+            self.created,
+            tenant.encode("ascii", "replace").replace(b" ", b"_"),
+            priority,
+        )

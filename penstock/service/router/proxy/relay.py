@@ -1,0 +1,379 @@
+"""One request on its way: chosen, sent, relayed, and sent again when a replica fails.
+
+Before the first byte has left for the client a request may go to another replica whole. After it, a stream of our own engines
+goes on elsewhere: each part of it ends in a mark that lists the tokens it showed, and a replica that is handed these tokens
+continues after them (`marks.py`). The client sees one answer. Callbacks only: no task is made for a request.
+"""
+
+import asyncio
+
+from penstock.errors import CapacityError
+from penstock.service import marks
+from penstock.service.marks import TokenCount
+from penstock.service.router.fleet import LiveReplica
+from penstock.service.router.proxy.answer import ReplicaAnswer
+from penstock.service.router.proxy.asked import usage_in
+from penstock.service.router.proxy.attempt import Attempt
+from penstock.service.router.proxy.client import InboundConnection, Incoming
+from penstock.service.router.proxy.endpoint import Headers
+from penstock.service.router.proxy.faults import Refusal, unavailable
+from penstock.service.router.proxy.host import RelayHost
+from penstock.service.router.proxy.job import Job, RelayOutcome
+
+MAX_TRIES = 3
+"""Of a request that replicas answer with an error of theirs."""
+BUSY = (429, 503)
+"""The replica is fine and has no room: another may have."""
+BROKEN = (500, 502, 504)
+
+
+class Relay:
+    """Ends in exactly one outcome, reported to the app by `over`."""
+
+    __slots__ = (
+        "_answer",
+        "_app",
+        "_attempt",
+        "_head",
+        "_hedge",
+        "_hedging",
+        "_is_marked",
+        "_is_over",
+        "_is_slow",
+        "_shown",
+        "_status",
+        "client",
+        "count",
+        "first_byte_s",
+        "has_begun",
+        "job",
+        "num_failovers",
+        "tried",
+    )
+
+    def __init__(self, app: RelayHost, client: InboundConnection, job: Job) -> None:
+        self._app = app
+        self.client = client
+        self.job = job
+        self.tried: list[str] = []
+        self.num_failovers = 0
+        """Replicas that were lost under it."""
+        self.has_begun = False
+        """The client has been sent something."""
+        self.count: TokenCount | None = None
+        self.first_byte_s = 0.0
+        self._attempt: Attempt | None = None
+        self._hedge: Attempt | None = None
+        """A second try beside the first, while neither has answered."""
+        self._hedging: asyncio.TimerHandle | None = None
+        self._answer: ReplicaAnswer | None = None
+        self._is_over = self._is_slow = self._is_marked = False
+        self._status = 0
+        self._head = b""
+        self._shown: list[bytes] = []
+        """Marks of what the client has been sent."""
+        client.answering = self
+
+    @property
+    def request(self) -> Incoming:
+        return self.job.request
+
+    @property
+    def replica(self) -> LiveReplica | None:
+        """Who answers it now."""
+        return self._attempt.replica if self._attempt is not None else None
+
+    # Sending
+
+    def start(self) -> None:
+        """Choose a replica and send; wait where none takes requests."""
+        attempt = self._new_attempt()
+        if attempt is None:
+            self._app.park(self)
+            return
+        self._attempt = attempt
+        hedge_s = self._app.config.hedge_s
+        if hedge_s and not self.has_begun and self.job.is_repeatable:
+            self._hedging = asyncio.get_running_loop().call_later(hedge_s, self._send_hedge)
+        attempt.send(self.job.data(attempt.pool, self._shown if self.has_begun else None))
+
+    def _new_attempt(self) -> Attempt | None:
+        try:
+            replica, pool = self._app.choose(self)
+        except CapacityError:
+            return None
+        self.tried.append(replica.name)
+        attempt = Attempt(self, self._app, replica, pool, self.job.num_prompt)
+        if self._is_slow:
+            attempt.pause()
+        job = self.job
+        if job.trace is not None:
+            why = job.choice.why if job.choice is not None else ""
+            attempt.trace = job.trace.attempt(replica.name, why, len(self.tried), self._app.now())
+            job.traceparent = attempt.trace.parent
+        return attempt
+
+    def _send_hedge(self) -> None:
+        """The first replica is late: ask another too, and take whichever begins first."""
+        first = self._attempt
+        if self._is_over or first is None or first.has_answered or not self._has_other() or not self._app.may_retry():
+            return
+        self._hedge = self._new_attempt()
+        if self._hedge is not None:
+            self._app.meters.hedges.add()
+            self._hedge.send(self.job.data(self._hedge.pool, None))
+
+    def _has_other(self) -> bool:
+        """Some replica that was not tried takes requests."""
+        app, now = self._app, self._app.now()
+        others = [one for one in app.fleet.serving(self.job.model) if one.name not in self.tried]
+        return not self.job.holder and any(app.fleet.takes(one, now) for one in others)
+
+    # What attempts say
+
+    def on_head(self, attempt: Attempt, status: int, headers: Headers) -> None:
+        answer = ReplicaAnswer(status, headers, self.job.strips_usage)
+        is_error = status in BUSY or status in BROKEN
+        if self.has_begun:  # only an engine of ours goes on where another was
+            is_error = status != 200 or not answer.is_marked
+        if is_error and self._outlived(attempt, None if status in BUSY else False):
+            return
+        self._prefer(attempt)
+        if not self.first_byte_s:
+            self.first_byte_s = self._app.now()
+        self._status = status
+        if answer.is_lost and not self.has_begun:
+            self._fail(attempt, "its engine went away", False)
+            return
+        if is_error:
+            if self._try_elsewhere(status):
+                return
+            if self.has_begun:
+                self._give_up("no replica could take the answer over; send the request again")
+                return
+            if self._ask_another_model(is_good=None if status in BUSY else False):
+                return
+        elif self._app.is_elsewhere(self, status):
+            self._leave(None)
+            self.start()
+            return
+        self._answer = answer
+        self._is_marked = answer.is_marked
+        self.count = answer.count or self.count
+        if not self.has_begun:
+            self._head = answer.lines + self._app.answer_headers(self) + self._timing(attempt)
+            if answer.is_stream:
+                self.has_begun = True
+                self.client.begin(status, self._head)
+
+    def _timing(self, attempt: Attempt) -> bytes:
+        """Beside what the replica says of its time: what the way to it and the router took."""
+        if attempt.network_s is None:
+            return b""
+        arrival_s = self.request.arrival_s
+        here_s = max(attempt.sent_s - arrival_s, 0.0)
+        return b"server-timing: router;dur=%.3f, network;dur=%.3f\r\n" % (here_s * 1000, attempt.network_s * 1000)
+
+    def on_part(self, data: bytes) -> None:
+        answer = self._answer
+        if self._is_over or answer is None:
+            return
+        shown = answer.part(data)
+        if answer.marks:
+            self._shown.extend(answer.marks)
+        if shown:
+            if self.job.is_kept:
+                self._app.learn_ids(self, shown)
+            if not self.has_begun:
+                self.has_begun = True
+                self.client.begin(self._status, self._head)
+            self.client.write(shown)
+
+    def on_end(self, attempt: Attempt) -> None:
+        answer = self._answer
+        if self._is_over or answer is None:
+            return
+        self.count = answer.count or self.count
+        if answer.is_held:
+            self._end_whole(answer.whole())
+            return
+        if answer.is_marked:
+            end = marks.end_of(self._shown)
+            if end is None:
+                self._fail(attempt, "the stream ended early", False)
+                return
+            self.count = end
+        self._finish(RelayOutcome.ANSWERED)
+        rest = answer.rest()
+        if rest:
+            self.client.write(rest)
+        self.client.end()
+
+    def _end_whole(self, whole: bytes) -> None:
+        if self.count is None and self._status == 200 and self._app.is_metered:
+            self.count = usage_in(whole)
+        if self.job.is_kept and self._status == 200:
+            self._app.learn_ids(self, whole)
+        body = self._app.judge(self, self._status, self._head, whole)
+        if body is None:  # not good enough: a larger model is asked
+            self._ask_again()
+            return
+        self._finish(RelayOutcome.ANSWERED)
+        self.client.respond(self._status, self._head, body)
+
+    def on_failed(self, attempt: Attempt, message: str, is_gone: bool) -> None:
+        if self._is_over:
+            return
+        if self._outlived(attempt, False):
+            self._app.note_failure(attempt.replica, message, is_gone=is_gone)
+        else:
+            self._fail(attempt, message, is_gone)
+
+    def lose_replica(self, replica: LiveReplica, message: str) -> None:
+        """The replica is known to be gone, though no connection has noticed."""
+        for attempt in (self._hedge, self._attempt):
+            if attempt is not None and attempt.replica is replica:
+                self.on_failed(attempt, message, False)
+
+    # When there are two attempts
+
+    def _outlived(self, attempt: Attempt, is_good: bool | None) -> bool:
+        """One of two attempts came to nothing: the other goes on alone. False if it was the only one."""
+        if self._hedge is None:
+            return False
+        other = self._attempt if attempt is self._hedge else self._hedge
+        attempt.leave(is_good)
+        self._attempt, self._hedge = other, None
+        return True
+
+    def _prefer(self, attempt: Attempt) -> None:
+        """This one has begun to answer: the other, if there is one, is stopped."""
+        if self._hedging is not None:
+            self._hedging.cancel()
+            self._hedging = None
+        if self._hedge is not None:
+            other = self._attempt if attempt is self._hedge else self._hedge
+            self._attempt, self._hedge = attempt, None
+            if other is not None:
+                other.leave(None)
+
+    # When a replica fails
+
+    def _fail(self, attempt: Attempt, message: str, is_gone: bool) -> None:
+        """The replica was lost. A client that has seen nothing has its request sent again, however often that happens to
+        others too: beyond the budget of retries it waits a moment first.
+        """
+        self._leave(is_good=False)
+        self._app.note_failure(attempt.replica, message, is_gone=is_gone)
+        self._answer = None
+        if self.has_begun and not (self._is_marked and self.job.is_resumable):
+            self._give_up("the replica that was answering is gone; send the request again")
+            return
+        self.num_failovers += 1
+        if self.num_failovers > self._app.config.max_failovers:
+            self._give_up("the replicas that were asked are gone; send the request again")
+            return
+        if self.has_begun:
+            self._app.meters.failovers.add()
+            self.tried = self.tried[-1:]
+        elif not self._app.may_retry():
+            self._app.park(self)
+            return
+        self.start()
+
+    def _try_elsewhere(self, status: int) -> bool:
+        """Another replica may do better. False where the answer has to be passed on as it is."""
+        app = self._app
+        if not self.has_begun and (not self._has_other() or len(self.tried) >= MAX_TRIES or not app.may_retry()):
+            return False
+        self._leave(is_good=None if status in BUSY else False)
+        if self.has_begun:
+            app.park(self)  # somebody is waiting in mid-sentence: until a replica has room again
+        else:
+            self.start()
+        return True
+
+    def _ask_another_model(self, is_good: bool | None) -> bool:
+        """The model cannot answer: the next of the request's models may."""
+        if self.has_begun or not self._app.fall_back(self):
+            return False
+        self._leave(is_good)
+        self._ask_again()
+        return True
+
+    def _ask_again(self) -> None:
+        """Another model, whole."""
+        self._leave(is_good=True)
+        self.tried.clear()
+        self.count = None
+        self.start()
+
+    def _give_up(self, message: str) -> None:
+        error = unavailable(message, 1, code="replica_failed")
+        self.refuse(error, RelayOutcome.FAILED)
+
+    def refuse(self, error: Refusal, outcome: RelayOutcome) -> None:
+        """End it with an answer of ours."""
+        if self._is_over or self._ask_another_model(is_good=None):
+            return
+        self._leave(is_good=None)
+        has_begun = self.has_begun
+        self._finish(outcome)
+        if has_begun:
+            self.client.write(error.event)
+            self.client.end()
+        else:
+            self.client.respond(error.status, error.header_lines + self._app.answer_headers(self), error.body)
+
+    # What the client's connection calls
+
+    def on_client_gone(self) -> None:
+        if not self._is_over:
+            self._leave(is_good=None)
+            self._finish(RelayOutcome.LEFT)
+
+    def on_client_slow(self) -> None:
+        self._is_slow = True
+        for attempt in filter(None, (self._attempt, self._hedge)):
+            attempt.pause()
+
+    def on_client_ready(self) -> None:
+        self._is_slow = False
+        for attempt in filter(None, (self._attempt, self._hedge)):
+            attempt.resume()
+
+    # The books
+
+    def _leave(self, is_good: bool | None) -> None:
+        """No replica is asked any more."""
+        if self._hedging is not None:
+            self._hedging.cancel()
+            self._hedging = None
+        attempt, self._attempt = self._attempt, None
+        hedge, self._hedge = self._hedge, None
+        if attempt is not None:
+            attempt.leave(is_good)
+        if hedge is not None:
+            hedge.leave(None)
+
+    def finish_from_memory(self, status: int) -> None:
+        """It was answered before: no replica is asked."""
+        self._status = status
+        self._finish(RelayOutcome.ANSWERED)
+
+    def _finish(self, outcome: RelayOutcome) -> None:
+        self._is_over = True
+        is_good = None if 400 <= self._status < 500 else self._status < 500
+        self._leave(is_good if outcome is RelayOutcome.ANSWERED else None)
+        self._app.over(self, outcome, self._status)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
+    def estimate(self) -> TokenCount:
+        """What it took where nobody said: all of the prompt once it was answered, and the tokens shown."""
+        if not self.first_byte_s or self._status >= 400:
+            return TokenCount()
+        return TokenCount(self.job.num_prompt, sum(map(len, marks.tokens_of(self._shown).values())), 0)

@@ -1,0 +1,111 @@
+"""Every choice of the router as a line of JSON: what was known, what was chosen and why; no text. Read back, the same policy in
+a simulator or a test chooses the same, request by request.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.lines import LineFile
+from penstock.service.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall, num_held
+
+
+class RecordedView(msgspec.Struct, omit_defaults=True):
+    name: str
+    num_pending: int = 0
+    num_waiting_tokens: int = 0
+    kv_usage_fraction: float = 0.0
+    is_ready: bool = True
+    token_s: float = 0.0
+    num_held: int = 0
+    """Blocks of the prompt that it reported to hold."""
+
+
+class Decision(msgspec.Struct):
+    """One line."""
+
+    at_s: float
+    policy: str
+    model: str
+    number: int
+    session: str
+    num_tokens: int
+    hashes: list[str]
+    views: list[RecordedView]
+    replica: str
+    why: str
+    num_blocks: int
+
+
+class DecisionLog:
+    def __init__(self, path: Path) -> None:
+        self._file = LineFile(path, "--route-log")
+        self._encoder = msgspec.json.Encoder()
+
+    def write(
+        self, at_s: float, policy: str, model: str, call: RoutedCall, views: Sequence[ReplicaView], choice: RouteChoice
+    ) -> None:
+        decision = Decision(
+            round(at_s, 6),
+            policy,
+            model,
+            call.number,
+            call.session,
+            call.num_tokens,
+            [hash_.hex() for hash_ in call.hashes],
+            [
+                RecordedView(
+                    one.name,
+                    one.num_pending,
+                    one.num_waiting_tokens,
+                    one.kv_usage_fraction,
+                    one.is_ready,
+                    one.token_s,
+                    num_held(call.hashes, one.prefixes) if one.prefixes else 0,
+                )
+                for one in views
+            ],
+            views[choice.replica].name,
+            choice.why,
+            choice.num_blocks,
+        )
+        self._file.write(self._encoder.encode(decision))
+
+    @property
+    def num_lost(self) -> int:
+        """Choices that could not be written."""
+        return self._file.num_lost
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_decisions(path: Path) -> Iterator[Decision]:
+    decoder = msgspec.json.Decoder(Decision)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"line {number} of {path} is no choice of a router: {error}") from None
+
+
+def chosen_again(policy: Policy, decision: Decision) -> str:
+    """Whom the policy chooses when it knows what was known."""
+    hashes = tuple(map(bytes.fromhex, decision.hashes))
+    call = RoutedCall(decision.number, decision.session, hashes, decision.num_tokens)
+    views = [
+        ReplicaView(
+            one.name,
+            one.num_pending,
+            one.num_waiting_tokens,
+            one.kv_usage_fraction,
+            one.is_ready,
+            frozenset(hashes[: one.num_held]),
+            one.token_s,
+        )
+        for one in decision.views
+    ]
+    return views[policy.choose(call, views).replica].name

@@ -1,0 +1,93 @@
+"""What the router answers itself: how it is, and what is served behind it. One row a route."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from penstock.config import RouterConfig
+from penstock.metrics.exposition import CONTENT_TYPE
+from penstock.service.router.fleet import LiveFleet, ReplicaState
+from penstock.service.router.gate import Gate
+from penstock.service.router.meters import RouterMeters
+
+JSON = "application/json"
+Answer = tuple[int, str, bytes]
+
+
+class RouterFacts(Protocol):
+    fleet: LiveFleet
+    meters: RouterMeters
+    config: RouterConfig
+    version: str
+    is_draining: bool
+    gate: Gate | None
+
+
+def live(app: RouterFacts) -> Answer:
+    """The loop turns: restarting us would not mend a replica."""
+    return 200, JSON, b'{"status":"alive"}'
+
+
+def ready(app: RouterFacts) -> Answer:
+    """At least one replica takes requests, and we do."""
+    if app.is_draining:
+        return 503, JSON, b'{"status":"draining"}'
+    if any(one.state is ReplicaState.READY and not one.is_draining for one in app.fleet):
+        return 200, JSON, b'{"status":"ready"}'
+    return 503, JSON, b'{"status":"no replica is ready"}'
+
+
+def version(app: RouterFacts) -> Answer:
+    return 200, JSON, msgspec.json.encode({"version": app.version})
+
+
+def metrics(app: RouterFacts) -> Answer:
+    more = app.gate.gateway.metrics() if app.gate is not None else []
+    return 200, CONTENT_TYPE, app.meters.render(more).encode()
+
+
+def models(app: RouterFacts) -> Answer:
+    names = dict.fromkeys((*app.fleet.models, *(app.gate.gateway.settings.models if app.gate is not None else ())))
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "penstock"} for name in names]
+    return 200, JSON, msgspec.json.encode({"object": "list", "data": data})
+
+
+def replicas(app: RouterFacts) -> Answer:
+    """For dashboards: states and loads, and why requests went where; no addresses, which are the operator's alone."""
+    found = [
+        {
+            "name": one.name,
+            "state": one.state.value,
+            "is_draining": one.is_draining,
+            "models": one.models or (),
+            "num_pending": one.num_pending,
+            "num_waiting": one.num_waiting,
+            "kv_usage_fraction": one.kv_usage_fraction,
+            "is_breaker_closed": one.breaker.is_closed,
+            "num_blocks_reported": len(one.prefixes),
+            "num_served": one.num_served,
+            "num_failed": one.num_failed,
+            "first_byte_s": one.first_byte_s,
+        }
+        for one in app.fleet
+    ]
+    body = {
+        "is_router": True,
+        "policy": app.config.policy,
+        "replicas": found,
+        "choices": app.fleet.reasons.most_common(24),
+    }
+    return 200, JSON, msgspec.json.encode(body)
+
+
+OWN_ROUTES: Mapping[tuple[str, str], Callable[[RouterFacts], Answer]] = {
+    ("GET", "/livez"): live,
+    ("GET", "/readyz"): ready,
+    ("GET", "/health"): ready,
+    ("GET", "/metrics"): metrics,
+    ("GET", "/version"): version,
+    ("GET", "/v1/models"): models,
+    ("GET", "/router/replicas"): replicas,
+    ("GET", "/app/v1/fleet"): replicas,
+}

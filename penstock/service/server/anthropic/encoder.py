@@ -1,0 +1,206 @@
+"""A call as the Messages API words it: one message, or its events in their order.
+
+    message_start  ( content_block_start  content_block_delta*  content_block_stop )*  message_delta  message_stop
+
+Neighbouring text of one kind is one block; a tool call is a block of its own.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.runtime.text.stream.segments import (
+    ContentText,
+    ReasoningText,
+    Segment,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    arguments_of,
+    joined,
+)
+from penstock.service.server.anthropic.dialect import DIALECT
+from penstock.service.server.http import sse
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.relay import random_hex
+from penstock.service.server.usage import usage_of
+from penstock.service.server.writer import LENGTH, TOOL_CALLS, Piece
+
+_SIGNING_KEY = secrets.token_bytes(32)
+
+
+class MessageEncoder:
+    """`shows_answer` False: the cache was to be filled, and what had to be drawn for it is kept back."""
+
+    dialect = DIALECT
+
+    def __init__(
+        self, message_id: str, model: str, *, max_tokens: int, request_id: str, tells_miss: bool = False
+    ) -> None:
+        self._id = message_id
+        self._model = model
+        self._request_id = request_id
+        self._max_tokens = max_tokens
+        self._shows_answer = max_tokens > 0
+        self._tells_miss = tells_miss
+        self._kept: list[Segment] = []
+        self._block = -1
+        """Number of the last block begun."""
+        self._open: str | None = None
+        """Kind of the block that is open."""
+        self._thoughts: list[str] = []
+        self._finish_reason: str | None = None
+        self._stop: str | None = None
+
+    def opening(self, call: Call) -> bytes:
+        message = self._message(call, [], None) | {"stop_sequence": None}
+        return _event("message_start", {"message": message})
+
+    def reporting(self, pieces: Sequence[Piece]) -> bytes:
+        parts: list[bytes] = []
+        for piece in pieces:
+            for segment in piece.segments if self._shows_answer else ():
+                self._tell(segment, parts)
+            self._take_finish(piece)
+        return b"".join(parts)
+
+    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
+        parts: list[bytes] = []
+        self._close_block(parts)
+        delta = {"stop_reason": self._stop_reason(call), "stop_sequence": self._stop}
+        parts.append(_event("message_delta", {"delta": delta, "usage": self._usage(call)}))
+        parts.append(_event("message_stop", {}))
+        return b"".join(parts)
+
+    def failing(self, error: ApiError) -> bytes:
+        return DIALECT.error_event(error, self._request_id)
+
+    def keep(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if self._shows_answer:
+                self._kept.extend(piece.segments)
+            self._take_finish(piece)
+
+    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        return self._message(call, _blocks(joined(self._kept)), self._stop_reason(call)) | {"stop_sequence": self._stop}
+
+    # The message
+
+    def _message(self, call: Call, content: list[dict[str, Any]], stop_reason: str | None) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "usage": self._usage(call) | {"service_tier": "standard"},
+        }
+        if self._tells_miss:
+            message["diagnostics"] = {"cache_miss_reason": call.writers[0].cache_miss or None}
+        return message
+
+    def _usage(self, call: Call) -> dict[str, Any]:
+        """What was found in the cache and what was put there are counted apart from the rest of the prompt."""
+        usage = usage_of(call)
+        by_ttl = {300.0: 0, 3600.0: 0}
+        for ttl_s, count in usage.written_by_ttl:
+            by_ttl[ttl_s] = by_ttl.get(ttl_s, 0) + count
+        return {
+            "input_tokens": usage.num_prompt - usage.num_cached - usage.num_written,
+            "cache_creation_input_tokens": usage.num_written,
+            "cache_read_input_tokens": usage.num_cached,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": by_ttl[300.0],
+                "ephemeral_1h_input_tokens": by_ttl[3600.0],
+            },
+            "output_tokens": usage.num_output if self._shows_answer else 0,
+            "output_tokens_details": {"thinking_tokens": usage.num_reasoning},
+        }
+
+    def _take_finish(self, piece: Piece) -> None:
+        if piece.finish_reason is not None:
+            self._finish_reason = piece.finish_reason
+            self._stop = piece.stop
+
+    def _stop_reason(self, call: Call) -> str | None:
+        reason = self._finish_reason
+        if reason is None:
+            return None
+        if reason == LENGTH:
+            is_full = call.writers[0].num_tokens >= self._max_tokens
+            return "max_tokens" if is_full else "model_context_window_exceeded"
+        if reason == TOOL_CALLS:
+            return "tool_use"
+        return "end_turn" if self._stop is None else "stop_sequence"
+
+    # Events
+
+    def _tell(self, segment: Segment, parts: list[bytes]) -> None:
+        match segment:
+            case ContentText(text):
+                self._enter_block("text", {"type": "text", "text": ""}, parts)
+                parts.append(self._delta({"type": "text_delta", "text": text}))
+            case ReasoningText(text):
+                self._enter_block("thinking", {"type": "thinking", "thinking": "", "signature": ""}, parts)
+                self._thoughts.append(text)
+                parts.append(self._delta({"type": "thinking_delta", "thinking": text}))
+            case ToolCallStart(_, name, call_id):
+                self._close_block(parts)
+                self._enter_block("tool_use", _tool_use(name, call_id, {}), parts)
+            case ToolCallArguments(_, text):
+                parts.append(self._delta({"type": "input_json_delta", "partial_json": text}))
+            case ToolCallEnd():
+                self._close_block(parts)
+
+    def _enter_block(self, kind: str, block: dict[str, Any], parts: list[bytes]) -> None:
+        if self._open == kind:
+            return
+        self._close_block(parts)
+        self._open = kind
+        self._block += 1
+        parts.append(_event("content_block_start", {"index": self._block, "content_block": block}))
+
+    def _close_block(self, parts: list[bytes]) -> None:
+        if self._open is None:
+            return
+        if self._open == "thinking":
+            parts.append(self._delta({"type": "signature_delta", "signature": _signature("".join(self._thoughts))}))
+            self._thoughts.clear()
+        parts.append(_event("content_block_stop", {"index": self._block}))
+        self._open = None
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._block, "delta": delta})
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    return sse.named_event(name, {"type": name} | fields)
+
+
+def _blocks(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    for segment in segments:
+        match segment:
+            case ContentText(text):
+                blocks.append({"type": "text", "text": text})
+            case ReasoningText(text):
+                blocks.append({"type": "thinking", "thinking": text, "signature": _signature(text)})
+            case ToolCallStart(_, name, call_id):
+                blocks.append(_tool_use(name, call_id, {}))
+            case ToolCallArguments(_, text):
+                blocks[-1]["input"] = arguments_of(text)
+    return blocks
+
+
+def _tool_use(name: str, call_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id or f"toolu_{random_hex()}", "name": name, "input": arguments}
+
+
+def _signature(thoughts: str) -> str:
+    """Clients send it back with the thoughts; it says that this process wrote them."""
+    return base64.b64encode(hmac.digest(_SIGNING_KEY, thoughts.encode(), hashlib.sha256)).decode()

@@ -1,0 +1,46 @@
+"""/v1/messages and what belongs to it."""
+
+from dataclasses import replace
+
+from starlette.requests import Request
+
+from penstock.service.server.anthropic.encoder import MessageEncoder
+from penstock.service.server.anthropic.protocol import REFUSED, CountBody, MessagesBody
+from penstock.service.server.anthropic.request import chat_of, generation_of
+from penstock.service.server.front import Counted, Front, Prepared
+from penstock.service.server.generation import Caller, Delivery
+from penstock.service.server.http.answer import Json
+from penstock.service.server.prepare import prepare, prompt_of_chat
+from penstock.service.server.served import ServedModel
+
+
+async def create_message(request: Request) -> Counted:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, MessagesBody, REFUSED, delivery_of)
+    return front.answer(await prepare_message(front, begun.model, begun.caller, begun.body), begun)
+
+
+async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:
+    generation = generation_of(body)
+    if body.thinking is not None and body.thinking.budget_tokens is not None and model.text.style is not None:
+        generation = replace(generation, max_reasoning_tokens=body.thinking.budget_tokens)
+    call = await prepare(model, caller, generation)
+    encoder = MessageEncoder(
+        front.new_id("msg_"),
+        model.name,
+        max_tokens=body.max_tokens,
+        request_id=caller.request_id,
+        tells_miss=body.diagnostics is not None,
+    )
+    return Prepared(model, call, encoder, delivery_of(body))
+
+
+def delivery_of(body: MessagesBody) -> Delivery:
+    return Delivery(is_stream=bool(body.stream), reports_progress=bool(body.include_progress))
+
+
+async def count_tokens(request: Request) -> Json:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, CountBody, REFUSED)
+    prompt = await prompt_of_chat(begun.model, chat_of(begun.body))
+    return Json({"input_tokens": len(prompt.token_ids)})

@@ -1,0 +1,163 @@
+"""The prefix cache as a router may know it: a stream of what can be found there, and the blocks of one prompt.
+
+The engine is followed once there is a listener, and not before. A listener that does not keep up is sent everything again.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from starlette.requests import Request
+
+from penstock.runtime.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
+from penstock.runtime.engine.client import BlocksChanged, EngineClient
+from penstock.service import kv_events
+
+MAX_UNSENT_BYTES = 1 << 20
+"""Of changes for one listener, before it is sent everything instead."""
+FIRST_S = 2.0
+"""For an engine to tell what it has, the first time."""
+LOOK_S = 0.5
+"""Between two looks at whether the server goes on."""
+
+
+class BlockIndex:
+    """Hashes of the blocks that one engine can find. Empty until there is a subscriber; lives on one event loop."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._hashes: set[bytes] = set()
+        self._is_known = asyncio.Event()
+        self._listeners: set[BlockListener] = set()
+
+    def subscribe(self, listener: "BlockListener") -> None:
+        if self._client.on_blocks is None:
+            self._client.follow_blocks(self._take_in)
+        self._listeners.add(listener)
+
+    def unsubscribe(self, listener: "BlockListener") -> None:
+        self._listeners.discard(listener)
+
+    @property
+    def whole(self) -> bytes:
+        return b"".join(self._hashes)
+
+    async def wait(self) -> None:
+        """Until the engine has told what there is, or has no mind to."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S if self._client.is_ready else 0.0):
+                await self._is_known.wait()
+
+    def _take_in(self, news: BlocksChanged) -> None:
+        published = kv_events.split(news.published)
+        if news.is_whole:
+            self._hashes = set(published)
+        else:
+            self._hashes.update(published)
+            self._hashes.difference_update(kv_events.split(news.removed))
+        self._is_known.set()
+        for listener in self._listeners:
+            listener.take(news)
+
+
+class BlockListener:
+    """One router's stream over all models of the server."""
+
+    def __init__(self, indices: list[BlockIndex]) -> None:
+        self._indices = indices
+        self._unsent: list[tuple[bytes, bytes]] = []
+        self._num_unsent = 0
+        self._is_behind = True
+        self._number = 0
+        self._news = asyncio.Event()
+        self._news.set()
+
+    def take(self, news: BlocksChanged) -> None:
+        self._num_unsent += len(news.published) + len(news.removed)
+        if news.is_whole or self._num_unsent > MAX_UNSENT_BYTES:
+            self._is_behind = True
+        if not self._is_behind:
+            self._unsent.append((news.published, news.removed))
+        self._news.set()
+
+    async def next(self) -> bytes:
+        """Frames that were not sent yet; empty if there was nothing for a while."""
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._news.wait()
+        except TimeoutError:
+            return b""
+        self._news.clear()
+        unsent, self._unsent, self._num_unsent = self._unsent, [], 0
+        if self._is_behind:
+            self._is_behind = False
+            return self._frame(True, b"".join(index.whole for index in self._indices), b"")
+        return b"".join(self._frame(False, *change) for change in unsent)
+
+    def _frame(self, is_whole: bool, published: bytes, removed: bytes) -> bytes:
+        self._number += 1
+        return kv_events.frame(is_whole, self._number, published, removed)
+
+
+class BlockStream:
+    """All there is; who `follows` is told until it leaves or the server ends."""
+
+    def __init__(self, indices: list[BlockIndex], front: Any, follows: bool) -> None:
+        self._indices = indices
+        self._front = front
+        self._follows = follows
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        listener = BlockListener(self._indices)
+        for index in self._indices:
+            index.subscribe(listener)
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            headers = [(b"content-type", b"application/octet-stream"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for index in self._indices:
+                await index.wait()
+            if not self._follows:
+                await send({"type": "http.response.body", "body": await listener.next()})
+                return
+            while not leaving.done() and not self._front.is_draining:
+                frames = await listener.next()
+                if frames:
+                    await send({"type": "http.response.body", "body": frames, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            leaving.cancel()
+            for index in self._indices:
+                index.unsubscribe(listener)
+
+
+async def _left(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def block_events(request: Request) -> BlockStream:
+    front = request.app.state.front
+    return BlockStream([model.blocks for model in front.models], front, request.query_params.get("follow") == "1")
+
+
+class PromptBlocks:
+    """In place of an answer: the hashes of those of a prompt's blocks that could be found in the cache."""
+
+    def __init__(self, prompt: tuple[int, ...], salt: str, block_size: int) -> None:
+        hashes, parent = [], Namespace(salt, "").hash
+        data = packed(prompt[: (len(prompt) - 1) // block_size * block_size])  # one token at least is computed
+        size = block_size * TOKEN_BYTES
+        for start in range(0, len(data), size):
+            parent = block_hash(parent, data[start : start + size])
+            hashes.append(parent)
+        self._body = kv_events.prompt_blocks(len(prompt), hashes)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", str(len(self._body)).encode()),
+            (kv_events.BLOCKS_HEADER, b"1"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body})

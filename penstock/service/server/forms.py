@@ -1,0 +1,151 @@
+"""The form an answer must have: what a generation asks for as a grammar of the model's words, checked before the first byte.
+
+Compiling for a check happens on another thread and needs no engine; the engine compiles the same source for its vocabulary.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from penstock.errors import RequestError
+from penstock.runtime.core.request import Grammar
+from penstock.runtime.text.grammar.compose import after_thoughts, can_be_ended, free_after_thoughts, thoughts_of
+from penstock.runtime.text.stream.reasoning import ReasoningStyle
+from penstock.runtime.text.stream.segments import MakeContentParser
+from penstock.runtime.text.tools.grammar import ToolSchema, tools_grammar
+from penstock.runtime.text.tools.parser import ToolParser
+from penstock.service.server.generation import Chat, Generation, OutputForm, Tool
+from penstock.service.server.http.faults import busy, invalid, unsupported
+from penstock.service.server.text import Text
+
+CHECK_S = 5.0
+"""Limits on what a grammar may be keep a check far below this; it bounds the wait for a thread."""
+CHECKS = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+"""One at a time: a client that sends many hard ones takes no more than that from others."""
+GBNF_SIGN = "::="
+"""Grammars come in two syntaxes; rules of this one are written with it."""
+
+
+def source_of(form: OutputForm) -> Grammar | None:
+    """The grammar a form stands for; none for plain text."""
+    value: Any = form.value
+    match form.kind:
+        case "text":
+            return None
+        case "json":
+            return Grammar("json_object", "")
+        case "schema":
+            kind = "json_schema_lenient" if form.is_lenient else "json_schema"
+            return Grammar(kind, value if isinstance(value, str) else _dumped(value, form.param))
+        case "regex":
+            return Grammar("regex", str(value))
+        case "choice":
+            return Grammar("choice", _dumped(value, form.param))
+        case "grammar":
+            return Grammar("gbnf" if GBNF_SIGN in str(value) else "lark", str(value))
+
+
+class AnswerForm(NamedTuple):
+    """What an answer is held to, and how calls are found in it."""
+
+    grammar: Grammar | None = None
+    make_parser: MakeContentParser | None = None
+    markers: tuple[str, ...] = ()
+    """Special tokens that the parser has to see."""
+
+
+async def answer_form(text: Text, generation: Generation, *, is_open: bool) -> AnswerForm:
+    """The form that a generation asks for, checked. A grammar begins where reasoning has ended."""
+    chat = generation.prompt if isinstance(generation.prompt, Chat) else None
+    style = None if chat is None else text.style
+    budget = _budget(text, generation, style)
+    content = source_of(generation.output)
+    if content is not None:
+        await check(text, content, generation.output.param)
+    tools = () if chat is None or chat.tool_choice.mode == "none" else chat.tools
+    if chat is not None and not tools and chat.tool_choice.mode == "required":
+        raise invalid("tool_choice asks for a call but there are no tools; send some", "tool_choice")
+    try:
+        grammar = content if chat is None or not tools else _tools_grammar(text, chat, content)
+        if style is not None and (grammar is not None or budget is not None):
+            thoughts = thoughts_of(style, is_open=is_open, max_tokens=budget)
+            thoughts = thoughts._replace(before="") if tools else thoughts
+            source = free_after_thoughts if grammar is None else partial(after_thoughts, grammar.kind, grammar.source)
+            grammar = Grammar(*source(thoughts, text.markers))
+    except RequestError as error:
+        raise invalid(str(error), error.param or generation.output.param, error.code) from None
+    if grammar is not None and grammar is not content:
+        await check(text, grammar, "tools" if tools else generation.output.param)
+    if not tools:
+        return AnswerForm(grammar)
+    row = text.tool_format
+    visible = tuple(token for marker in row.markers for token in text.markers.tokens_in(marker))
+    return AnswerForm(grammar, partial(ToolParser, row, partial(_is_text, tools)), visible)
+
+
+def _budget(text: Text, generation: Generation, style: ReasoningStyle | None) -> int | None:
+    """After how many tokens reasoning is made to end. Advice that cannot be followed is passed over."""
+    budget = generation.max_reasoning_tokens
+    if budget is None or (style is not None and can_be_ended(style, text.markers)):
+        return budget
+    if generation.is_budget_advice:
+        return None
+    if style is None:
+        raise unsupported("max_reasoning_tokens", "this model does not reason, so leave it out")
+    raise unsupported(
+        "max_reasoning_tokens", "this model ends its reasoning with words and cannot be made to; leave it out"
+    )
+
+
+def _tools_grammar(text: Text, chat: Chat, content: Grammar | None) -> Grammar:
+    choice = chat.tool_choice
+    known = {tool.name: tool for tool in chat.tools}
+    if len(known) < len(chat.tools):
+        raise RequestError("two tools have the same name; give each its own", param="tools")
+    unknown = [name for name in choice.names if name not in known]
+    if unknown:
+        raise RequestError(f"tool_choice names {unknown[0][:64]!r}, which is not among the tools", param="tool_choice")
+    allowed = [known[name] for name in choice.names] or list(chat.tools)
+    schemas = [ToolSchema(tool.name, tool.parameters, tool.is_strict) for tool in allowed]
+    return Grammar(
+        *tools_grammar(
+            text.tool_format,
+            schemas,
+            text.markers,
+            is_required=choice.mode == "required",
+            is_parallel=choice.is_parallel,
+            content=None if content is None else (content.kind, content.source),
+        )
+    )
+
+
+def _is_text(tools: Sequence[Tool], name: str, argument: str) -> bool:
+    """The argument is a text by its tool's schema."""
+    tool = next((tool for tool in tools if tool.name == name), None)
+    properties = (tool.parameters or {}).get("properties") if tool is not None else None
+    own = properties.get(argument) if isinstance(properties, dict) else None
+    return isinstance(own, dict) and own.get("type") == "string"
+
+
+async def check(text: Text, grammar: Grammar, param: str) -> None:
+    """Raise if the grammar cannot be used, naming what is wrong with it."""
+    if text.grammars.keeps(grammar.kind, grammar.source):
+        return
+    checking = partial(text.grammars.compile, grammar.kind, grammar.source)
+    try:
+        async with asyncio.timeout(CHECK_S):
+            await asyncio.get_running_loop().run_in_executor(CHECKS, checking)
+    except RequestError as error:
+        raise invalid(str(error), param, error.code) from None
+    except TimeoutError:
+        raise busy("too many grammars are being checked; try again in a moment", 1) from None
+
+
+def _dumped(value: Any, param: str) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise invalid(f"{param} is no JSON value: {str(error)[:100]}", param) from None

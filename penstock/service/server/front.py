@@ -1,0 +1,340 @@
+"""What all routes share: the models that are served, the calls in progress, and the way of a call from body to answer.
+
+Knows no dialect: a route reads a body of its own, makes a `Prepared` call of it, and hands it back here.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+from starlette.requests import Request
+
+from penstock.config import ServerConfig
+from penstock.metrics.exposition import Counter, exposition_of_all
+from penstock.service.server.blocks import PromptBlocks
+from penstock.service.server.dialect import AnswerEncoder
+from penstock.service.server.generation import WHOLE, Caller, Delivery
+from penstock.service.server.http.answer import HttpAnswer
+from penstock.service.server.http.body import (
+    LARGE_BYTES,
+    BodiesInFlight,
+    BodyLimits,
+    body_limits,
+    convert,
+    decode,
+    parse,
+    read_body,
+)
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.calls import Calls, OpenCall
+from penstock.service.server.http.faults import busy, invalid, unsupported
+from penstock.service.server.http.large import Turns, breathe
+from penstock.service.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
+from penstock.service.server.http.trace import SpanTracer
+from penstock.service.server.pool.hold import hold
+from penstock.service.server.pool.pool import ModelPool
+from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel, ServedModels, loading
+from penstock.service.server.ui.refusals import RefusalLog
+from penstock.service.server.ui.tools import Tools
+
+B = TypeVar("B", bound=Struct)
+
+DEADLINE_HEADER = "x-request-timeout-ms"
+IGNORED_HEADER = b"x-penstock-ignored"
+IN_FLIGHT = 4
+"""Bodies of the largest size that may be on their way at a time, all clients together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[B]):
+    """A request that was let in: its checked body, the model it is for, and who sent it."""
+
+    body: B
+    model: ServedModel
+    caller: Caller
+    ignored: tuple[str, ...]
+    """Fields of the body that nothing reads."""
+    load_s: float = 0.0
+    """How long it waited for the model to be loaded."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Names are a client's: what no header can hold is shown as a question mark."""
+        names = "".join(c if c.isascii() and c.isprintable() else "?" for c in ", ".join(self.ignored)[:1000])
+        return [(IGNORED_HEADER, names.encode())] if self.ignored else []
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that could be made, and how its answer is worded and sent."""
+
+    model: ServedModel
+    call: Call
+    encoder: AnswerEncoder
+    delivery: Delivery
+
+
+class Front:
+    """Shared by all requests. Lives on one event loop."""
+
+    def __init__(self, models: ServedModels, config: ServerConfig, version: str, pool: ModelPool | None = None) -> None:
+        """`pool` loads and unloads the models; without one they are there all the time."""
+        self.models = models
+        self.pool = pool
+        self.config = config
+        self.version = version
+        self.fingerprint = f"penstock-{version}"
+        self.calls = Calls(config.stall_s)
+        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.keys))
+        self.turns = Turns()
+        self.tracer: SpanTracer | None = None
+        self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
+        self.is_draining = False
+        self.tools = Tools(lambda: self.num_open > 0)
+        self.refusals = RefusalLog()
+
+    @staticmethod
+    def unix_time() -> int:
+        return unix_time()
+
+    @staticmethod
+    def new_id(prefix: str) -> str:
+        return prefix + random_hex()
+
+    @property
+    def num_open(self) -> int:
+        """Calls admitted and not over, and those that wait for a model."""
+        num_waiting = 0 if self.pool is None else self.pool.num_waiting
+        return num_waiting + sum(model.admission.num_open for model in self.models)
+
+    # A request, from its body to its answer
+
+    async def begin(
+        self,
+        request: Request,
+        type_: type[B],
+        refused: Mapping[str, str],
+        delivery_of: Callable[[B], Delivery] = lambda _: WHOLE,
+    ) -> Begun[B]:
+        """Read a request for work that there is room for, and have its model ready."""
+        self.check_open()
+        caller = caller_of(request)
+        if self.models.only is not None and self.pool is None:  # refused before a byte of the body is read
+            self.models.only.admission.check(caller.tenant)
+        body, ignored = await self.body(request, type_, refused)
+        request.scope["penstock.read_s"] = read_s = time.monotonic()
+        model = self.models.find(getattr(body, "model", None))
+        if self.pool is None:
+            self._enter(request, model, caller.tenant)  # once the body is here, not while it trickles in
+            return Begun(body, model, caller, ignored)
+        delivery = delivery_of(body)
+        if not delivery.is_unload:
+            await self._load(request, self.pool, model, delivery, caller)
+        return Begun(body, model, caller, ignored, time.monotonic() - read_s)
+
+    async def _load(
+        self, request: Request, pool: ModelPool, model: ServedModel, delivery: Delivery, caller: Caller
+    ) -> None:
+        """Have the model until the request is over."""
+        resident = model.resident
+        if resident is None:
+            return
+        if resident.is_open:
+            await pool.acquire(resident)
+        else:
+            timeout_s = None if caller.deadline_ms is None else caller.deadline_ms / 1000
+            await hold(request, pool.acquire(resident, timeout_s), delivery, partial(pool.progress, resident))
+        with ExitStack() as stack:
+            stack.callback(pool.release, resident, delivery.keep_alive_s)
+            self._enter(request, model, caller.tenant)
+            stack.callback(request.scope["penstock.leave"])
+            request.scope["penstock.leave"] = stack.pop_all().close
+
+    @asynccontextmanager
+    async def having(self, model: ServedModel) -> AsyncIterator[None]:
+        """The model is there meanwhile, however long that takes: for work without a waiting connection."""
+        pool, resident = self.pool, model.resident
+        if pool is None or resident is None:
+            await model.client.ready.wait()
+            yield
+            return
+        await pool.acquire(resident, is_patient=True)
+        try:
+            yield
+        finally:
+            pool.release(resident)
+
+    async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
+        tenant = request.scope.get("penstock.tenant", "")
+        with self.bodies.open(tenant) as account:
+            data = await read_body(request, self.body_limits, account)
+            relayed = relayed_of(request)
+            if relayed is not None:
+                data, relayed.resumed = split_body(request, data)
+                RELAYED.set(relayed)
+            if len(data) <= LARGE_BYTES:
+                body, ignored = parse(data, type_, refused)
+            else:
+                async with self.turns.take(tenant):
+                    raw = decode(data)
+                    await breathe()
+                    body, ignored = convert(raw, type_, refused)
+        if ignored and self.config.strict:
+            raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
+        return body, ignored
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        max_bytes = self.config.max_body_mib << 20
+        contexts = [model.max_context for model in self.models.known]
+        max_context = max(contexts, default=0)
+        if not max_context or not all(contexts):  # of a model that was never loaded it may not be known
+            return BodyLimits(max_bytes)
+        return body_limits(max_bytes, max_context * MAX_CHARACTERS_PER_TOKEN, max_context)
+
+    def check_open(self) -> None:
+        if self.is_draining:
+            raise busy("the server is shutting down; send the request elsewhere", 1, code="shutting_down")
+        if self.pool is None and not any(model.is_open for model in self.models):
+            raise loading()
+
+    def _enter(self, request: Request, model: ServedModel, tenant: str) -> None:
+        model.admission.enter(tenant)
+        request.scope["penstock.model"] = model.known_name
+        request.scope["penstock.leave"] = partial(model.admission.leave, tenant)
+
+    def answer(self, prepared: Prepared, begun: Begun[Any]) -> "Counted":
+        model, call = prepared.model, prepared.call
+        call.reports_progress = prepared.delivery.reports_progress
+        call.load_s = begun.load_s
+        call.arrival_s -= begun.load_s  # what its client has waited is counted
+        answer = HttpAnswer(
+            call,
+            prepared.encoder,
+            prepared.delivery,
+            timings=model.meters.timings,
+            retry_after_s=model.admission.retry_after_s,
+            headers=[*model.admission.limits(begun.caller.tenant), *begun.headers],
+        )
+        return Counted(self, prepared, answer)
+
+    # A call that nobody waits for on a connection
+
+    @contextmanager
+    def running(self, prepared: Prepared) -> Iterator[Call]:
+        """The call is begun, counted while it runs, and taken back whatever happens."""
+        call, meters = prepared.call, prepared.model.meters
+        meters.enter(call)
+        try:
+            call.start()
+            yield call
+        finally:
+            call.close()
+            meters.leave(call)
+
+    async def collect(self, prepared: Prepared) -> dict[str, Any]:
+        """The whole answer. Raises Failure when a choice ends badly."""
+        with self.running(prepared) as call:
+            while not call.is_over:
+                prepared.encoder.keep(await call.news())
+            return prepared.encoder.whole(call, None)
+
+    # Health
+
+    def render_metrics(self) -> str:
+        """Every model's numbers and the server's own."""
+        groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
+        if self.pool is not None:
+            groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
+        return exposition_of_all([*groups, ([self.http_responses], {"model_name": self.models.first.known_name})])
+
+    @property
+    def is_alive(self) -> bool:
+        """Every engine has sent something lately."""
+        return all(model.is_alive for model in self.models)
+
+    async def is_ready(self) -> bool:
+        """A token has come through the real path of every model lately, or comes now.
+
+        Of several that come and go one is enough, so that a wrong one takes no other down; but those that are pinned are
+        waited for, until they have been tried.
+        """
+        if self.is_draining:
+            return False
+        ready = await asyncio.gather(*(model.is_ready() for model in self.models))
+        if self.pool is None:
+            return all(ready)
+        return any(ready) and not any(one.is_pinned and one.is_untried for one in self.pool.residents)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let calls in progress end; no new ones come in."""
+        self.is_draining = True
+        deadline_s = time.monotonic() + timeout_s
+        while self.num_open and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+
+
+def tenant_of(request: Request) -> str:
+    """Whose request it is: what is kept and cached is kept apart by it."""
+    tenant: str = request.scope.get("penstock.tenant", "")
+    relayed = relayed_of(request)
+    if relayed is not None and relayed.tenant:
+        tenant = f"{tenant}/{relayed.tenant}"  # behind one key of a router are many; nobody can be another key's
+    return tenant
+
+
+def caller_of(request: Request) -> Caller:
+    scope = request.scope
+    return Caller(
+        tenant=tenant_of(request),
+        deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
+        request_id=scope.get("penstock.request_id", b"").decode(),
+    )
+
+
+def _deadline_ms(header: str | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        deadline_ms = float(header)
+    except ValueError:
+        deadline_ms = -1.0
+    if not 0.0 < deadline_ms <= 86_400_000.0:
+        raise invalid(f"{DEADLINE_HEADER} must be a number of milliseconds above 0, at most a day", DEADLINE_HEADER)
+    return deadline_ms
+
+
+class Counted:
+    """An answer that is watched and measured while it runs."""
+
+    def __init__(self, front: Front, prepared: Prepared, answer: HttpAnswer) -> None:
+        self._front = front
+        self._prepared = prepared
+        self._answer = answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        front, prepared = self._front, self._prepared
+        call, meters = prepared.call, prepared.model.meters
+        relayed = RELAYED.get()
+        if relayed is not None and relayed.asks_blocks:
+            blocks = PromptBlocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
+            await blocks(scope, receive, send)
+            return
+        scope["penstock.call"] = call
+        front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
+        meters.enter(call)
+        ledger = prepared.model.live.ledger
+        ledger.enter(call, scope)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            front.calls.leave(call)
+            ledger.leave(call, time.monotonic())
+            if front.tracer is not None:
+                scope["penstock.timings"] = meters.timings(call)
+            meters.leave(call)

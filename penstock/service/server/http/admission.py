@@ -1,0 +1,161 @@
+"""Who may come in: decided from what this server has open itself, before the first byte of an answer.
+
+`check` refuses before a body is read, `enter` takes a place once it is there, `reserve` looks at the prompts once they are
+tokens. What the engine last reported is never asked: it is older than what was let in since. Beside the engine's own bounds,
+which hold in any case, this says when to come back: the number waiting divided by how many a second have been leaving the
+queue lately.
+"""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from penstock.runtime.engine.client import DeltaStream, EngineClient, Facts
+from penstock.service.server.http.faults import ApiError, Headers, busy
+
+WINDOW_S = 10.0
+MOST_S = 120
+"""Clients ignore longer waits."""
+
+
+class DrainRate:
+    """Requests that began to be answered, a second, over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._starts: deque[float] = deque()
+
+    def add(self, now: float) -> None:
+        self._starts.append(now)
+        self._forget(now)
+
+    def per_s(self, now: float) -> float:
+        self._forget(now)
+        if not self._starts:
+            return 0.0
+        return len(self._starts) / min(max(now - self._starts[0], 0.1), WINDOW_S)
+
+    def _forget(self, now: float) -> None:
+        while self._starts and self._starts[0] < now - WINDOW_S:
+            self._starts.popleft()
+
+
+class Admission:
+    """With several keys no one of them may fill more than half of the queue."""
+
+    def __init__(self, client: EngineClient, *, num_tenants: int) -> None:
+        self.drain = DrainRate()
+        self.num_refused = 0
+        self._client = client
+        self._num_tenants = num_tenants
+        self._open: Counter[str] = Counter()
+
+    @property
+    def num_open(self) -> int:
+        """Calls admitted and not over."""
+        return self._open.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not started yet, those on the way to the engine included."""
+        return sum(1 for _ in self._waiting())
+
+    def position(self, stream: DeltaStream) -> int:
+        """Position among requests not started yet, 1 for the next."""
+        return next((place for place, one in enumerate(self._waiting(), 1) if one is stream), 0)
+
+    def _waiting(self) -> Iterator[DeltaStream]:
+        """Batch requests come after all others and delay none."""
+        return (one for one in self._client.streams if not one.is_started and not one.request.is_batch)
+
+    def eta_s(self, position: int) -> float | None:
+        """When that place comes up, as things have been going; None if nothing has moved lately."""
+        rate = self.drain.per_s(time.monotonic())
+        return round(position / rate, 1) if rate else None
+
+    def retry_after_s(self) -> int:
+        eta_s = self.eta_s(self.num_waiting)
+        return 1 if eta_s is None else max(1, min(math.ceil(eta_s), MOST_S))
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of all requests that have not ended, running or waiting; batch requests are in nobody's way."""
+        return sum(stream.request.params.n for stream in self._client.streams if not stream.request.is_batch)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of requests not started yet."""
+        return sum(len(stream.request.prompt) for stream in self._waiting())
+
+    def check(self, tenant: str) -> None:
+        """Raise the error that says when to come back if there is no place now."""
+        facts = self._client.facts
+        if facts is None:
+            raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
+        if max(self.num_open, self.num_sequences) >= _capacity(facts):
+            raise self._full(tenant)
+        if self._open[tenant] >= self._share(facts):
+            self.num_refused += 1
+            message = "this key has as many requests as it may; try later"
+            raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
+
+    def enter(self, tenant: str) -> None:
+        """Take a place, or raise as `check` does. Every `enter` needs its `leave`."""
+        self.check(tenant)
+        self._open[tenant] += 1
+
+    def reserve(self, prompts: Sequence[tuple[int, ...]], num_choices: int, tenant: str) -> None:
+        """Raise the error that says when to come back if so many sequences, or so long prompts, have no place now."""
+        facts = self._client.facts
+        if facts is None:
+            return
+        num_tokens, num_waiting = sum(map(len, prompts)), self.num_waiting_tokens
+        if self.num_sequences + len(prompts) * num_choices > _capacity(facts):
+            raise self._full(tenant)
+        if num_waiting and num_waiting + num_tokens > facts.max_waiting_tokens:
+            raise self._full(tenant)
+
+    def _full(self, tenant: str) -> ApiError:
+        self.num_refused += 1
+        message = f"{self.num_open:,} requests are being served or wait; try later"
+        return busy(message, self.retry_after_s(), headers=self.limits(tenant))
+
+    def leave(self, tenant: str) -> None:
+        self._open[tenant] -= 1
+        if not self._open[tenant]:
+            del self._open[tenant]
+
+    def limits(self, tenant: str) -> Headers:
+        """What this key may still send now, and when all that waits will have begun, in the headers clients look for."""
+        facts = self._client.facts
+        if facts is None:
+            return ()
+        share = self._share(facts)
+        room = min(share - self._open[tenant], _capacity(facts) - self.num_open)
+        reset = _duration(self.eta_s(self.num_waiting) or 0.0)
+        reported = {
+            "limit-requests": share,
+            "remaining-requests": max(room, 0),
+            "reset-requests": reset,
+            "limit-tokens": facts.max_waiting_tokens,
+            "remaining-tokens": max(facts.max_waiting_tokens - self.num_waiting_tokens, 0),
+            "reset-tokens": reset,
+        }
+        return tuple((f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in reported.items())
+
+    def _share(self, facts: Facts) -> int:
+        """Calls that one key may have open."""
+        capacity = _capacity(facts)
+        return max(capacity // 2, 1) if self._num_tenants > 1 else capacity
+
+
+def _capacity(facts: Facts) -> int:
+    return facts.max_waiting + facts.max_sequences
+
+
+def _duration(seconds: float) -> str:
+    """As clients parse it: 120ms, 1.5s, 6m0s."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f}ms"
+    minutes, rest = divmod(round(seconds, 1), 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:g}s"

@@ -1,0 +1,261 @@
+"""Bodies: read within bounds, parsed, and checked against their type. Every fault names the field."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from random import random
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid, unsupported
+from penstock.service.server.http.large import trim_memory
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+READ_S = 30.0
+"""A body must have arrived after this time."""
+GRACE_S = 10.0
+"""As long as headers may take. A client with hundreds of calls in one thread sends a body seconds after its headers."""
+LEAST_BYTES_PER_S = 4096
+"""A body that comes more slowly, after that, is given up: its sender holds memory and gives nothing."""
+SPREAD_S = 1.0
+"""Bodies that began together are given up one after another."""
+MAX_VALUES = 1 << 18
+"""Commas of a body, and colons: what is beyond takes longer to take apart than it is worth. A context that is longer than the
+bound on names raises it, since a text may hold one a token."""
+MAX_NAMES = 1 << 15
+MAX_FIELDS = 1024
+"""Names that a body may have itself."""
+LARGE_BYTES = 16 << 10
+"""Bodies of this size are taken apart one at a time; what memory they took goes back to the system."""
+LEAST_RUN_BYTES = 1 << 20
+MAX_BYTES_PER_CHARACTER = 12
+"""As JSON writes it: a pair of escapes."""
+_WHERE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_KEY = re.compile(r"length <= (\d+) - at `key` in `\$\.?([^`]*)`$")
+_FIRST_NAME = re.compile(r"\w+")
+_BEYOND = re.compile(r"(<|>)=? ")
+
+
+class BodiesInFlight:
+    """Bytes of bodies that are being received or taken apart, by tenant and in all. No tenant of several may have over half."""
+
+    def __init__(self, max_bytes: int, *, num_tenants: int) -> None:
+        self._max_bytes = max_bytes
+        self._share = max_bytes // 2 if num_tenants > 1 else max_bytes
+        self._num_bytes: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes.total()
+
+    @contextmanager
+    def open(self, tenant: str) -> "Iterator[BodyAccount]":
+        account = BodyAccount(self, tenant)
+        try:
+            yield account
+        finally:
+            self._num_bytes[tenant] -= account.num_bytes
+            if not self._num_bytes[tenant]:
+                del self._num_bytes[tenant]
+            if account.num_bytes >= LARGE_BYTES:
+                asyncio.get_running_loop().run_in_executor(None, trim_memory)  # which may take a while
+
+    def add(self, tenant: str, num_bytes: int) -> None:
+        if self.num_bytes + num_bytes > self._max_bytes or self._num_bytes[tenant] + num_bytes > self._share:
+            raise busy("too many large bodies are on their way; try again in a moment", 1)
+        self._num_bytes[tenant] += num_bytes
+
+
+class BodyAccount:
+    """What one body has taken so far."""
+
+    def __init__(self, bodies: BodiesInFlight, tenant: str) -> None:
+        self._bodies = bodies
+        self._tenant = tenant
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        self._bodies.add(self._tenant, num_bytes)
+        self.num_bytes += num_bytes
+
+
+class BodyLimits(NamedTuple):
+    """What a body may be; those of texts follow from the longest context that is served."""
+
+    max_bytes: int
+    max_names: int = MAX_NAMES
+    max_run_bytes: int = 1 << 62
+    """Of what stands between two quotes: more is a text that is longer than any context."""
+
+
+def body_limits(max_bytes: int, max_characters: int, max_context: int) -> BodyLimits:
+    """`max_characters` of a text are more than any context holds."""
+    max_run_bytes = max(max_characters * MAX_BYTES_PER_CHARACTER, LEAST_RUN_BYTES)
+    return BodyLimits(max_bytes, max(MAX_NAMES, max_context), max_run_bytes)
+
+
+class BodyScan:
+    """Looks at a body while it arrives, so that one that will be refused is not received to its end."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self.num_bytes = 0
+        self._limits = limits
+        self._num_values = 0
+        self._num_names = 0
+        self._num_run = 0
+        self._is_data = False
+
+    def take(self, part: bytes) -> None:
+        """Raises the error that names what there is too much of."""
+        limits = self._limits
+        self.num_bytes += len(part)
+        if self.num_bytes > limits.max_bytes:
+            raise _too_large(limits.max_bytes)
+        self._num_values += part.count(b",")
+        self._num_names += part.count(b":")
+        if self._num_values > MAX_VALUES or self._num_names > limits.max_names:
+            raise _too_many()
+        first = part.find(b'"')
+        self._check_run(len(part) if first < 0 else first)
+        if first >= 0:
+            last = part.rfind(b'"')
+            self._num_run = len(part) - last - 1
+            self._is_data = part.startswith(b"data:", last + 1)
+            self._check_run(0)
+
+    def _check_run(self, num_more: int) -> None:
+        self._num_run += num_more
+        if self._num_run > self._limits.max_run_bytes and not self._is_data:
+            message = f"the body has a text of over {self._num_run:,} bytes, longer than any context here; shorten it"
+            raise invalid(message, code="context_length_exceeded")
+
+
+async def read_body(request: Request, limits: BodyLimits, account: BodyAccount | None = None) -> bytes:
+    """The whole body, unless it is too long or too slow: measured while it arrives, whatever its length claims."""
+    max_bytes = limits.max_bytes
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(ErrorKind.ENCODING, "compressed bodies are not read; send it plain", code="unsupported_encoding")
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdecimal() and int(claimed[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    scan = BodyScan(limits)
+    loop = asyncio.get_running_loop()
+    start_s = loop.time() + random() * SPREAD_S
+    try:
+        async with asyncio.timeout(GRACE_S) as patience:
+            async for part in request.stream():
+                scan.take(part)
+                if account is not None:
+                    account.add(len(part))
+                parts.append(part)
+                patience.reschedule(start_s + min(GRACE_S + scan.num_bytes / LEAST_BYTES_PER_S, READ_S))
+    except TimeoutError:
+        raise _too_slow() from None
+    return b"".join(parts)
+
+
+class BoundedRequest(Request):
+    """A request whose body is read part by part and not kept, unless it is too long or comes too slowly."""
+
+    def __init__(self, request: Request, max_bytes: int) -> None:
+        super().__init__(request.scope, request.receive)
+        self._max_bytes = max_bytes
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        parts = super().stream()
+        start_s = asyncio.get_running_loop().time()
+        num_bytes = 0
+        while True:
+            try:
+                async with asyncio.timeout_at(start_s + GRACE_S + num_bytes / LEAST_BYTES_PER_S):
+                    part = await anext(parts, None)
+            except TimeoutError:
+                raise _too_slow() from None
+            if part is None:
+                return
+            num_bytes += len(part)
+            if num_bytes > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            yield part
+
+
+def parse(data: bytes, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
+    """The typed body, and the names of fields it has that nothing reads.
+
+    `refused` are known fields that are not served, with the way out.
+    """
+    return convert(decode(data), type_, refused)
+
+
+def decode(data: bytes) -> Any:
+    """JSON, or the error that says where it is none."""
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise invalid("the body is nested too deeply; flatten it", code="invalid_json") from None
+    except msgspec.ValidationError as error:
+        raise invalid(f"the body holds a number out of range: {_plain(error)}", code="invalid_value") from None
+    except ValueError as error:
+        raise invalid(f"the body is not JSON: {_plain(error)}", code="invalid_json") from None
+
+
+def convert(raw: Any, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
+    """`parse` of what is decoded already."""
+    if not isinstance(raw, dict):
+        raise invalid("the body must be a JSON object", code="invalid_type")
+    if len(raw) > MAX_FIELDS:
+        raise _too_many()
+    names = type_.__struct_encode_fields__
+    for name, way_out in refused.items():
+        if name not in names and raw.get(name):
+            raise unsupported(name, way_out)
+    try:
+        body = msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        raise _mistyped(error, raw) from None
+    ignored = tuple(name for name in raw if name not in names and name not in refused)
+    return body, ignored
+
+
+def _mistyped(error: msgspec.ValidationError, raw: dict[str, Any]) -> ApiError:
+    """The type checker's complaint, with the field as OpenAI's clients expect it."""
+    text = str(error)
+    if (key := _KEY.search(text)) is not None:
+        return invalid(f"{key[2]} has a key of more than {key[1]} characters; shorten it", key[2])
+    where = _WHERE.search(text)
+    path = where.group(1) if where else ""
+    message = text[: where.start()] if where else text
+    missing = re.search(r"missing required field `(\w+)`", message)
+    if missing:
+        name = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return invalid(f"{name} is missing; send it", name, "missing_required_parameter")
+    first = _FIRST_NAME.match(path)
+    param = path or None
+    code = "invalid_type" if "got `" in message else "invalid_value"
+    if _BEYOND.search(message) and first and isinstance(raw.get(first.group()), int | float):
+        code = "decimal_above_max_value" if "<" in message else "decimal_below_min_value"
+    return invalid(f"{path or 'the body'}: {message[0].lower()}{message[1:]}".replace("`", "'"), param, code)
+
+
+def _plain(error: Exception) -> str:
+    return str(error).removeprefix("JSON is malformed: ").replace("`", "'")[:200]
+
+
+def _too_slow() -> ApiError:
+    return ApiError(ErrorKind.BODY_TIMEOUT, "the body did not arrive in time; send it again", code="body_timeout")
+
+
+def _too_many() -> ApiError:
+    return ApiError(ErrorKind.TOO_LARGE, "the body holds too many values; send several calls", code="body_too_large")
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        ErrorKind.TOO_LARGE, f"the body is larger than {max_bytes:,} bytes; send less", code="body_too_large"
+    )

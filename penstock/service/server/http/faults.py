@@ -1,0 +1,172 @@
+"""Errors of ours: what kind of fault it is, and what the client can do. How they are worded is the dialect's.
+
+Messages never say how we are built: no paths, no addresses, no stacks.
+"""
+
+import logging
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from penstock.errors import CapacityError, PenstockError, RequestError, StoreError
+from penstock.runtime.core.batch import Fault, Finish
+from penstock.runtime.engine.client import GONE, SHUTTING_DOWN
+from penstock.service import marks
+
+LOGGER = logging.getLogger(__name__)
+Headers = tuple[tuple[bytes, bytes], ...]
+NO_RETRY: Headers = ((b"x-should-retry", b"false"),)
+LOST: Headers = ((marks.LOST_HEADER, b"1"),)
+
+
+class ErrorKind(Enum):
+    """Kinds below 500 are the client's fault."""
+
+    INVALID = "invalid"
+    AUTHENTICATION = "authentication"
+    PERMISSION = "permission"
+    NOT_FOUND = "not found"
+    METHOD = "method"
+    BODY_TIMEOUT = "body timeout"
+    CONFLICT = "conflict"
+    TOO_LARGE = "too large"
+    ENCODING = "encoding"
+    HEADERS = "headers"
+    RATE_LIMIT = "rate limit"
+    """This key has had its share for now."""
+    QUOTA = "quota"
+    """This key has spent what it may."""
+    INTERNAL = "internal"
+    NOT_IMPLEMENTED = "not implemented"
+    UNAVAILABLE = "unavailable"
+    """There is no room for anyone, or no engine."""
+    DEADLINE = "deadline"
+    STORAGE = "storage"
+    """What is to be kept cannot be written now."""
+
+    @property
+    def status(self) -> int:
+        """As HTTP has it; a dialect may have another."""
+        return _STATUS[self]
+
+
+_STATUS = {
+    ErrorKind.INVALID: 400,
+    ErrorKind.AUTHENTICATION: 401,
+    ErrorKind.PERMISSION: 403,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.METHOD: 405,
+    ErrorKind.BODY_TIMEOUT: 408,
+    ErrorKind.CONFLICT: 409,
+    ErrorKind.TOO_LARGE: 413,
+    ErrorKind.ENCODING: 415,
+    ErrorKind.HEADERS: 431,
+    ErrorKind.RATE_LIMIT: 429,
+    ErrorKind.QUOTA: 429,
+    ErrorKind.INTERNAL: 500,
+    ErrorKind.NOT_IMPLEMENTED: 501,
+    ErrorKind.UNAVAILABLE: 503,
+    ErrorKind.DEADLINE: 504,
+    ErrorKind.STORAGE: 507,
+}
+
+
+class Overflow(NamedTuple):
+    """A prompt that is longer than the model's context, in tokens."""
+
+    num_prompt: int
+    max_tokens: int
+    """Wanted beside it."""
+    max_context: int
+
+
+class ApiError(Exception):
+    """What ends a call."""
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Headers = (),
+        overflow: Overflow | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+        self.overflow = overflow
+
+    @property
+    def status(self) -> int:
+        return self.kind.status
+
+
+def invalid(
+    message: str, param: str | None = None, code: str = "invalid_value", overflow: Overflow | None = None
+) -> ApiError:
+    return ApiError(ErrorKind.INVALID, message, param=param, code=code, overflow=overflow)
+
+
+def unsupported(param: str, way_out: str) -> ApiError:
+    return invalid(f"{param} is not supported; {way_out}", param, "unsupported_parameter")
+
+
+def busy(
+    message: str, retry_after_s: int, *, is_tenant: bool = False, code: str = "overloaded", headers: Headers = ()
+) -> ApiError:
+    """There is no room now: for this key, or for anyone."""
+    headers = ((b"retry-after", str(retry_after_s).encode()), *headers)
+    if is_tenant:
+        return ApiError(ErrorKind.RATE_LIMIT, message, code="rate_limit_exceeded", headers=headers)
+    return ApiError(ErrorKind.UNAVAILABLE, message, code=code, headers=headers)
+
+
+def failed() -> ApiError:
+    return ApiError(ErrorKind.INTERNAL, "the server failed to answer; the fault is ours")
+
+
+def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
+    """An error as the client receives it."""
+    if isinstance(error, RequestError):
+        return invalid(str(error), error.param, error.code)
+    if isinstance(error, CapacityError):
+        return busy(str(error), retry_after_s)
+    if isinstance(error, StoreError):
+        return ApiError(ErrorKind.STORAGE, str(error), code="storage_unavailable")
+    return failed()
+
+
+def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
+    """How a generation that ended in an error is reported."""
+    if finish.fault is Fault.REQUEST:
+        return invalid(finish.message)
+    if finish.fault is Fault.CAPACITY:
+        return busy(finish.message, retry_after_s)
+    if finish.fault is Fault.DEADLINE:
+        return ApiError(ErrorKind.DEADLINE, finish.message, code="deadline_exceeded", headers=NO_RETRY)
+    if finish.message == SHUTTING_DOWN:
+        return busy(SHUTTING_DOWN, retry_after_s, code="shutting_down", headers=LOST)
+    if finish.message == GONE:
+        return busy(GONE, retry_after_s, code="engine_restarting", headers=LOST)
+    return ApiError(ErrorKind.INTERNAL, "the model failed on this request; others are not affected")
+
+
+def log_fault(error: ApiError, scope: Mapping[str, Any]) -> None:
+    """A line a call that was refused or failed, by its id; what its client sent wrong is for debugging. Messages may hold words
+    of a client, so they are left out."""
+    if error.status < 500 and error.kind not in (ErrorKind.RATE_LIMIT, ErrorKind.QUOTA):
+        level, ended = logging.DEBUG, "is wrong"
+    elif error.kind in (ErrorKind.RATE_LIMIT, ErrorKind.QUOTA, ErrorKind.UNAVAILABLE):
+        level, ended = logging.INFO, "is refused"
+    else:
+        level, ended = logging.WARNING, "failed"
+    if LOGGER.isEnabledFor(level):
+        route = getattr(scope.get("route"), "path", "other")
+        request_id, status, code = scope["penstock.request_id"].decode(), error.status, error.code or error.kind.value
+        fields = {"request": request_id, "route": route, "status": status, "code": code}
+        LOGGER.log(level, "request %s %s: %d %s, %s", request_id, ended, status, code, route, extra={"fields": fields})

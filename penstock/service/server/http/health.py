@@ -1,0 +1,56 @@
+"""How we are: /livez, /readyz, /health, /metrics, /version, and the numbers `penstock top` shows."""
+
+from typing import Any
+
+from starlette.requests import Request
+
+from penstock.metrics.exposition import CONTENT_TYPE
+from penstock.service.server.front import Front
+from penstock.service.server.http.answer import Json
+
+
+async def live(request: Request) -> Json:
+    """The server's loop turns. Says nothing of the engine: restarting us would not mend it."""
+    return Json({"status": "alive"})
+
+
+async def ready(request: Request) -> Json:
+    """A token has come through the whole path lately, or was made just now."""
+    front: Front = request.app.state.front
+    is_ready = await front.is_ready()
+    status = "ready" if is_ready else "draining" if front.is_draining else "not ready"
+    return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])
+
+
+async def health(request: Request) -> Json:
+    """The engine has sent something lately; of several models, those that are loaded."""
+    front: Front = request.app.state.front
+    is_well = front.is_alive and not front.is_draining
+    status: dict[str, Any] = {"status": "ok" if is_well else "unavailable"}
+    if front.pool is not None:
+        status["models"] = {one.name: one.state.value for one in front.pool.residents}
+    return Json(status, 200 if is_well else 503)
+
+
+async def metrics(request: Request) -> Json:
+    front: Front = request.app.state.front
+    async with front.turns.take(request.scope.get("penstock.tenant", "")):
+        return PlainText(front.render_metrics().encode(), CONTENT_TYPE)
+
+
+async def version(request: Request) -> Json:
+    front: Front = request.app.state.front
+    return Json({"version": front.version})
+
+
+class PlainText(Json):
+    """A body of another kind than JSON."""
+
+    def __init__(self, body: bytes, content_type: str) -> None:
+        super().__init__(body)
+        self._content_type = content_type.encode()
+
+    async def __call__(self, scope: object, receive: object, send: object) -> None:
+        headers = [(b"content-type", self._content_type), (b"content-length", str(len(self._body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})  # type: ignore[operator]
+        await send({"type": "http.response.body", "body": self._body})  # type: ignore[operator]

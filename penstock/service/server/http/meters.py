@@ -1,0 +1,238 @@
+"""What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
+
+import time
+from typing import Any
+
+from penstock.log import num_lost_lines
+from penstock.metrics.exposition import (
+    COUNT_BUCKETS,
+    DURATION_BUCKETS,
+    GAP_BUCKETS,
+    LATENCY_BUCKETS,
+    Buckets,
+    Counter,
+    Gauge,
+    Metric,
+)
+from penstock.metrics.timeline import Outcome, Timeline
+from penstock.runtime.core.batch import Drafted
+from penstock.runtime.engine.client import EngineClient, GrammarTime, MatchingCounts, StepReport
+from penstock.service.server.http.admission import Admission
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.record import TraceRecorder
+
+FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
+
+GRAMMARS = (
+    ("num_compiled", "penstock_grammars_compiled", "Requests whose grammar was compiled"),
+    ("num_refused", "penstock_grammars_refused", "Requests whose grammar the engine could not use"),
+    ("compile_s", "penstock_grammar_compile_seconds", "Seconds spent compiling grammars"),
+    ("num_masks", "penstock_grammar_masks", "Masks made, one a token under a grammar"),
+    ("mask_s", "penstock_grammar_mask_seconds", "Seconds spent making masks"),
+    ("num_forced", "penstock_grammar_forced_tokens", "Tokens that a grammar left no choice about"),
+)
+"""Counted by the engine: field, name and meaning."""
+
+
+class Watch:
+    """One request of a call in progress."""
+
+    __slots__ = ("admitted_s", "call", "grammar", "prompt", "timeline")
+
+    def __init__(self, call: Call, prompt: tuple[int, ...]) -> None:
+        self.call = call
+        self.prompt = prompt
+        self.timeline = Timeline(call.arrival_s, len(prompt), call.parameters.sampling.n)
+        self.admitted_s: float | None = None
+        self.grammar: GrammarTime | None = None
+        """What its grammar took, once it has ended."""
+
+
+class Meters:
+    """Names that begin with `vllm:` are those existing dashboards and autoscalers look for; ours begin with `penstock_`."""
+
+    def __init__(self, client: EngineClient, admission: Admission) -> None:
+        self.last_token_s = -1e9
+        self.recorder: TraceRecorder | None = None
+        self._client = client
+        self._admission = admission
+        self._open: dict[int, Watch] = {}
+        self._grammars = MatchingCounts()
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens of requests that began")
+        self.cached_tokens = Counter("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache gave")
+        self.output_tokens = Counter("vllm:generation_tokens", "Tokens generated")
+        self.ended = Counter("vllm:request_success", "Requests that ended, by how")
+        self.cache_queries = Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.cache_hits = Counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.ttft = Buckets("vllm:time_to_first_token_seconds", "Seconds to the first token", LATENCY_BUCKETS)
+        self.gaps = Buckets("vllm:inter_token_latency_seconds", "Seconds between tokens", GAP_BUCKETS)
+        self.tpot = Buckets(
+            "vllm:request_time_per_output_token_seconds", "Mean seconds a token after the first", GAP_BUCKETS
+        )
+        self.e2e = Buckets("vllm:e2e_request_latency_seconds", "Seconds a request takes", DURATION_BUCKETS)
+        self.queue = Buckets("vllm:request_queue_time_seconds", "Seconds a request waits", DURATION_BUCKETS)
+        self.prefill = Buckets("vllm:request_prefill_time_seconds", "Seconds a prompt is computed", DURATION_BUCKETS)
+        self.decode = Buckets("vllm:request_decode_time_seconds", "Seconds an answer is generated", DURATION_BUCKETS)
+        self.prompt_sizes = Buckets("vllm:request_prompt_tokens", "Prompt tokens a request", COUNT_BUCKETS)
+        self.output_sizes = Buckets("vllm:request_generation_tokens", "Generated tokens a request", COUNT_BUCKETS)
+        self.steps = Counter("penstock_engine_steps", "Steps of the engine")
+        self.draft_rounds = Counter("vllm:spec_decode_num_drafts", "Verifications of drafts of a sequence")
+        self.draft_tokens = Counter("vllm:spec_decode_num_draft_tokens", "Drafts verified, by drafter")
+        self.accepted_tokens = Counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted, by drafter")
+        self.accepted_at = Counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted, by position")
+
+    # Calls come and go
+
+    def enter(self, call: Call) -> None:
+        for request in call.requests:
+            self._open[request.request_id] = Watch(call, request.prompt)
+
+    def leave(self, call: Call) -> None:
+        """Requests that have not ended were given up by their client."""
+        now = time.monotonic()
+        for request in call.requests:
+            watch = self._open.pop(request.request_id, None)
+            if watch is not None and not watch.timeline.is_over:
+                is_written = all(writer.finish_reason for writer in call.writers)
+                self._end(watch, Outcome.STOP if is_written else Outcome.CANCELLED, now)
+
+    def observe(self, step: StepReport) -> None:
+        """Take in a step before its readers do."""
+        now = time.monotonic()
+        self.steps.add()
+        if step.grammars is not None:
+            self._grammars = step.grammars
+        num_tokens = 0
+        watches = self._open
+        for time_ in step.matched:
+            if time_.request_id in watches:
+                watches[time_.request_id].grammar = time_
+        for delta in step.deltas:
+            watch = watches.get(delta.request_id)
+            if watch is None:
+                continue
+            num_tokens += len(delta.token_ids)
+            for drafts in delta.drafts:
+                self._count_drafts(drafts)
+            timeline = watch.timeline
+            gap = timeline.observe(delta, now)
+            if gap is not None:
+                if gap > 0.0:
+                    self.gaps.add(gap)
+            elif delta.prefix is not None and delta.choice == 0:
+                self._begin(watch, delta.prefix, now)
+            if delta.finish is not None and timeline.is_over:
+                self._end(watch, timeline.outcome or Outcome.ERROR, now)
+                del watches[delta.request_id]
+                watch.call.ended.append(watch)
+        if num_tokens:
+            self.last_token_s = now
+            self.output_tokens.add(num_tokens)
+
+    def _count_drafts(self, drafts: Drafted) -> None:
+        source = (("source", drafts.source),)
+        self.draft_rounds.add(1, source)
+        self.draft_tokens.add(drafts.num_checked, source)
+        self.accepted_tokens.add(drafts.num_accepted, source)
+        for place in range(drafts.num_accepted):
+            self.accepted_at.add(1, (("position", str(place)),))
+
+    def _begin(self, watch: Watch, prefix: Any, now: float) -> None:
+        timeline = watch.timeline
+        watch.admitted_s = prefix.admitted_s
+        self.prompt_tokens.add(timeline.num_prompt)
+        self.cached_tokens.add(prefix.num_tokens)
+        self.cache_queries.add(timeline.num_prompt)
+        self.cache_hits.add(prefix.num_tokens)
+        if watch.call.parameters.is_batch:
+            return  # how long it takes is nobody's concern
+        self._admission.drain.add(now)
+        self.queue.add(max(prefix.admitted_s - timeline.arrival_s, 0.0))
+        if timeline.first_token_s is not None:
+            self.ttft.add(timeline.first_token_s - timeline.arrival_s)
+            self.prefill.add(max(timeline.first_token_s - prefix.admitted_s, 0.0))
+
+    def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
+        timeline = watch.timeline
+        self.ended.add(1, (("finished_reason", FINISHED_REASON.get(outcome, "error")),))
+        if outcome.is_success and not watch.call.parameters.is_batch:
+            self.e2e.add(now - timeline.arrival_s)
+            self.prompt_sizes.add(timeline.num_prompt)
+            self.output_sizes.add(timeline.num_tokens)
+            if timeline.first_token_s is not None:
+                self.decode.add(now - timeline.first_token_s)
+            if timeline.tpot_s is not None:
+                self.tpot.add(timeline.tpot_s)
+        if self.recorder is not None:
+            self.recorder.write(watch.prompt, timeline, outcome, now)
+
+    def timings(self, call: Call) -> dict[str, float]:
+        """Milliseconds of the parts of a call that has ended; of several prompts, the slowest."""
+        now = time.monotonic()
+        watches = [*call.ended, *(self._open[one.request_id] for one in call.requests if one.request_id in self._open)]
+        parts = {"queue_ms": 0.0, "prefill_ms": 0.0, "decode_ms": 0.0}
+        for watch in watches:
+            timeline, admitted_s = watch.timeline, watch.admitted_s
+            if admitted_s is None or timeline.first_token_s is None or timeline.last_token_s is None:
+                continue
+            parts["queue_ms"] = max(parts["queue_ms"], (admitted_s - timeline.arrival_s) * 1000)
+            parts["prefill_ms"] = max(parts["prefill_ms"], (timeline.first_token_s - admitted_s) * 1000)
+            parts["decode_ms"] = max(parts["decode_ms"], (timeline.last_token_s - timeline.first_token_s) * 1000)
+        parts["queue_ms"] = max(parts["queue_ms"] - call.load_s * 1000, 0.0)
+        parts["load_ms"] = call.load_s * 1000
+        total = (now - call.arrival_s) * 1000
+        parts["flush_ms"] = total - sum(parts.values())
+        if not call.load_s:
+            del parts["load_ms"]
+        parts["total_ms"] = total
+        grammars = [watch.grammar for watch in watches if watch.grammar is not None]
+        if grammars:
+            parts["grammar_compile_ms"] = sum(each.compile_s for each in grammars) * 1000
+            parts["grammar_mask_ms"] = sum(each.mask_s for each in grammars) * 1000
+        return {name: round(value, 3) for name, value in parts.items()}
+
+    # Reading
+
+    @property
+    def metrics(self) -> list[Metric]:
+        client, admission = self._client, self._admission
+        load = client.load
+        facts = client.facts
+        config = (
+            (("block_size", str(facts.block_size)), ("num_gpu_blocks", str(facts.num_blocks)))
+            if facts is not None
+            else ()
+        )
+        rate = admission.drain.per_s(time.monotonic())
+        num_lost = 0 if self.recorder is None else self.recorder.num_lost
+        gauges = [
+            Gauge("vllm:num_requests_running", "Sequences generating", lambda: load.num_running),
+            Gauge("vllm:num_requests_waiting", "Sequences waiting", lambda: load.num_waiting),
+            Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1", lambda: load.kv_usage_fraction),
+            Gauge("vllm:cache_config_info", "How the cache is laid out", lambda: 1.0, config),
+            Gauge("penstock_waiting_tokens", "Prompt tokens waiting", lambda: load.num_waiting_tokens),
+            Gauge("penstock_calls_open", "Calls in progress", lambda: admission.num_open),
+            Gauge(
+                "penstock_drain_per_second",
+                "Requests that leave the queue",
+                lambda: rate,
+            ),
+            Gauge("penstock_engine_up", "1 while the engine is ready", lambda: float(client.is_ready)),
+        ]
+        counters = [
+            _counted("vllm:num_preemptions", "Sequences preempted", load.num_preemptions),
+            _counted("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
+            _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_stumbles),
+            _counted("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
+            _counted("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
+            _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
+        ]
+        counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
+        own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
+        return [*gauges, *counters, *own]
+
+
+def _counted(name: str, help: str, value: float) -> Counter:
+    counter = Counter(name, help)
+    counter.add(value)
+    return counter

@@ -1,0 +1,112 @@
+"""A request that came through a router: what follows from its key, and an answer that another replica began.
+
+A router gives each request a key of its own. Everything that would be drawn by lot (ids, an unasked seed) follows from it,
+and the time is the router's, so that a replica which goes on with an answer says what the first one would have said. `RELAYED`
+is set for the task that handles the request.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from starlette.requests import Request
+
+from penstock.service import kv_events, marks
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.faults import invalid
+
+MAX_RESUME_BYTES = 4 << 20
+_KEY_LENGTH = 128
+
+
+@dataclass(slots=True)
+class Relayed:
+    """What the router said."""
+
+    key: bytes
+    created: int
+    tenant: str
+    priority: int
+    resumed: dict[int, list[int]] | None = None
+    """Tokens by choice that the client has seen; None where the answer begins here."""
+    asks_blocks: bool = False
+    """It is only asked what blocks the prompt is made of."""
+    _num_drawn: int = field(default=0)
+
+    def draw(self, num_bytes: int) -> bytes:
+        """Bytes that look random, the same in the same order on every replica."""
+        self._num_drawn += 1
+        return blake2b(b"%b %d" % (self.key, self._num_drawn), digest_size=num_bytes, person=b"penstock.relay").digest()
+
+
+RELAYED: ContextVar[Relayed | None] = ContextVar("relayed", default=None)
+
+
+def relayed_of(request: Request) -> Relayed | None:
+    """None for a request of a client's own. What a client makes up here concerns its own request alone."""
+    words = request.headers.get(marks.RELAY_HEADER.decode(), "").split(" ")
+    if len(words) != 4 or not words[1].isdecimal() or len(words[0]) > _KEY_LENGTH or len(words[1]) > 12:
+        return None
+    key, created, tenant, priority = words
+    number = int(priority) if priority.removeprefix("-").isdecimal() and len(priority) < 6 else 0
+    asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
+    name = "" if tenant == "-" else tenant[:128]
+    return Relayed(key.encode("latin-1"), int(created), name, number, asks_blocks=asks_blocks)
+
+
+def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:
+    """The client's own body, and the tokens its answer goes on after."""
+    size = request.headers.get(marks.RESUME_HEADER.decode())
+    if size is None:
+        return body, None
+    if not size.isdecimal() or len(size) > 9 or int(size) > min(len(body), MAX_RESUME_BYTES):
+        raise invalid("the answer to go on with is not as long as was said", code="invalid_resume")
+    try:
+        return body[int(size) :], marks.resumed_tokens(body[: int(size)])
+    except ValueError:
+        raise invalid("the answer to go on with is no list of tokens", code="invalid_resume") from None
+
+
+def random_hex(num_bytes: int = 12) -> str:
+    """Of ids: drawn by lot, or following from a router's key."""
+    relayed = RELAYED.get()
+    return secrets.token_hex(num_bytes) if relayed is None else relayed.draw(num_bytes).hex()
+
+
+def random_seed() -> int:
+    relayed = RELAYED.get()
+    return secrets.randbits(63) if relayed is None else int.from_bytes(relayed.draw(8), "little") >> 1
+
+
+def priority_of(asked: int) -> int:
+    """A router's tier counts beside what the request says of itself."""
+    relayed = RELAYED.get()
+    return asked if relayed is None else asked + relayed.priority
+
+
+def unix_time() -> int:
+    relayed = RELAYED.get()
+    return int(time.time()) if relayed is None else relayed.created
+
+
+class Marker:
+    """Ends the writes of one stream in marks: which tokens have been taken in since the last."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._counts = [len(writer.token_ids) for writer in call.writers]
+
+    def mark(self) -> bytes:
+        tokens = []
+        for index, writer in enumerate(self._call.writers):
+            count = self._counts[index]
+            if len(writer.token_ids) > count:
+                tokens.append((index, writer.token_ids[count:]))
+                self._counts[index] = len(writer.token_ids)
+        return marks.mark_of(tokens)
+
+    def marked(self, write: Callable[..., bytes]) -> Callable[..., bytes]:
+        return lambda *arguments: write(*arguments) + self.mark()

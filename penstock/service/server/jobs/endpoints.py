@@ -1,0 +1,83 @@
+"""What a batch may ask: the routes whose requests can be answered later, one row each."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.service.server.front import Front, Prepared
+from penstock.service.server.generation import Caller
+from penstock.service.server.http.body import convert
+from penstock.service.server.openai import protocol as openai
+from penstock.service.server.openai.chat import prepare_chat
+from penstock.service.server.openai.completions import prepare_text
+from penstock.service.server.openai.embeddings import embed_body
+from penstock.service.server.responses import protocol as responses
+from penstock.service.server.responses.routes import all_items, prepare_response
+from penstock.service.server.responses.service import Responses
+from penstock.service.server.served import ServedModel
+from penstock.service.server.usage import usage_of
+from penstock.service.store.jobs import LineUsage
+
+
+class LineAnswer(NamedTuple):
+    body: dict[str, Any]
+    usage: LineUsage
+
+
+Answering = Callable[["JobFloor", ServedModel, Caller, Any], Awaitable[LineAnswer]]
+
+
+class JobFloor(NamedTuple):
+    """What answering a line needs."""
+
+    front: Front
+    responses: Responses
+
+
+class JobEndpoint(NamedTuple):
+    body: type[msgspec.Struct]
+    answer: Answering
+    refused: dict[str, str]
+
+
+async def _chat(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+    return await _collected(floor.front, await prepare_chat(floor.front, model, caller, body))
+
+
+async def _text(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+    return await _collected(floor.front, await prepare_text(floor.front, model, caller, body))
+
+
+async def _embeddings(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+    value = await embed_body(model, body)
+    return LineAnswer(value, LineUsage(num_input=value["usage"]["prompt_tokens"]))
+
+
+async def _response(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+    items = await all_items(floor.responses, body, caller.tenant)
+    prepared, _ = await prepare_response(floor.responses, model, caller, body, items)
+    return await _collected(floor.front, prepared)
+
+
+async def _collected(front: Front, prepared: Prepared) -> LineAnswer:
+    body = await front.collect(prepared)
+    usage = usage_of(prepared.call)
+    return LineAnswer(body, LineUsage(usage.num_prompt, usage.num_cached, usage.num_output, usage.num_reasoning))
+
+
+ENDPOINTS: dict[str, JobEndpoint] = {
+    "/v1/chat/completions": JobEndpoint(openai.ChatBody, _chat, openai.REFUSED),
+    "/v1/completions": JobEndpoint(openai.CompletionBody, _text, openai.REFUSED),
+    "/v1/embeddings": JobEndpoint(openai.EmbeddingBody, _embeddings, openai.REFUSED),
+    "/v1/responses": JobEndpoint(responses.ResponseBody, _response, responses.REFUSED),
+}
+
+
+def checked_body(endpoint: JobEndpoint, raw: Any) -> Any:
+    """The typed body of a line. A stream or a background has no sense there, and is asked for by habit: it is left out."""
+    body, _ = convert(raw, endpoint.body, endpoint.refused)
+    for name in ("stream", "background"):
+        if getattr(body, name, None):
+            setattr(body, name, None)
+    return body

@@ -1,0 +1,151 @@
+"""/v1/files: what clients leave with us, and what batches leave for them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeVar
+
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from penstock.service.server.front import tenant_of
+from penstock.service.server.http.answer import Json, Send
+from penstock.service.server.http.body import BoundedRequest
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.jobs.service import Jobs
+from penstock.service.server.responses.routes import page_of
+from penstock.service.store import jobs as tables
+from penstock.service.store.database import Transaction
+from penstock.service.store.jobs import FileRow
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 200 << 20
+PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
+EXPIRES_S = (3600, 2_592_000)
+PART_BYTES = 1 << 20
+
+
+async def upload_file(request: Request) -> Json:
+    """A multipart form with `file` and `purpose`. Nothing of it is kept unless all of it is."""
+    jobs: Jobs = request.app.state.jobs
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdecimal():
+        if int(claimed[:20]) > MAX_FILE_BYTES + PART_BYTES:
+            raise ApiError(ErrorKind.TOO_LARGE, f"files have at most {MAX_FILE_BYTES:,} bytes; split it", param="file")
+        jobs.storage.blobs.check_room(int(claimed[:20]))
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise invalid("send the file as a multipart form", "file", "invalid_content_type")
+    try:
+        bounded = BoundedRequest(request, MAX_FILE_BYTES + PART_BYTES)
+        async with bounded.form(max_files=1, max_fields=16) as form:
+            upload, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(upload, UploadFile):
+                raise invalid("file is missing; send it", "file", "missing_required_parameter")
+            if purpose not in PURPOSES:
+                raise invalid(f"purpose must be one of {', '.join(PURPOSES)}", "purpose")
+            expires_s = _expiry(form.get("expires_after[seconds]"))
+            row = await asyncio.to_thread(
+                keep_file, jobs, tenant_of(request), upload.file, upload.filename or "file", str(purpose), expires_s
+            )
+    except HTTPException as error:
+        raise invalid(f"the form cannot be read: {str(error.detail)[:100]}", "file") from None
+    return Json(file_value(row))
+
+
+def keep_file(jobs: Jobs, tenant: str, source: BinaryIO, filename: str, purpose: str, expires_s: int | None) -> FileRow:
+    """Copy what is there to read into a file of ours. Blocks."""
+    file_id = jobs.new_id("file-")
+    num_bytes = 0
+    with jobs.storage.blobs.writer(file_id) as target:
+        while part := source.read(PART_BYTES):
+            num_bytes += len(part)
+            if num_bytes > MAX_FILE_BYTES:
+                raise ApiError(
+                    ErrorKind.TOO_LARGE, f"files have at most {MAX_FILE_BYTES:,} bytes; split it", param="file"
+                )
+            target.write(part)
+    row = FileRow(file_id, tenant, filename[:512], purpose, num_bytes, int(time.time()), expires_s)
+    jobs.storage.database.write(lambda transaction: tables.add_file(transaction, row)).result()
+    return row
+
+
+async def list_files(request: Request) -> Json:
+    jobs: Jobs = request.app.state.jobs
+    rows = await _read(jobs, lambda transaction: tables.files_of(transaction, tenant_of(request)))
+    purpose = request.query_params.get("purpose")
+    values = [file_value(row) for row in rows if purpose in (None, row.purpose)]
+    return Json(page_of(values[::-1], request))
+
+
+async def retrieve_file(request: Request) -> Json:
+    return Json(file_value(await file_row(request.app.state.jobs, request.path_params["id"], tenant_of(request))))
+
+
+async def file_content(request: Request) -> "FileContent":
+    jobs: Jobs = request.app.state.jobs
+    row = await file_row(jobs, request.path_params["id"], tenant_of(request))
+    return FileContent(jobs.storage.blobs.path(row.id).open("rb"), row.num_bytes)
+
+
+async def delete_file(request: Request) -> Json:
+    jobs: Jobs = request.app.state.jobs
+    row = await file_row(jobs, request.path_params["id"], tenant_of(request))
+    if jobs.is_in_use(row.id):
+        raise ApiError(ErrorKind.CONFLICT, "a batch is reading this file; cancel it first", code="file_in_use")
+    await asyncio.wrap_future(jobs.storage.database.write(lambda transaction: tables.delete_file(transaction, row.id)))
+    jobs.storage.blobs.delete(row.id)
+    return Json({"id": row.id, "object": "file", "deleted": True})
+
+
+async def file_row(jobs: Jobs, file_id: str, tenant: str) -> FileRow:
+    row = await _read(jobs, lambda transaction: tables.file_of(transaction, file_id, tenant))
+    if row is None:
+        raise ApiError(ErrorKind.NOT_FOUND, f"there is no file {file_id[:80]!r}", param="file_id", code="not_found")
+    return row
+
+
+def file_value(row: FileRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "object": "file",
+        "bytes": row.num_bytes,
+        "created_at": row.created_s,
+        "expires_at": row.expires_s,
+        "filename": row.filename,
+        "purpose": row.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+class FileContent:
+    """A file, sent in parts."""
+
+    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
+        self._file = file
+        self._num_bytes = num_bytes
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", str(self._num_bytes).encode()),
+        ]
+        with self._file as file:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while part := await asyncio.to_thread(file.read, PART_BYTES):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _read(jobs: Jobs, work: Callable[[Transaction], T]) -> T:
+    return await asyncio.wrap_future(jobs.storage.database.read(work))
+
+
+def _expiry(given: Any) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given.isdecimal() or not EXPIRES_S[0] <= int(given[:9]) <= EXPIRES_S[1]:
+        raise invalid(f"expires_after.seconds must be from {EXPIRES_S[0]:,} to {EXPIRES_S[1]:,}", "expires_after")
+    return int(time.time()) + int(given)

@@ -1,0 +1,133 @@
+"""The lines of a batch: read one by one, checked, and answered."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.jobs.endpoints import ENDPOINTS, checked_body
+from penstock.service.server.openai.dialect import error_value
+
+MAX_LINES = 50_000
+MAX_LINE_BYTES = 16 << 20
+MAX_ERRORS = 100
+"""Faults that are listed of a file that is refused."""
+
+
+class LineFault(NamedTuple):
+    code: str
+    message: str
+    line: int | None
+    param: str | None = None
+
+    @property
+    def value(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+class BatchLine(NamedTuple):
+    number: int
+    custom_id: str
+    url: str
+    body: Any
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number, from 1, and bytes of every line that is not blank."""
+    with path.open("rb") as file:
+        number = 0
+        while data := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if data.strip():
+                yield number, data
+
+
+def check_lines(path: Path, endpoint: str | None, max_lines: int = MAX_LINES) -> tuple[int, list[LineFault]]:
+    """How many requests the file has, and what is wrong with it. Without an endpoint each line may have its own."""
+    faults: list[LineFault] = []
+    seen: set[str] = set()
+    count = 0
+    for number, data in lines_of(path):
+        count += 1
+        if count > max_lines:
+            faults.append(
+                LineFault("too_many_lines", f"the file has more than {max_lines:,} requests; split it", number)
+            )
+            break
+        fault = _fault_of(number, data, endpoint, seen)
+        if fault is not None:
+            faults.append(fault)
+            if len(faults) >= MAX_ERRORS:
+                break
+    if not count:
+        faults.append(LineFault("empty_file", "the file has no requests; send one a line", None))
+    return count, faults
+
+
+def read_line(number: int, data: bytes) -> BatchLine:
+    """A line of a file that was checked."""
+    raw = msgspec.json.decode(data)
+    return BatchLine(number, raw["custom_id"], raw["url"], raw["body"])
+
+
+def _fault_of(number: int, data: bytes, endpoint: str | None, seen: set[str]) -> LineFault | None:
+    if len(data) > MAX_LINE_BYTES:
+        return LineFault("line_too_long", f"line {number} is longer than {MAX_LINE_BYTES:,} bytes; shorten it", number)
+    try:
+        raw = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return LineFault("invalid_json_line", f"line {number} is not JSON; send one object a line", number)
+    if not isinstance(raw, dict):
+        return LineFault("invalid_json_line", f"line {number} is not a JSON object", number)
+    custom_id = raw.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        return LineFault("missing_required_parameter", f"line {number} has no custom_id; name it", number, "custom_id")
+    if custom_id in seen:
+        return LineFault(
+            "duplicate_custom_id",
+            f"line {number} has the custom_id of an earlier one: {custom_id[:80]!r}",
+            number,
+            "custom_id",
+        )
+    seen.add(custom_id)
+    if raw.get("method", "POST") != "POST":
+        return LineFault("invalid_method", f"line {number} has a method other than POST", number, "method")
+    url = raw.get("url")
+    if url not in ENDPOINTS or endpoint not in (None, url):
+        message = f"line {number} is for {str(url)[:80]!r}; it must be for {endpoint or ', '.join(ENDPOINTS)}"
+        return LineFault("mismatched_endpoint", message, number, "url")
+    try:
+        checked_body(ENDPOINTS[url], raw.get("body"))
+    except ApiError as error:
+        return LineFault(
+            error.code or "invalid_value", f"line {number}: {error.message}", number, f"body.{error.param}"
+        )
+    return None
+
+
+def answer_line(custom_id: str, status: int, body: Any, request_id: str) -> bytes:
+    value = {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": custom_id,
+        "response": {"status_code": status, "request_id": request_id, "body": body},
+        "error": None,
+    }
+    return msgspec.json.encode(value) + b"\n"
+
+
+def failed_line(custom_id: str, error: ApiError, request_id: str) -> bytes:
+    return answer_line(custom_id, error.status, error_value(error), request_id)
+
+
+def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
+    """A request that was never answered."""
+    value = {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": custom_id,
+        "response": None,
+        "error": {"code": code, "message": message},
+    }
+    return msgspec.json.encode(value) + b"\n"

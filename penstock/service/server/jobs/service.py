@@ -1,0 +1,43 @@
+"""What the routes of files and batches share: where they are kept, and who works on batches."""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock.service.server.jobs.endpoints import JobFloor
+from penstock.service.store import jobs as tables
+from penstock.service.store.jobs import BatchRow
+from penstock.service.store.storage import Storage
+
+
+@dataclass(slots=True)
+class Jobs:
+    """Batches that are open are worked on by `runner`, which knows them by this object alone."""
+
+    floor: JobFloor
+    storage: Storage
+    open_batches: dict[str, BatchRow] = field(default_factory=dict)
+    """Those that are not over, as they were accepted."""
+
+    @staticmethod
+    def new_id(prefix: str) -> str:
+        return prefix + secrets.token_hex(12)
+
+    def is_in_use(self, file_id: str) -> bool:
+        return any(row.input_file == file_id for row in self.open_batches.values())
+
+    def tidy(self) -> None:
+        """Delete files that are past their time, and those that nobody was told of. Blocks; before anything is accepted."""
+        self.expire()
+        database, blobs = self.storage.database, self.storage.blobs
+        for name in blobs.names() - database.read(tables.all_file_ids).result():
+            blobs.delete(name)
+
+    def expire(self) -> None:
+        """Delete files that are past their time. Blocks."""
+        database = self.storage.database
+        for file_id in database.read(lambda transaction: tables.expired_files(transaction, time.time())).result():
+            if not self.is_in_use(file_id):
+                database.write(partial(tables.delete_file, file_id=file_id)).result()
+                self.storage.blobs.delete(file_id)

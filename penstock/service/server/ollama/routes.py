@@ -1,0 +1,146 @@
+"""/api/chat, /api/generate and the embedding routes."""
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+
+from penstock.service.server.front import Begun, Counted, Front, Prepared
+from penstock.service.server.generation import Caller, Delivery, Generation, Texts
+from penstock.service.server.http.answer import Json
+from penstock.service.server.http.faults import invalid
+from penstock.service.server.ollama.encoder import OllamaEncoder
+from penstock.service.server.ollama.protocol import (
+    REFUSED,
+    EmbedBody,
+    GenerateBody,
+    LegacyEmbedBody,
+    OllamaChatBody,
+    OllamaSampling,
+)
+from penstock.service.server.ollama.request import chat_generation, keep_alive_s, prompt_generation
+from penstock.service.server.openai.embeddings import embedded
+from penstock.service.server.prepare import prepare, prompts_of
+from penstock.service.server.served import ServedModel
+
+INFILL_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+"""How models that fill gaps mark what stands before it, what stands after it, and where they begin."""
+
+
+async def chat(request: Request) -> Counted | Json:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, OllamaChatBody, REFUSED, _chat_delivery)
+    if not begun.body.messages:
+        return _nothing_asked(front, begun, {"message": {"role": "assistant", "content": ""}})
+    generation = chat_generation(begun.body)
+    return front.answer(await _prepared(begun.model, begun.caller, begun.body, generation, is_chat=True), begun)
+
+
+async def generate(request: Request) -> Counted | Json:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, GenerateBody, REFUSED, _prompt_delivery)
+    return await _generated(front, begun)
+
+
+async def _generated(front: Front, begun: "Begun[GenerateBody]") -> Counted | Json:
+    body = begun.body
+    if not body.prompt and not body.suffix:
+        return _nothing_asked(front, begun, {"response": ""})
+    if body.suffix:
+        generation = _infill(begun.model, body)
+    else:
+        generation = prompt_generation(body, tuple(body.context or ()))
+    return front.answer(await _prepared(begun.model, begun.caller, body, generation, is_chat=False), begun)
+
+
+async def _prepared(
+    model: ServedModel, caller: Caller, body: OllamaSampling, generation: Generation, *, is_chat: bool
+) -> Prepared:
+    num_ctx = body.options.num_ctx if body.options else None
+    if num_ctx is not None and num_ctx > model.facts.max_context:
+        raise invalid(
+            f"num_ctx is {num_ctx:,}; this model is served with {model.facts.max_context:,}; lower it",
+            "options.num_ctx",
+        )
+    call = await prepare(model, caller, generation)
+    num_top = generation.sampling.num_logprobs
+    encoder = OllamaEncoder(body.model, model.tokenizer, is_chat=is_chat, num_top=num_top)
+    return Prepared(model, call, encoder, _delivery(body, asks=True))
+
+
+def _delivery(body: OllamaSampling, *, asks: bool) -> Delivery:
+    alive_s = keep_alive_s(body.keep_alive)
+    return Delivery(
+        is_stream=body.stream is not False,
+        reports_progress=bool(body.include_progress),
+        reports_timings=True,
+        keep_alive_s=alive_s,
+        is_unload=not asks and alive_s == 0.0,
+    )
+
+
+def _chat_delivery(body: OllamaChatBody) -> Delivery:
+    return _delivery(body, asks=bool(body.messages))
+
+
+def _prompt_delivery(body: GenerateBody) -> Delivery:
+    return _delivery(body, asks=bool(body.prompt or body.suffix))
+
+
+def _kept(body: EmbedBody | LegacyEmbedBody) -> Delivery:
+    return Delivery(keep_alive_s=keep_alive_s(body.keep_alive))
+
+
+def _infill(model: ServedModel, body: GenerateBody) -> Generation:
+    """What belongs between prompt and suffix, as models trained for it are asked."""
+    known = model.tokenizer.token_id
+    marks = next((marks for marks in INFILL_MARKS if all(known(mark) is not None for mark in marks)), None)
+    if marks is None:
+        raise invalid(f"{body.model[:80]} does not support insert; leave suffix out", "suffix")
+    before, after, middle = marks
+    text = f"{before}{body.prompt or ''}{after}{body.suffix}{middle}"
+    generation = prompt_generation(GenerateBody(**{name: getattr(body, name) for name in body.__struct_fields__}))
+    return Generation(prompt=Texts(given=text), sampling=generation.sampling, output=generation.output, param="prompt")
+
+
+def _nothing_asked(front: Front, begun: "Begun[Any]", words: dict[str, Any]) -> Json:
+    """A question without words asks for the model to be loaded, or with keep_alive 0 to be unloaded. The only one stays."""
+    body, resident = begun.body, begun.model.resident
+    reason = "unload" if keep_alive_s(body.keep_alive) == 0.0 else "load"
+    if reason == "unload" and front.pool is not None and resident is not None:
+        front.pool.expire(resident)
+    head = {"model": body.model, "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return Json(head | words | {"done": True, "done_reason": reason})
+
+
+async def embed(request: Request) -> Json:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, EmbedBody, REFUSED, _kept)
+    start_s, body, model = time.monotonic(), begun.body, begun.model
+    if not body.input:
+        return Json({"model": body.model, "embeddings": []})
+    prompts = await prompts_of(model, body.input, "input")
+    if body.truncate is not False:
+        prompts = [prompt[: model.facts.max_context] for prompt in prompts]
+    vectors = await embedded(model, prompts, "input", body.dimensions)
+    return Json(
+        {
+            "model": body.model,
+            "embeddings": [list(vector) for vector in vectors],
+            "total_duration": round((time.monotonic() - start_s + begun.load_s) * 1e9),
+            "load_duration": round(begun.load_s * 1e9),
+            "prompt_eval_count": sum(map(len, prompts)),
+        }
+    )
+
+
+async def embed_legacy(request: Request) -> Json:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, LegacyEmbedBody, REFUSED, _kept)
+    prompts = await prompts_of(begun.model, begun.body.prompt, "prompt")
+    (vector,) = await embedded(begun.model, prompts, "prompt")
+    return Json({"embedding": list(vector)})

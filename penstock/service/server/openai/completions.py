@@ -1,0 +1,194 @@
+"""/v1/completions: prompts in, their continuations out; with `echo` and `logprobs` as evaluation harnesses need them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from penstock.runtime.core.batch import Logprob
+from penstock.service.server.front import Counted, Front, Prepared
+from penstock.service.server.generation import Caller
+from penstock.service.server.http import sse
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.openai.dialect import DIALECT
+from penstock.service.server.openai.logprobs import CompletionLogprobs
+from penstock.service.server.openai.protocol import REFUSED, CompletionBody
+from penstock.service.server.openai.request import check_strictly, delivery_of, text_generation
+from penstock.service.server.openai.usage import usage_value
+from penstock.service.server.prepare import prepare
+from penstock.service.server.served import ServedModel
+from penstock.service.server.writer import Piece
+
+
+async def complete_text(request: Request) -> Counted:
+    front: Front = request.app.state.front
+    begun = await front.begin(request, CompletionBody, REFUSED, delivery_of)
+    return front.answer(await prepare_text(front, begun.model, begun.caller, begun.body), begun)
+
+
+async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: CompletionBody) -> Prepared:
+    if front.config.strict:
+        check_strictly(body)
+    call = await prepare(model, caller, text_generation(body))
+    encoder = CompletionEncoder(front, model, body, call.prompts, shows_answer=body.max_tokens != 0)
+    return Prepared(model, call, encoder, delivery_of(body))
+
+
+def _hidden(piece: Piece) -> Piece:
+    """The one token that had to be drawn is kept from a client that asked for none."""
+    return piece._replace(segments=(), token_ids=(), logprobs=())
+
+
+class CompletionEncoder:
+    """A text completion, or its chunks."""
+
+    dialect = DIALECT
+
+    def __init__(
+        self,
+        front: Front,
+        model: ServedModel,
+        body: CompletionBody,
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        shows_answer: bool = True,
+    ) -> None:
+        self._shows_answer = shows_answer
+        self._tokenizer = model.tokenizer
+        self._prompts = prompts
+        self._num_choices = body.n or 1
+        self._echoes = bool(body.echo)
+        self._num_top = body.logprobs
+        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._reports_ids = bool(body.return_token_ids)
+        self._reports_prompt_logprobs = body.prompt_logprobs is not None
+        self._head: dict[str, Any] = {
+            "id": front.new_id("cmpl-"),
+            "object": "text_completion",
+            "created": front.unix_time(),
+            "model": model.name,
+            "system_fingerprint": front.fingerprint,
+        }
+        count = len(prompts) * self._num_choices
+        self._kept: list[list[Piece]] = [[] for _ in range(count)]
+        self._columns = [self._fresh_columns(index) for index in range(count)]
+        self._prompt_logprobs: list[list[Logprob]] = [[] for _ in prompts]
+        usage = b',"usage":null' if self._has_usage else b""
+        self._begin = b"data: " + sse.quoted(self._head)[:-1] + b',"choices":'
+        self._end = b"}]" + usage + b"}\n\n"
+        self._plain_end = b',"logprobs":null,"finish_reason":null' + self._end
+        self._starts = [self._begin + b'[{"index":%d,"text":' % index for index in range(count)]
+
+    def opening(self, call: Call) -> bytes:
+        """Nothing; with `echo`, the prompts, unless their log probabilities have to come with them."""
+        if not self._echoes or self._num_top is not None:
+            return b""
+        return b"".join(
+            self._starts[index] + sse.quoted(self._prompt_text(index)) + self._plain_end
+            for index in range(len(self._kept))
+        )
+
+    def reporting(self, pieces: Sequence[Piece]) -> bytes:
+        pieces = pieces if self._shows_answer else [_hidden(piece) for piece in pieces]
+        if len(pieces) == 1:
+            piece = pieces[0]
+            if piece.finish_reason is None and self._num_top is None and not self._reports_ids:
+                return self._starts[piece.choice] + sse.quoted(piece.content) + self._plain_end
+        return b"".join(map(self._report, pieces))
+
+    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
+        if not self._has_usage:
+            return sse.DONE
+        return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
+
+    def failing(self, error: ApiError) -> bytes:
+        return DIALECT.error_event(error, "")
+
+    def keep(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces if self._shows_answer else map(_hidden, pieces):
+            self._kept[piece.choice].append(piece)
+            self._take_prompt_logprobs(piece)
+
+    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
+        return self._head | {"choices": choices, "usage": self._usage(call, timings)}
+
+    def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        reported = usage_value(call, timings)
+        if not self._shows_answer:
+            reported |= {"completion_tokens": 0, "total_tokens": reported["prompt_tokens"]}
+        return reported
+
+    def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
+        text = "".join(piece.content for piece in kept)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._prompt_text(index) + text if self._echoes else text,
+            "logprobs": None,
+            "finish_reason": kept[-1].finish_reason if kept else None,
+        }
+        if self._num_top is not None:
+            columns = self._columns[index]
+            self._echo_columns(index)
+            for piece in kept:
+                columns.add(piece.logprobs)
+            choice["logprobs"] = columns.value
+        if self._reports_prompt_logprobs:
+            choice["prompt_logprobs"] = self._prompt_rows(index)
+        if self._reports_ids:
+            choice["token_ids"] = [token for piece in kept for token in piece.token_ids]
+            choice["prompt_token_ids"] = self._prompts[index // self._num_choices]
+        return choice
+
+    def _report(self, piece: Piece) -> bytes:
+        """Text first, then an empty one that carries the finish."""
+        index = piece.choice
+        self._take_prompt_logprobs(piece)
+        events = []
+        is_first = not self._kept[index]
+        if piece.token_ids or piece.content or (is_first and self._echoes and self._num_top is not None):
+            text, logprobs = piece.content, b"null"
+            if is_first:
+                self._kept[index].append(piece)
+            if self._num_top is not None:
+                if is_first and self._echoes:
+                    text = self._prompt_text(index) + text
+                    self._echo_columns(index)
+                self._columns[index].add(piece.logprobs)
+                logprobs = sse.quoted(self._columns[index].value)
+                self._columns[index].clear()
+            events.append(self._event(index, text, logprobs, b"null", piece.token_ids))
+        if piece.finish_reason is not None:
+            events.append(self._event(index, "", b"null", sse.quoted(piece.finish_reason), ()))
+        return b"".join(events)
+
+    def _event(self, index: int, text: str, logprobs: bytes, finish: bytes, token_ids: tuple[int, ...]) -> bytes:
+        ids = b',"token_ids":' + sse.quoted(token_ids) if self._reports_ids else b""
+        body = sse.quoted(text) + b',"logprobs":' + logprobs + b',"finish_reason":' + finish + ids
+        return self._starts[index] + body + self._end
+
+    def _prompt_text(self, index: int) -> str:
+        return self._tokenizer.decode(self._prompts[index // self._num_choices], skip_special=False)
+
+    def _fresh_columns(self, index: int) -> CompletionLogprobs:
+        return CompletionLogprobs(self._tokenizer, self._num_top or 0, has_ids=self._reports_ids)
+
+    def _take_prompt_logprobs(self, piece: Piece) -> None:
+        if piece.prompt_logprobs and piece.choice % self._num_choices == 0:
+            self._prompt_logprobs[piece.choice // self._num_choices].extend(piece.prompt_logprobs)
+
+    def _echo_columns(self, index: int) -> None:
+        """The prompt's own tokens; the first has no log probability, since nothing came before it."""
+        if not self._echoes:
+            return
+        number = index // self._num_choices
+        self._columns[index].add_first(self._prompts[number][0])
+        self._columns[index].add(self._prompt_logprobs[number])
+
+    def _prompt_rows(self, index: int) -> list[dict[str, Any] | None]:
+        rows: list[dict[str, Any] | None] = [None]
+        for one in self._prompt_logprobs[index // self._num_choices]:
+            pairs = {one.token_id: one.logprob} | dict(one.top)
+            rows.append({str(token_id): {"logprob": logprob} for token_id, logprob in pairs.items()})
+        return rows

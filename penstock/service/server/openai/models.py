@@ -1,0 +1,73 @@
+"""/v1/models: what is served."""
+
+from typing import Any
+
+from starlette.requests import Request
+
+from penstock.service.server.anthropic.models import anthropic_model, anthropic_models
+from penstock.service.server.front import Front
+from penstock.service.server.http.answer import Json
+from penstock.service.server.http.faults import ApiError, ErrorKind
+from penstock.service.server.pool.resident import Residency, Resident
+from penstock.service.server.served import ServedModel, loading
+
+STATUS = {
+    Residency.COLD: "unloaded",
+    Residency.LOADING: "loading",
+    Residency.READY: "loaded",
+    Residency.UNLOADING: "unloading",
+    Residency.FAILED: "failed",
+}
+
+
+async def list_models(request: Request) -> Json:
+    front: Front = request.app.state.front
+    known = front.models.known
+    if not known:
+        raise loading()
+    if request.headers.get("anthropic-version"):
+        return Json(anthropic_models(front))
+    return Json({"object": "list", "data": [model_value(model) for model in known]})
+
+
+async def show_model(request: Request) -> Json:
+    front: Front = request.app.state.front
+    model = named_model(front, request.path_params["name"])
+    return Json(anthropic_model(model) if request.headers.get("anthropic-version") else model_value(model))
+
+
+def named_model(front: Front, name: str) -> ServedModel:
+    known = front.models.known
+    if not known:
+        raise loading()
+    for model in known:
+        if model.name == name:
+            return model
+    there = ", ".join(repr(model.name) for model in known[:20])
+    message = f"the model {name[:80]!r} is not served here; it is {there}"
+    raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
+
+
+def model_value(model: ServedModel) -> dict[str, Any]:
+    value = {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "penstock",
+        "max_model_len": model.max_context or None,
+        "capabilities": [
+            *(["completion"] if model.can_generate else []),
+            *(["embedding"] if model.embedding_size else []),
+        ],
+    }
+    if model.resident is not None:
+        value["status"] = status_value(model.resident)
+    return value
+
+
+def status_value(resident: Resident) -> dict[str, Any]:
+    """Where one of several models stands, in the word that llama.cpp's router has for it where it has one."""
+    status: dict[str, Any] = {"value": STATUS[resident.state]}
+    if resident.state is Residency.FAILED:
+        status["reason"] = resident.reason
+    return status

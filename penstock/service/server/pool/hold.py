@@ -1,0 +1,55 @@
+"""A client that waits for its model to be loaded: told how far that is, and no longer waited for once it has left.
+
+An answer in parts is begun early for it: after a moment where it asked to be told of progress, otherwise when a proxy might
+think that we are gone; until then every refusal still has its own status.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import ClientDisconnect, Request
+
+from penstock.service.server.dialect import Dialect, Progress
+from penstock.service.server.generation import Delivery
+from penstock.service.server.http.relay import relayed_of
+
+PROGRESS_S = 0.5
+PING_S = 10.0
+
+
+async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, progress: Callable[[], Progress]) -> None:
+    """Wait with the client. Raises what `ready` does, or ClientDisconnect."""
+    waiting = asyncio.ensure_future(ready)
+    gone = asyncio.ensure_future(_until_gone(request))
+    tells = delivery.is_stream and relayed_of(request) is None  # a router waits by itself, and may ask another
+    pause_s = PROGRESS_S if delivery.reports_progress else PING_S
+    is_begun = False
+    try:
+        while True:
+            await asyncio.wait((waiting, gone), timeout=pause_s if tells else None, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                waiting.result()
+                return
+            if gone.done():
+                raise ClientDisconnect
+            await _tell(request, progress(), delivery, is_begun=is_begun)
+            is_begun = True
+    finally:
+        for task in (waiting, gone):
+            task.cancel()
+        await asyncio.gather(waiting, gone, return_exceptions=True)
+
+
+async def _tell(request: Request, progress: Progress, delivery: Delivery, *, is_begun: bool) -> None:
+    dialect: Dialect = request.scope["penstock.dialect"]
+    send = request.scope["penstock.send"]
+    if not is_begun:
+        await send({"type": "http.response.start", "status": 200, "headers": list(dialect.stream_headers)})
+    data = dialect.progress(progress) if delivery.reports_progress else dialect.comment(progress)
+    if data:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,100 @@
+"""/v1/conversations: items kept under one id, to which responses add theirs."""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.service.server.front import tenant_of
+from penstock.service.server.http.answer import Json
+from penstock.service.server.responses.items import input_items
+from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, Item
+from penstock.service.server.responses.routes import page_of
+from penstock.service.server.responses.service import Responses
+from penstock.service.store.responses import ConversationRow
+
+
+async def create_conversation(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    body, _ = await service.front.body(request, ConversationBody, {})
+    row = ConversationRow(service.front.new_id("conv_"), tenant_of(request), int(time.time()), _text(body.metadata))
+    await service.kept.put_conversation(row, input_items(body.items or []))
+    return Json(_value(row))
+
+
+async def retrieve_conversation(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    return Json(_value(await _conversation(service, request)))
+
+
+async def update_conversation(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    row = await _conversation(service, request)
+    body, _ = await service.front.body(request, ConversationBody, {})
+    row = row._replace(metadata=_text(body.metadata))
+    await service.kept.put_conversation(row)
+    return Json(_value(row))
+
+
+async def delete_conversation(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    row = await _conversation(service, request)
+    await service.kept.delete_conversation(row.id)
+    return Json({"id": row.id, "object": "conversation.deleted", "deleted": True})
+
+
+async def list_items(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    row = await _conversation(service, request)
+    return Json(page_of(await service.kept.items(row.id), request))
+
+
+async def add_items(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    row = await _conversation(service, request)
+    body, _ = await service.front.body(request, ConversationItemsBody, {})
+    items = input_items(body.items)
+    await asyncio.wrap_future(service.kept.add_items(row.id, items))
+    return Json(_list(items))
+
+
+async def retrieve_item(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    row = await _conversation(service, request)
+    name = request.path_params["item"]
+    found = [item for item in await service.kept.items(row.id) if item["id"] == name]
+    if not found:
+        await service.kept.delete_item(row.id, name)  # says that it is not there
+    return Json(found[0])
+
+
+async def delete_item(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    row = await _conversation(service, request)
+    await service.kept.delete_item(row.id, request.path_params["item"])
+    return Json(_value(row))
+
+
+async def _conversation(service: Responses, request: Request) -> ConversationRow:
+    return await service.kept.conversation(request.path_params["id"], tenant_of(request))
+
+
+def _value(row: ConversationRow) -> dict[str, Any]:
+    metadata = msgspec.json.decode(row.metadata)
+    return {"id": row.id, "object": "conversation", "created_at": row.created_s, "metadata": metadata}
+
+
+def _list(items: list[Item]) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"],
+        "last_id": items[-1]["id"],
+        "has_more": False,
+    }
+
+
+def _text(metadata: dict[str, str] | None) -> str:
+    return msgspec.json.encode(metadata or {}).decode()

@@ -1,0 +1,207 @@
+"""A call as the Responses API words it: an object with output items, or the events that build it.
+
+Every event has a `sequence_number` from 0 and those of items say which item and part they belong to. Whole answers are built
+by the same steps, with the events thrown away.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.runtime.text.stream.segments import (
+    ContentText,
+    ReasoningText,
+    Segment,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.http import sse
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.relay import random_hex
+from penstock.service.server.openai.dialect import DIALECT
+from penstock.service.server.openai.logprobs import chat_entries
+from penstock.service.server.responses.items import new_id
+from penstock.service.server.usage import usage_of
+from penstock.service.server.writer import LENGTH, Piece
+
+Fields = dict[str, Any]
+
+
+class ResponseEncoder:
+    """`head` is what of the response is known before anything is generated. `on_end` is given the response when it is over."""
+
+    dialect = DIALECT
+
+    def __init__(
+        self, head: Fields, tokenizer: Tokenizer, *, num_top: int | None, on_end: Callable[[Fields], None] | None = None
+    ) -> None:
+        self.head = head
+        self.output: list[Fields] = []
+        self.num_events = 0
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._on_end = on_end
+        self._finish_reason: str | None = None
+        self._usage: Fields | None = None
+        self._item: Fields | None = None
+        """The item that is open; the last of `output`."""
+
+    def opening(self, call: Call) -> bytes:
+        first = self.event("response.created", {"response": self.response("in_progress")})
+        return first + self.event("response.in_progress", {"response": self.response("in_progress")})
+
+    def reporting(self, pieces: Sequence[Piece]) -> bytes:
+        parts: list[bytes] = []
+        for piece in pieces:
+            logprobs = self._logprobs(piece)
+            for segment in piece.segments:
+                self._take(segment, logprobs, parts)
+                logprobs = []
+            if piece.finish_reason is not None:
+                self._finish_reason = piece.finish_reason
+        return b"".join(parts)
+
+    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
+        parts: list[bytes] = []
+        response = self._finished(call, parts)
+        name = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
+        parts.append(self.event(name, {"response": response}))
+        return b"".join(parts)
+
+    def failing(self, error: ApiError) -> bytes:
+        return self.event("response.failed", {"response": self.failed(error)})
+
+    def failed(self, error: ApiError) -> Fields:
+        """The response of a call that broke off."""
+        code = error.code if error.status < 500 and error.code else "server_error"
+        response = self.response("failed") | {"error": {"code": code, "message": error.message}}
+        self._end(response)
+        return response
+
+    def keep(self, pieces: Sequence[Piece]) -> None:
+        self.reporting(pieces)
+
+    def whole(self, call: Call, timings: dict[str, float] | None) -> Fields:
+        return self._finished(call, [])
+
+    def response(self, status: str) -> Fields:
+        return self.head | {"status": status, "output": [dict(item) for item in self.output], "usage": self._usage}
+
+    def event(self, name: str, fields: Fields) -> bytes:
+        numbered = {"type": name, "sequence_number": self.num_events} | fields
+        self.num_events += 1
+        return sse.named_event(name, numbered)
+
+    # Taking in
+
+    def _finished(self, call: Call, parts: list[bytes]) -> Fields:
+        is_cut = self._finish_reason == LENGTH
+        self._close("incomplete" if is_cut else "completed", parts)
+        self._usage = _usage(call)
+        response = self.response("incomplete" if is_cut else "completed")
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        response["completed_at"] = None if is_cut else int(time.time())
+        self._end(response)
+        return response
+
+    def _end(self, response: Fields) -> None:
+        if self._on_end is not None:
+            self._on_end(response)
+
+    def _take(self, segment: Segment, logprobs: list[Fields], parts: list[bytes]) -> None:
+        match segment:
+            case ContentText(text):
+                self._add_text("message", text, logprobs, parts)
+            case ReasoningText(text):
+                self._add_text("reasoning", text, logprobs, parts)
+            case ToolCallStart(_, name, call_id):
+                item = {"type": "function_call", "id": new_id("function_call"), "name": name, "arguments": ""}
+                self._open(item | {"call_id": call_id or f"call_{random_hex()}"}, parts)
+            case ToolCallArguments(_, text):
+                if self._item is not None:
+                    self._item["arguments"] += text
+                    parts.append(self._item_event("response.function_call_arguments.delta", {"delta": text}))
+            case ToolCallEnd():
+                self._close("completed", parts)
+
+    def _add_text(self, kind: str, text: str, logprobs: list[Fields], parts: list[bytes]) -> None:
+        item = self._item
+        if item is None or item["type"] != kind:
+            self._open_text(kind, parts)
+            item = self.output[-1]
+        part = item["content"][0]
+        part["text"] += text
+        if kind == "reasoning":
+            parts.append(self._part_event("response.reasoning_text.delta", {"delta": text}))
+            return
+        if self._num_top is not None:
+            part["logprobs"].extend(logprobs)
+        parts.append(self._part_event("response.output_text.delta", {"delta": text, "logprobs": logprobs}))
+
+    def _open_text(self, kind: str, parts: list[bytes]) -> None:
+        if kind == "message":
+            item: Fields = {"type": kind, "id": new_id(kind), "role": "assistant", "content": []}
+            part: Fields = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item = {"type": kind, "id": new_id(kind), "summary": [], "content": []}
+            part = {"type": "reasoning_text", "text": ""}
+        self._open(item, parts)
+        parts.append(self._part_event("response.content_part.added", {"part": part}))
+        self.output[-1]["content"] = [dict(part)]
+
+    def _open(self, item: Fields, parts: list[bytes]) -> None:
+        self._close("completed", parts)
+        self._item = item | {"status": "in_progress"}
+        self.output.append(self._item)
+        parts.append(self.event("response.output_item.added", {"output_index": self._index, "item": self._item}))
+
+    def _close(self, status: str, parts: list[bytes]) -> None:
+        item = self._item
+        if item is None:
+            return
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            parts.append(self._item_event("response.function_call_arguments.done", done))
+        else:
+            part = item["content"][0]
+            name = "response.output_text.done" if item["type"] == "message" else "response.reasoning_text.done"
+            done = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if item["type"] == "message" else {})
+            parts.append(self._part_event(name, done))
+            parts.append(self._part_event("response.content_part.done", {"part": part}))
+        item["status"] = status
+        parts.append(self.event("response.output_item.done", {"output_index": self._index, "item": item}))
+        self._item = None
+
+    @property
+    def _index(self) -> int:
+        return len(self.output) - 1
+
+    def _item_event(self, name: str, fields: Fields) -> bytes:
+        return self.event(name, {"item_id": self.output[-1]["id"], "output_index": self._index} | fields)
+
+    def _part_event(self, name: str, fields: Fields) -> bytes:
+        return self._item_event(name, {"content_index": 0} | fields)
+
+    def _logprobs(self, piece: Piece) -> list[Fields]:
+        if self._num_top is None:
+            return []
+        entries = chat_entries(self._tokenizer, piece.logprobs, self._num_top)
+        rivals = [rival for entry in entries for rival in entry["top_logprobs"]]
+        for one in (*entries, *rivals):
+            one["bytes"] = one["bytes"] or []
+        return entries
+
+
+def _usage(call: Call) -> Fields:
+    usage = usage_of(call)
+    return {
+        "input_tokens": usage.num_prompt,
+        "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": usage.num_written},
+        "output_tokens": usage.num_output,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning},
+        "total_tokens": usage.num_prompt + usage.num_output,
+    }

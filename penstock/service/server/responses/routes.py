@@ -1,0 +1,268 @@
+"""/v1/responses: made, streamed, kept, found again, cancelled, deleted."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.service.server.front import Begun, Counted, Prepared, tenant_of
+from penstock.service.server.generation import Caller, Delivery
+from penstock.service.server.http.answer import Json, Send
+from penstock.service.server.http.faults import ApiError, invalid
+from penstock.service.server.http.sse import HEADERS
+from penstock.service.server.prepare import prepare, prompt_of_chat
+from penstock.service.server.responses.background import EventLog
+from penstock.service.server.responses.encoder import ResponseEncoder
+from penstock.service.server.responses.items import input_items
+from penstock.service.server.responses.kept import Fields
+from penstock.service.server.responses.protocol import REFUSED, InputBody, Item, ResponseBody
+from penstock.service.server.responses.request import chat_of, generation_of, num_top_of
+from penstock.service.server.responses.service import Responses, new_response_id
+from penstock.service.server.served import ServedModel
+
+DEFAULT_LIMIT = 20
+
+
+async def create_response(request: Request) -> "Counted | Json | Followed":
+    service: Responses = request.app.state.responses
+    front = service.front
+    begun = await front.begin(request, ResponseBody, REFUSED, delivery_of)
+    body, tenant = begun.body, begun.caller.tenant
+    items = await all_items(service, body, tenant)
+    if body.background:
+        return await _in_background(service, begun, items)
+    prepared, _ = await prepare_response(service, begun.model, begun.caller, body, items)
+    return front.answer(prepared, begun)
+
+
+async def prepare_response(
+    service: Responses,
+    model: ServedModel,
+    caller: Caller,
+    body: ResponseBody,
+    items: Sequence[Item],
+    response_id: str | None = None,
+) -> tuple[Prepared, ResponseEncoder]:
+    call = await prepare(model, caller, generation_of(body, items))
+    head = head_of(model, body, response_id or new_response_id())
+    on_end = partial(_keep, service, caller.tenant, body, items)
+    encoder = ResponseEncoder(head, model.tokenizer, num_top=num_top_of(body), on_end=on_end)
+    return Prepared(model, call, encoder, delivery_of(body)), encoder
+
+
+def delivery_of(body: ResponseBody) -> Delivery:
+    options = body.stream_options
+    return Delivery(
+        is_stream=bool(body.stream), reports_progress=bool(options is not None and options.include_progress)
+    )
+
+
+async def all_items(service: Responses, body: InputBody, tenant: str) -> list[Item]:
+    """What came before, as far as the client refers to it, and what it sends now."""
+    if body.previous_response_id and body.conversation:
+        raise invalid("send previous_response_id or conversation, not both", "previous_response_id")
+    earlier: list[Item] = []
+    if body.previous_response_id:
+        row = await service.kept.get(body.previous_response_id, tenant)
+        earlier = [*msgspec.json.decode(row.input), *msgspec.json.decode(row.value)["output"]]
+    conversation_id = conversation_of(body)
+    if conversation_id:
+        await service.kept.conversation(conversation_id, tenant)
+        earlier = await service.kept.items(conversation_id)
+    return [*earlier, *input_items(body.input)]
+
+
+def conversation_of(body: InputBody) -> str | None:
+    if body.conversation is None or isinstance(body.conversation, str):
+        return body.conversation
+    return body.conversation.id
+
+
+def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
+    """All that is known of a response before it is made."""
+    tools = [
+        {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        | {"strict": bool(tool.strict)}
+        for tool in body.tools or ()
+    ]
+    reasoning = body.reasoning
+    form = msgspec.to_builtins(body.text.format) if body.text is not None and body.text.format else {"type": "text"}
+    conversation_id = conversation_of(body)
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": bool(body.background),
+        "completed_at": None,
+        "conversation": None if conversation_id is None else {"id": conversation_id},
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": model.name,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort if reasoning is not None else None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": form, "verbosity": "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": tools,
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+
+
+def _keep(service: Responses, tenant: str, body: ResponseBody, items: Sequence[Item], response: Fields) -> None:
+    if body.store is not False:
+        service.kept.put(tenant, response, items)
+    conversation_id = conversation_of(body)
+    if conversation_id and response["status"] != "failed":
+        service.kept.add_items(conversation_id, [*input_items(body.input), *response["output"]])
+
+
+# In the background
+
+
+async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items: Sequence[Item]) -> "Json | Followed":
+    body = begun.body
+    if body.store is False:
+        raise invalid("a background response is kept until it is fetched; leave store out", "store")
+    response_id = new_response_id()
+    await prepare_response(
+        service, begun.model, begun.caller, body, items, response_id
+    )  # refuses now what it would later
+    queued = head_of(begun.model, body, response_id) | {"status": "queued", "output": [], "usage": None}
+    await asyncio.wrap_future(service.kept.put(begun.caller.tenant, queued, items, msgspec.json.encode(body)))
+    log = start_in_background(service, begun.caller, body, items, queued)
+    if body.stream:
+        return Followed(log.after(-1))
+    return Json(queued)
+
+
+def start_in_background(
+    service: Responses, caller: Caller, body: ResponseBody, items: Sequence[Item], queued: Fields
+) -> EventLog:
+    find = partial(service.front.models.find, body.model)
+
+    async def make() -> tuple[Prepared, ResponseEncoder]:
+        model = find()
+        prepared, encoder = await prepare_response(service, model, caller, body, items, queued["id"])
+        encoder.head["created_at"] = queued["created_at"]
+        service.kept.put(caller.tenant, encoder.response("in_progress"), items, msgspec.json.encode(body))
+        return prepared, encoder
+
+    def on_failed(error: ApiError) -> None:
+        failed = {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
+        service.kept.put(caller.tenant, queued | failed, items)
+
+    return service.background.start(queued["id"], find, make, on_failed)
+
+
+async def resume_background(service: Responses) -> None:
+    """Begin again what an earlier run accepted and did not end."""
+    for row in await service.kept.unfinished():
+        body = msgspec.json.decode(row.body, type=ResponseBody)
+        queued = msgspec.json.decode(row.value) | {"status": "queued", "output": [], "usage": None}
+        start_in_background(service, Caller(tenant=row.tenant), body, msgspec.json.decode(row.input), queued)
+
+
+class Followed:
+    """Events of a response made in the background, as they come."""
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        self._events = events
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+# Found again
+
+
+async def retrieve_response(request: Request) -> "Json | Followed":
+    service: Responses = request.app.state.responses
+    response_id = request.path_params["id"]
+    row = await service.kept.get(response_id, tenant_of(request))
+    if request.query_params.get("stream") == "true":
+        log = service.background.log_of(response_id)
+        if log is None:
+            raise invalid("the events of this response are not kept; retrieve it without stream", "stream")
+        after = request.query_params.get("starting_after", "-1")
+        if not after.lstrip("-").isdecimal():
+            raise invalid("starting_after must be a sequence number", "starting_after")
+        return Followed(log.after(int(after)))
+    return Json(row.value.encode())
+
+
+async def delete_response(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    response_id = request.path_params["id"]
+    await service.background.cancel(response_id)
+    await service.kept.delete(response_id, tenant_of(request))
+    return Json({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    response_id, tenant = request.path_params["id"], tenant_of(request)
+    row = await service.kept.get(response_id, tenant)
+    response = msgspec.json.decode(row.value)
+    if not response["background"]:
+        raise invalid("only a background response can be cancelled", "response_id")
+    if await service.background.cancel(response_id) or response["status"] in ("queued", "in_progress"):
+        response |= {"status": "cancelled"}
+        await asyncio.wrap_future(service.kept.put(tenant, response, msgspec.json.decode(row.input)))
+    return Json(response)
+
+
+async def list_input_items(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    row = await service.kept.get(request.path_params["id"], tenant_of(request))
+    return Json(page_of(msgspec.json.decode(row.input), request))
+
+
+async def count_input_tokens(request: Request) -> Json:
+    service: Responses = request.app.state.responses
+    begun = await service.front.begin(request, InputBody, REFUSED)
+    items = await all_items(service, begun.body, begun.caller.tenant)
+    prompt = await prompt_of_chat(begun.model, chat_of(begun.body, items))
+    return Json({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+
+
+def page_of(items: list[Item], request: Request) -> Fields:
+    """A part of a list, newest first unless asked otherwise."""
+    query = request.query_params
+    limit = query.get("limit", str(DEFAULT_LIMIT))
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
+        raise invalid("limit must be a number from 1 to 100", "limit")
+    ordered = items if query.get("order") == "asc" else items[::-1]
+    after = query.get("after")
+    if after is not None:
+        places = [place for place, item in enumerate(ordered) if item["id"] == after]
+        if not places:
+            raise invalid(f"after names {after[:80]!r}, which is not in the list", "after")
+        ordered = ordered[places[0] + 1 :]
+    data = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else "",
+        "last_id": data[-1]["id"] if data else "",
+        "has_more": len(data) < len(ordered),
+    }

@@ -1,0 +1,234 @@
+"""What is served: one value per model, and the table of them.
+
+A served model is its engine, its text and the facts of both, with who may come in and what is counted. Routes find theirs in
+the table by the name a client sent; nothing here knows a dialect.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.engine.client import EngineClient, Facts, StepReport
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.blocks import BlockIndex
+from penstock.service.server.http.admission import Admission
+from penstock.service.server.http.call import greedy_canary
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.service.server.http.meters import Meters
+from penstock.service.server.pins import PinLedger
+from penstock.service.server.pool.resident import Residency, Resident
+from penstock.service.server.text import NO_CARD, ModelCard, Text
+from penstock.service.server.ui.live import LiveView
+
+MAX_CHARACTERS_PER_TOKEN = 32
+"""Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
+FRESH_S = 2.0
+"""An engine that sent something this recently is alive; a token this old still proves it."""
+CANARY_S = 2.0
+DEFAULT_NAME = "default"
+LATEST = ":latest"
+"""Ollama's clients add it to names that have no tag."""
+
+
+class ServedModel:
+    """Made before its engine is ready; `text` is given when it is. Lives on one event loop."""
+
+    def __init__(self, client: EngineClient, *, num_tenants: int, resident: Resident | None = None) -> None:
+        """`resident` is where it stands as one of several that come and go; None for one that is always there."""
+        self.client = client
+        self.resident = resident
+        self.admission = Admission(client, num_tenants=num_tenants)
+        self.meters = Meters(client, self.admission)
+        self.blocks = BlockIndex(client)
+        self.pins = PinLedger(num_tenants=num_tenants)
+        self.created = int(time.time())
+        self.fault = ""
+        """Why no request should be served: the model is not what it was."""
+        self._text: Text | None = None
+        self._card = NO_CARD
+        self._canary_s = -1e9
+        self.live = LiveView(client, self.meters, self.admission)
+        client.on_step = self._on_step
+
+    def _on_step(self, step: StepReport) -> None:
+        self.meters.observe(step)
+        self.live.observe(step)
+
+    @property
+    def is_open(self) -> bool:
+        """It can take requests: words and weights are there."""
+        return self._text is not None
+
+    @property
+    def text(self) -> Text:
+        if self._text is None:
+            raise loading()
+        return self._text
+
+    @text.setter
+    def text(self, text: Text) -> None:
+        self._text = text
+
+    def forget_text(self) -> None:
+        """Of a model that is not loaded. Its card stays."""
+        self._card, self._text = self.card, None
+
+    @property
+    def card(self) -> ModelCard:
+        """Also of a model that was never loaded, once its files have been looked at."""
+        return self._card if self._text is None else self._text.card
+
+    @card.setter
+    def card(self, card: ModelCard) -> None:
+        self._card = card
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.tokenizer
+
+    @property
+    def facts(self) -> Facts:
+        if self.client.facts is None:
+            raise loading()
+        return self.client.facts
+
+    @property
+    def name(self) -> str:
+        return self.facts.model if self.resident is None else self.resident.name
+
+    @property
+    def known_name(self) -> str:
+        """The name, or nothing while it is not known."""
+        return "" if self.resident is None and self.client.facts is None else self.name
+
+    @property
+    def state(self) -> Residency:
+        if self.resident is not None:
+            return self.resident.state
+        return Residency.READY if self.is_open and self.client.is_ready else Residency.LOADING
+
+    @property
+    def max_context(self) -> int:
+        """Found when it was loaded, or what its files say."""
+        return self.card.max_context if self.client.facts is None else self.client.facts.max_context
+
+    @property
+    def can_generate(self) -> bool:
+        return self.card.can_generate if self.client.facts is None else self.client.facts.can_generate
+
+    @property
+    def embedding_size(self) -> int | None:
+        return self.card.embedding_size if self.client.facts is None else self.client.facts.embedding_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.facts.vocab_size
+
+    def check_generates(self) -> None:
+        if not self.facts.can_generate:
+            raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
+
+    @property
+    def is_alive(self) -> bool:
+        """The engine has sent something lately; one that is not loaded now has nothing to say."""
+        if self.resident is not None and self.resident.state is not Residency.READY:
+            return True
+        return self.client.is_ready and self.client.silence_s < FRESH_S
+
+    async def is_ready(self) -> bool:
+        """A token has come through the real path lately, or comes now. A model that is not loaded now is ready to be asked."""
+        resident = self.resident
+        if resident is not None and resident.state is not Residency.READY:
+            return resident.state is not Residency.FAILED and not resident.is_pinned
+        if not self.is_open or not self.is_alive or self.fault or (resident is not None and resident.fault):
+            return False
+        now = time.monotonic()
+        if not self.facts.can_generate:
+            return True
+        if now - max(self._canary_s, self.meters.last_token_s) < FRESH_S:
+            return True
+        request = greedy_canary(self.client.next_id())
+        stream = self.client.submit(request)
+        try:
+            async with asyncio.timeout(CANARY_S):
+                async for delta in stream:
+                    if delta.token_ids:
+                        self._canary_s = time.monotonic()
+                        return True
+        except TimeoutError:
+            return self.meters.last_token_s > now
+        finally:
+            self.client.cancel(request.request_id)
+        return False
+
+    async def greedy_tokens(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """What the model answers to a prompt alone, none of it cached, without drafts: each may change the rounding.
+
+        Empty if another request came meanwhile, or the answer did not come to its end.
+        """
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        number, is_alone = self.client.next_id(), not self.client.num_open
+        request = Request(
+            request_id=number,
+            prompt=prompt,
+            params=params,
+            arrival_s=time.monotonic(),
+            salt=f"canary {number}",
+            speculate=0,
+        )
+        stream = self.client.submit(request)
+        token_ids: list[int] = []
+        try:
+            async for delta in stream:
+                token_ids += delta.token_ids
+        finally:
+            self.client.cancel(request.request_id)
+        is_alone = is_alone and self.client.next_id() == number + 1
+        return tuple(token_ids) if is_alone and len(token_ids) == count else ()
+
+
+class ServedModels:
+    """The table. An empty name, or `default`, means the first."""
+
+    def __init__(self, *models: ServedModel) -> None:
+        self._models = list(models)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def first(self) -> ServedModel:
+        return self._models[0]
+
+    @property
+    def only(self) -> ServedModel | None:
+        """The one model there is: requests are admitted to it before their bodies are read."""
+        return self._models[0] if len(self._models) == 1 else None
+
+    @property
+    def known(self) -> list[ServedModel]:
+        """Those whose names are known."""
+        return [model for model in self._models if model.known_name]
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model a client means. Raises an error that names those there are."""
+        if not name or name == DEFAULT_NAME:
+            return self.first
+        for model in self._models:
+            if model.known_name == name:
+                return model
+        if name.endswith(LATEST):
+            return self.find(name.removesuffix(LATEST))
+        there = ", ".join(repr(model.name) for model in self.known[:20])
+        if not there:
+            raise loading()
+        message = f"the model {name[:80]!r} is not served here; it is {there}"
+        raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
+
+
+def loading() -> ApiError:
+    return busy("the model is being loaded; try again in a moment", 1, code="model_loading")

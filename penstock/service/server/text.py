@@ -1,0 +1,62 @@
+"""What a model reads and writes, apart from its weights: tokenizer, chat template, way of marking reasoning, grammars."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from penstock.runtime.text.grammar.compiler import GrammarCompiler
+from penstock.runtime.text.grammar.compose import Markers
+from penstock.runtime.text.stream.reasoning import ReasoningStyle
+from penstock.runtime.text.template.chat import ChatTemplate
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tools.formats import FALLBACK, ToolFormat, format_of_template
+
+
+class ModelCard(NamedTuple):
+    """What is shown of a model beside its name."""
+
+    family: str = ""
+    """Its architecture."""
+    num_parameters: int = 0
+    file_format: str = ""
+    quantization: str = ""
+    size_bytes: int = 0
+    max_context: int = 0
+    can_generate: bool = True
+    embedding_size: int | None = None
+    template: str = ""
+    """Source of its chat template."""
+    has_reasoning: bool = False
+    """It marks what it thinks."""
+
+
+NO_CARD = ModelCard()
+
+
+@dataclass(frozen=True)
+class Text:
+    tokenizer: Tokenizer
+    template: ChatTemplate | None = None
+    """None for a model that was not made for chats."""
+    style: ReasoningStyle | None = None
+    card: ModelCard = NO_CARD
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Tells which grammars can be used."""
+        return GrammarCompiler.for_checks(self.tokenizer)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls."""
+        found = None if self.template is None else format_of_template(self.template.tool_source)
+        return found or FALLBACK
+
+    @property
+    def knows_tools(self) -> bool:
+        """The template itself describes tools to the model."""
+        return self.template is not None and "tools" in self.template.tool_source
+
+    @cached_property
+    def markers(self) -> Markers:
+        return Markers(self.tokenizer)

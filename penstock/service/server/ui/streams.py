@@ -1,0 +1,108 @@
+"""Several chats at once over one connection: browsers open few to a host, and would send the rest one after another.
+
+Each is a call like any other, admitted, measured and listed; only its events travel together with the others'.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.service.server.front import Front, Prepared, caller_of
+from penstock.service.server.generation import Caller
+from penstock.service.server.http.body import convert
+from penstock.service.server.http.call import Failure
+from penstock.service.server.http.faults import ApiError, error_of_finish
+from penstock.service.server.http.relay import random_hex
+from penstock.service.server.openai.chat import prepare_chat
+from penstock.service.server.openai.protocol import REFUSED, ChatBody
+from penstock.service.server.ui.stream import EventAnswer
+
+MAX_STREAMS = 64
+News = tuple[str, dict[str, Any]]
+
+
+class StreamsBody(msgspec.Struct, kw_only=True):
+    """Bodies of chat completions, all answered as streams."""
+
+    bodies: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=MAX_STREAMS)]
+
+
+async def stream_chats(request: Request) -> EventAnswer:
+    """Events `begin` (its request id), `chunk` (events of a chat completion as they come) and `end`, each with its index."""
+    front: Front = request.app.state.front
+    front.check_open()
+    body, _ = await front.body(request, StreamsBody, {})
+    chats = [convert(one, ChatBody, REFUSED)[0] for one in body.bodies]
+    caller = caller_of(request)
+
+    async def source() -> AsyncIterator[News]:
+        news: asyncio.Queue[News | None] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(_answer(front, caller, index, chat, dict(request.scope), news))
+            for index, chat in enumerate(chats)
+        ]
+        try:
+            left = len(tasks)
+            while left:
+                one = await news.get()
+                if one is None:
+                    left -= 1
+                else:
+                    yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return EventAnswer(source)
+
+
+async def _answer(
+    front: Front, caller: Caller, index: int, chat: ChatBody, scope: dict[str, Any], news: "asyncio.Queue[News | None]"
+) -> None:
+    """One of them, from its place to its end; a refusal is its own."""
+    name = f"req_{random_hex()}"
+    scope |= {"penstock.request_id": name.encode(), "penstock.start_s": time.monotonic()}
+    try:
+        model = front.models.find(chat.model)
+        async with front.having(model):
+            model.admission.enter(caller.tenant)
+            try:
+                await _tell(front, await prepare_chat(front, model, caller, chat), scope, partial(_put, news, index))
+            finally:
+                model.admission.leave(caller.tenant)
+        news.put_nowait(("end", {"index": index}))
+    except Failure as failure:
+        news.put_nowait(_ended(index, error_of_finish(failure.finish, 1)))
+    except ApiError as error:
+        news.put_nowait(_ended(index, error))
+    finally:
+        news.put_nowait(None)
+
+
+async def _tell(front: Front, prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None]) -> None:
+    model, encoder = prepared.model, prepared.encoder
+    ledger = model.live.ledger
+    with front.running(prepared) as call:
+        ledger.enter(call, scope)
+        try:
+            put("begin", {"request_id": scope["penstock.request_id"].decode()})
+            while not call.is_over:
+                put("chunk", {"data": encoder.reporting(await call.news()).decode()})
+            timings = model.meters.timings(call) if prepared.delivery.reports_timings else None
+            put("chunk", {"data": encoder.closing(call, timings).decode()})
+        finally:
+            ledger.leave(call, time.monotonic())
+
+
+def _put(news: "asyncio.Queue[News | None]", index: int, name: str, value: dict[str, Any]) -> None:
+    news.put_nowait((name, {"index": index} | value))
+
+
+def _ended(index: int, error: ApiError) -> News:
+    return "end", {"index": index, "error": {"message": error.message, "code": error.code}}

@@ -1,0 +1,162 @@
+"""The tools behind the pages: simulator, planner, benchmark, each run in a process of its own that may be given up.
+
+A process runs at low priority within bounds of time and memory, and gives way to answers (`throttle`). A page that asks again
+no longer wants what it asked for before: that process is killed. One process is kept ready, its imports done, so that an
+answer begins at once.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.service.server.ui.throttle import ToolThrottle
+
+WORKER = (sys.executable, "-m", "penstock.cli.app.worker")
+MAX_RUNNING = 2
+MAX_WAITING = 16
+MAX_PER_CLIENT = 4
+WALL_S = 240.0
+"""Longest time a job may take, its waiting aside; its processor time is bounded more tightly by the worker itself."""
+MAX_LINE_BYTES = 64 << 20
+FREE = ("bench", "machine")
+"""Tasks that give way to nothing: one makes the answers it would give way to, one would measure its own pauses."""
+
+
+class ToolJob:
+    """One question of one page."""
+
+    def __init__(self) -> None:
+        self.process: asyncio.subprocess.Process | None = None
+        self.is_superseded = False
+
+    def take(self, process: asyncio.subprocess.Process) -> None:
+        """The process that works on it; one that came too late is ended at once."""
+        self.process = process
+        if self.is_superseded:
+            self.kill()
+
+    def kill(self) -> None:
+        self.is_superseded = True
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+
+class Tools:
+    """Lives on the server's event loop. `is_busy` tells whether answers are being written."""
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._throttle = ToolThrottle(is_busy)
+        self._jobs: dict[tuple[str, str], ToolJob] = {}
+        self._room = asyncio.Semaphore(MAX_RUNNING)
+        self._num_waiting = 0
+        self._spare: asyncio.subprocess.Process | None = None
+
+    async def run(self, client: str, lane: str, task: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """What the tool says, line by line, its result last. `lane` names what of the client this replaces."""
+        if sum(1 for owner, _ in self._jobs if owner == client) >= MAX_PER_CLIENT and (client, lane) not in self._jobs:
+            raise ApiError(
+                ErrorKind.RATE_LIMIT, "you have several runs under way; let one end first", code="rate_limit_exceeded"
+            )
+        if self._num_waiting >= MAX_WAITING:
+            raise busy("many runs wait already; try again in a moment", 2)
+        job = ToolJob()
+        earlier = self._jobs.pop((client, lane), None)
+        if earlier is not None:
+            earlier.kill()
+        self._jobs[client, lane] = job
+        try:
+            self._num_waiting += 1
+            try:
+                await self._room.acquire()
+            finally:
+                self._num_waiting -= 1
+            try:
+                async with asyncio.timeout(WALL_S):
+                    async for line in self._lines(job, task):
+                        yield line
+            except TimeoutError:
+                raise ApiError(
+                    ErrorKind.DEADLINE,
+                    "the run took too long and was ended; ask for less, or when fewer answers are written",
+                    code="run_too_long",
+                ) from None
+            finally:
+                job.kill()
+                self._room.release()
+        finally:
+            if self._jobs.get((client, lane)) is job:
+                del self._jobs[client, lane]
+
+    async def result(self, client: str, lane: str, task: Mapping[str, Any]) -> Any:
+        """The tool's result alone."""
+        async for line in self.run(client, lane, task):
+            if "result" in line:
+                return line["result"]
+        raise ApiError(ErrorKind.INTERNAL, "the run ended without a result; the fault is ours")
+
+    def close(self) -> None:
+        for job in self._jobs.values():
+            job.kill()
+        if self._spare is not None and self._spare.returncode is None:
+            self._spare.kill()
+
+    async def _lines(self, job: ToolJob, task: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        if job.is_superseded:
+            raise _superseded()
+        process = await self._take_spare()
+        if task["task"] in FREE:
+            self._throttle.free(process)
+        job.take(process)
+        stdin, stdout = process.stdin, process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("a worker without pipes")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            stdin.write(msgspec.json.encode(task) + b"\n")
+            await stdin.drain()
+            stdin.close()
+        while line := await stdout.readline():
+            try:
+                news = json.loads(line)
+            except ValueError:
+                continue
+            if "fault" in news:
+                raise invalid(str(news["fault"]), "flags")
+            yield news
+        status = await process.wait()
+        if job.is_superseded:
+            raise _superseded()
+        if status:
+            raise invalid(
+                "the run passed its bounds of time or memory and was ended; ask for less", "flags", "run_too_large"
+            )
+
+    async def _take_spare(self) -> asyncio.subprocess.Process:
+        """The process that is ready, if there is one; the next is begun for whoever comes."""
+        spare, self._spare = self._spare, None
+        if spare is None or spare.returncode is not None:
+            spare = await self._start()
+        self._spare = await self._start()
+        return spare
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        process = await _start()
+        self._throttle.add(process)
+        return process
+
+
+async def _start() -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *WORKER, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=MAX_LINE_BYTES
+    )
+
+
+def _superseded() -> ApiError:
+    return ApiError(ErrorKind.CONFLICT, "a later question of the same page replaced this one", code="superseded")

@@ -1,0 +1,60 @@
+"""What a call used, in tokens. How a dialect words it is the dialect's."""
+
+from typing import NamedTuple
+
+from penstock.service.marks import TokenCount
+from penstock.service.server.http.call import Call
+
+
+class Usage(NamedTuple):
+    num_prompt: int
+    num_cached: int
+    """Prompt tokens that the prefix cache gave."""
+    num_output: int
+    num_reasoning: int
+    num_accepted: int
+    """Tokens of the client's prediction that were checked and came true."""
+    num_rejected: int
+    num_draft: int
+    """Drafts verified, of all drafters."""
+    num_accepted_draft: int
+    num_written: int = 0
+    """Prompt tokens that were put into the prefix cache to stay there."""
+    written_by_ttl: tuple[tuple[float, int], ...] = ()
+    """The same, by how many seconds they stay."""
+
+
+def usage_of(call: Call) -> Usage:
+    """A prompt counts once however many choices it has; what was cached of it is known from its first choice."""
+    num_choices = call.parameters.sampling.n
+    written = _written(call)
+    return Usage(
+        num_prompt=sum(map(len, call.prompts)),
+        num_cached=sum(map(min, [writer.num_cached for writer in call.writers[::num_choices]], map(len, call.prompts))),
+        num_output=sum(writer.num_tokens for writer in call.writers),
+        num_reasoning=sum(writer.num_reasoning_tokens for writer in call.writers),
+        num_accepted=sum(writer.predicted[1] for writer in call.writers),
+        num_rejected=sum(writer.predicted[0] - writer.predicted[1] for writer in call.writers),
+        num_draft=sum(writer.drafted[0] for writer in call.writers),
+        num_accepted_draft=sum(writer.drafted[1] for writer in call.writers),
+        num_written=sum(count for _, count in written),
+        written_by_ttl=written,
+    )
+
+
+def _written(call: Call) -> tuple[tuple[float, int], ...]:
+    """Tokens that were to be kept and had not been found: each counts for the first pin that covers it."""
+    written = []
+    for writer in call.writers[:: call.parameters.sampling.n]:
+        start = writer.num_cached
+        for num_tokens, ttl_s in sorted(call.parameters.pins):
+            if num_tokens > start and writer.num_tokens:
+                written.append((ttl_s, num_tokens - start))
+                start = num_tokens
+    return tuple(written)
+
+
+def token_count(call: Call) -> TokenCount:
+    """As a router receives it."""
+    usage = usage_of(call)
+    return TokenCount(usage.num_prompt, usage.num_output, usage.num_cached)

@@ -1,0 +1,110 @@
+"""The same face on PostgreSQL: several processes on several machines share what is kept.
+
+Every piece of work is a transaction of its own on one of a few connections; a row that two of them change is changed by one
+after the other, which the database sees to. Work that the database breaks off because of others (serialization, deadlock) is
+done again.
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.errors import ConfigError, StoreError
+from penstock.service.store.database import Schema, T, Work, migrate
+
+NUM_CONNECTIONS = 4
+MAX_TRIES = 5
+MIGRATION_LOCK = 0x70656E73
+"""Two processes that start together bring the tables up to date one after the other."""
+
+
+class PostgresTransaction:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return int(self._connection.execute(translated(sql), tuple(values)).rowcount)
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return list(self._connection.execute(translated(sql), tuple(values)).fetchall())
+
+
+class PostgresDatabase:
+    """Needs psycopg: pip install 'penstock[postgres]'."""
+
+    def __init__(self, url: str, schemas: Sequence[Schema], num_connections: int = NUM_CONNECTIONS) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise ConfigError(
+                "a postgresql:// database needs a package that is not installed; pip install 'penstock[postgres]'"
+            ) from error
+        self._psycopg = psycopg
+        self._url = url
+        self._jobs: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        try:
+            with psycopg.connect(url, connect_timeout=10) as connection:
+                connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+                for schema in schemas:
+                    migrate(PostgresTransaction(connection), schema)
+        except psycopg.Error as error:
+            raise ConfigError(f"cannot use the PostgreSQL database: {str(error).strip()}") from error
+        self._threads = [
+            threading.Thread(target=self._work, name=f"store-{number}", daemon=True)
+            for number in range(num_connections)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def write(self, work: Work[T]) -> "Future[T]":
+        if self._is_closed:
+            raise StoreError("the database is closed; nothing more is kept")
+        done: Future[T] = Future()
+        self._jobs.put((work, done))
+        return done
+
+    def read(self, work: Work[T]) -> "Future[T]":
+        return self.write(work)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
+            for thread in self._threads:
+                thread.join()
+
+    def _work(self) -> None:
+        connection: Any = None
+        while (job := self._jobs.get()) is not None:
+            work, done = job
+            if not done.set_running_or_notify_cancel():
+                continue
+            for number in range(MAX_TRIES):
+                try:
+                    if connection is None or connection.closed:
+                        connection = self._psycopg.connect(self._url, connect_timeout=10)
+                    with connection.transaction():
+                        found = work(PostgresTransaction(connection))
+                    done.set_result(found)
+                    break
+                except self._psycopg.errors.OperationalError as error:  # lost, or broken off because of others
+                    if number == MAX_TRIES - 1:
+                        done.set_exception(_told(error))
+                except BaseException as error:
+                    done.set_exception(_told(error) if isinstance(error, self._psycopg.Error) else error)
+                    break
+        if connection is not None:
+            connection.close()
+
+
+def translated(sql: str) -> str:
+    """From what both databases understand to PostgreSQL's own words."""
+    return sql.replace("%", "%%").replace("?", "%s").replace(" BLOB", " BYTEA")
+
+
+def _told(error: BaseException) -> StoreError:
+    return StoreError(f"the database cannot be used: {str(error).strip()}; look at it and at the way there")

@@ -1,0 +1,1 @@
+"""Tools that choose, size, measure, explain and tune a deployment."""

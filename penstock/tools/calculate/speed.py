@@ -1,0 +1,203 @@
+"""How fast: a decode step and a prompt, the two roofs of a device, traffic of attention, rounds of speculation."""
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+from penstock.tools.calculate.sheet import Sheet, positive
+from penstock.tools.calculate.subject import DeviceInputs, DeviceNumbers, ModelInputs, ModelNumbers
+from penstock.tools.cost.hardware import find
+from penstock.tools.cost.hierarchy import levels_of, read_s
+from penstock.tools.planner import figures
+
+TOKENS_PER_WORD = 1.3
+
+
+@dataclass(frozen=True)
+class ThroughputInputs(ModelInputs, DeviceInputs):
+    """How long a decode step takes and how many tokens a second come of it."""
+
+    batch: int = 1
+    """Sequences that decode at once"""
+    context: int = 0
+    """Tokens that each of them holds in the cache"""
+    prompt: int = 0
+    """Tokens of a prompt to read"""
+
+
+def throughput(inputs: ThroughputInputs, sheet: Sheet) -> None:
+    model, device = ModelNumbers(inputs, sheet), DeviceNumbers(inputs, sheet, inputs.weights)
+    batch = int(positive("batch", inputs.batch))
+    read = figures.weight_bytes(model.met_parameters(batch), model.bits)
+    kv = batch * inputs.context * model.kv_bytes_per_token if inputs.context else 0.0
+    step_s = figures.decode_floor_s(read, device.ceilings, kv)
+    sheet.put("weight_bytes", read, "bytes", "weights read a step", "parameters x bits / 8")
+    sheet.put("kv_bytes", kv, "bytes", "KV read a step", "batch x context x kv_bytes_per_token")
+    sheet.put("step_bytes", read + kv, "bytes", "bytes read a step", "weight_bytes + kv_bytes")
+    if device.has_flops:
+        compute_s = figures.forward_flops(model.active_parameters, batch) / device.flops
+        sheet.put("compute_s", compute_s, "s", "compute of a step", "2 x active parameters x batch / flops")
+        bound = "compute" if compute_s > step_s else "memory"
+        step_s = max(step_s, compute_s)
+        sheet.put("bound", bound, "", "bound by", "the longer of step_bytes / bandwidth and compute_s")
+    sheet.put("step_s", step_s, "s", "a decode step (TPOT)", "the longer of step_bytes / bandwidth and compute_s")
+    sheet.put("tokens_per_s", batch / step_s, "tokens/s", "tokens a second in all", "batch / step_s")
+    sheet.put("tokens_per_s_each", 1.0 / step_s, "tokens/s", "tokens a second each", "1 / step_s")
+    sheet.put(
+        "words_per_s_each", 1.0 / step_s / TOKENS_PER_WORD, "words/s", "words a second each", "tokens_per_s_each / 1.3"
+    )
+    if device.has_flops:
+        flops = figures.forward_flops(model.active_parameters, batch)
+        sheet.put(
+            "mfu",
+            flops / (step_s * device.peak_flops),
+            "share",
+            "MFU of a step",
+            "2 x P x batch / (step_s x peak flops)",
+        )
+        sheet.put(
+            "mbu",
+            (read + kv) / (step_s * device.peak_bandwidth),
+            "share",
+            "MBU of a step",
+            "step_bytes / (step_s x peak)",
+        )
+    if inputs.prompt:
+        prefill_s = figures.forward_flops(model.active_parameters, inputs.prompt) / device.flops
+        sheet.put("prefill_s", prefill_s, "s", "reading the prompt", "2 x active parameters x prompt / flops")
+
+
+@dataclass(frozen=True)
+class RooflineInputs(DeviceInputs):
+    """Which of the two roofs holds a piece of work back: memory or compute."""
+
+    rows: int = 0
+    """Rows of a matrix"""
+    columns: int = 0
+    """Columns of it"""
+    batch: int = 1
+    """Vectors it is multiplied with"""
+    bits: float = 16.0
+    """Bits a number of it"""
+    work: float | None = None
+    """Operations, instead of a matrix"""
+    moved: float | None = None
+    """Bytes moved, instead of a matrix"""
+    seconds: float | None = None
+    """Time it took, to tell what share of the peaks was reached"""
+
+
+def roofline(inputs: RooflineInputs, sheet: Sheet) -> None:
+    device = DeviceNumbers(inputs, sheet)
+    sheet.put("ridge", device.ridge, "flop/byte", "ridge", "flops / bandwidth")
+    work, moved = inputs.work, inputs.moved
+    if inputs.rows and inputs.columns:
+        work = figures.forward_flops(inputs.rows * inputs.columns, inputs.batch)
+        moved = figures.weight_bytes(inputs.rows * inputs.columns, inputs.bits)
+    if work is None or moved is None:
+        sheet.notes.append("give --rows and --columns of a matrix, or --work and --moved, to place work under the roof")
+        return
+    read_s, compute_s = moved / device.ceilings.bandwidth_bytes_per_s, work / device.flops
+    sheet.put("work", work, "flop", "operations", "2 x rows x columns x batch")
+    sheet.put("moved", moved, "bytes", "bytes moved", "rows x columns x bits / 8")
+    sheet.put("intensity", work / moved, "flop/byte", "intensity", "work / moved")
+    sheet.put("read_s", read_s, "s", "reading", "moved / bandwidth")
+    sheet.put("compute_s", compute_s, "s", "computing", "work / flops")
+    sheet.put("read_over_compute", read_s / compute_s, "", "reading / computing", "read_s / compute_s")
+    taken_s = figures.roof_s(work, moved, device.ceilings, device.flops)
+    sheet.put("time_s", taken_s, "s", "the least it takes", "the longer of read_s and compute_s")
+    sheet.put("bound", "compute" if compute_s > read_s else "memory", "", "bound by", "which of the two is longer")
+    taken_s = inputs.seconds or taken_s
+    sheet.put("mfu", work / (taken_s * device.peak_flops), "share", "MFU", "work / (time x peak flops)")
+    sheet.put("mbu", moved / (taken_s * device.peak_bandwidth), "share", "MBU", "moved / (time x peak bandwidth)")
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What tiling saves of the traffic of exact attention, one layer."""
+
+    tokens: int = 2048
+    """Tokens of the prompt (N)"""
+    heads: int = 1
+    """Attention heads"""
+    head_dim: int = 128
+    """Numbers in a head (d)"""
+    tile: int = 256
+    """Queries of a tile"""
+
+
+def attention(inputs: AttentionInputs, sheet: Sheet) -> None:
+    count, dim, heads = inputs.tokens, inputs.head_dim, inputs.heads
+    positive("tokens", min(count, dim, heads, inputs.tile))
+    plain = heads * figures.plain_attention_bytes(count, dim)
+    tiled = heads * figures.tiled_attention_bytes(count, dim, inputs.tile)
+    scores = figures.scores_bytes(count, heads)
+    sheet.put("scores_bytes", scores, "bytes", "scores and probabilities, written and read", "4 N^2 x 2 B x heads")
+    sheet.put("plain_bytes", plain, "bytes", "plain attention", "(4 N^2 + 4 N d) x 2 B x heads")
+    sheet.put("tiled_bytes", tiled, "bytes", "tiled attention", "(2 N d + ceil(N / tile) x 2 N d) x 2 B x heads")
+    sheet.put("saving", plain / tiled, "", "times less traffic", "plain_bytes / tiled_bytes")
+
+
+@dataclass(frozen=True)
+class SpeculationInputs:
+    """How many tokens a checked draft gives, and what is gained."""
+
+    acceptance: float = 0.8
+    """Share of drafted tokens that the model accepts (alpha)"""
+    drafts: int = 5
+    """Tokens drafted for one check (gamma)"""
+    draft_cost: float | None = None
+    """What drafting one token costs, as a share of a step of the model (default: --draft-parameters / --parameters, else 0)"""
+    draft_parameters: float | None = None
+    """Parameters of the draft model"""
+    parameters: float | None = None
+    """Parameters of the model"""
+    step_ms: float | None = None
+    """A decode step without speculation"""
+
+
+def speculation(inputs: SpeculationInputs, sheet: Sheet) -> None:
+    cost = inputs.draft_cost
+    if cost is None:
+        if (inputs.draft_parameters is None) != (inputs.parameters is None):
+            raise ConfigError(
+                "a draft's cost is the smaller model over the larger: give --draft-parameters and --parameters"
+            )
+        cost = inputs.draft_parameters / inputs.parameters if inputs.draft_parameters and inputs.parameters else 0.0
+        sheet.take(
+            "draft_cost", cost, "share", "draft parameters / parameters" if cost else "nothing is known of the draft"
+        )
+    else:
+        sheet.take("draft_cost", cost, "share")
+    tau = figures.tokens_per_round(inputs.acceptance, inputs.drafts)
+    gain = figures.speculation_gain(inputs.acceptance, inputs.drafts, cost)
+    sheet.put("tokens_per_round", tau, "tokens", "tokens a round (tau)", "(1 - a^(g + 1)) / (1 - a)")
+    sheet.put("gain", gain, "", "times as fast", "tokens_per_round / (1 + drafts x draft_cost)")
+    if inputs.step_ms is not None:
+        step_s = positive("step_ms", inputs.step_ms) / 1e3
+        sheet.put("tpot_s", step_s / gain, "s", "time a token", "step / gain")
+    sheet.notes.append("helps TPOT while the batch leaves compute idle; never TTFT")
+
+
+@dataclass(frozen=True)
+class HierarchyInputs:
+    """How long bytes take from each place they can lie in."""
+
+    hardware: str = "h100"
+    """A device by name"""
+    moved: float = 1e9
+    """Bytes to read"""
+
+
+def hierarchy(inputs: HierarchyInputs, sheet: Sheet) -> None:
+    device = find(inputs.hardware)
+    before = None
+    for level in levels_of(device):
+        key = level.name.lower().replace(" ", "_")
+        sheet.take(f"{key}_bandwidth", level.bandwidth_bytes_per_s, "bytes/s", f"{device.name}, peak")
+        seconds = read_s(level, inputs.moved)
+        sheet.put(f"{key}_s", seconds, "s", f"from {level.name}", "moved / bandwidth")
+        if before is not None:
+            sheet.put(
+                f"{key}_slower", seconds / before, "", "times slower than the level inside it", "ratio of the two"
+            )
+        before = seconds

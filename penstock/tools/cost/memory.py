@@ -1,0 +1,71 @@
+"""Bytes a model takes on a device that is not here to be asked: of a layout's devices, the fullest."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from penstock.runtime.models.spec import Layer, ModelSpec, MoE
+from penstock.tools.cost.layout import SINGLE, Layout
+from penstock.tools.cost.precision import Precision
+
+_ACTIVATION_BYTES = 2
+_LOGIT_BYTES = 4
+GRAPH_SCORES = 8
+"""Recorded steps that keep scores of their own."""
+SLACK_BYTES = 1 << 30
+
+
+def weight_bytes(spec: ModelSpec, precision: Precision, layout: Layout = SINGLE) -> int:
+    """Embedding rows lie on the first stage, the output matrix on the last; norms and routers on every device."""
+    parts = spec.parameters_by_part
+    stages = _stages(spec, layout)
+    sizes: list[float] = [sum(_layer_parameters(spec, layer, layout) for layer in stage) for stage in stages]
+    norms = parts["norms"] / len(stages)
+    output = parts["output"]
+    if spec.tied_embedding and len(stages) > 1:
+        output = parts["embedding"]
+    sizes[0] += parts["embedding"] / layout.tensor
+    sizes[-1] += output / layout.tensor
+    return round((max(sizes) + norms) * precision.weight_bytes)
+
+
+def kv_fraction(spec: ModelSpec, layout: Layout = SINGLE) -> float:
+    """Share of a token's keys and values that lies on one device; multiply a number's bytes with it to size that device."""
+    total = sum(layer.attention.kv_values_per_token for layer in spec.layers)
+    stages: list[float] = [
+        sum(layer.attention.kv_values_per_token / layout.kv_shards(layer.attention) for layer in stage)
+        for stage in _stages(spec, layout)
+    ]
+    return max(stages) / total
+
+
+def workspace_bytes(spec: ModelSpec, max_batch_tokens: int, max_sequences: int, layout: Layout = SINGLE) -> int:
+    """What an engine sets aside on a GPU beside weights and cache; on a CPU it sets nothing aside."""
+    return activation_bytes(spec, max_batch_tokens, layout) + reserve_bytes(spec, max_sequences)
+
+
+def activation_bytes(spec: ModelSpec, max_batch_tokens: int, layout: Layout = SINGLE) -> int:
+    """Of the largest step: its vectors, and the widest things made of them, before and after their gates."""
+    widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
+    values = 6 * widest / layout.tensor + 12 * spec.hidden_size
+    return round(max_batch_tokens * values * _ACTIVATION_BYTES)
+
+
+def reserve_bytes(spec: ModelSpec, max_sequences: int) -> int:
+    """Scores of every sequence for each recorded batch size, and what allocators lose."""
+    return GRAPH_SCORES * max_sequences * spec.vocab_size * _LOGIT_BYTES + SLACK_BYTES
+
+
+def _stages(spec: ModelSpec, layout: Layout) -> list[Sequence[Layer]]:
+    """Layers cut into runs whose lengths differ by one at most, the longer first."""
+    count = layout.pipeline
+    bounds = [-(-spec.num_layers * number // count) for number in range(count + 1)]
+    return [spec.layers[start:end] for start, end in pairwise(bounds)]
+
+
+def _layer_parameters(spec: ModelSpec, layer: Layer, layout: Layout) -> float:
+    """Of one device, norms apart."""
+    hidden, mlp = spec.hidden_size, layer.mlp
+    total = layout.attention_parameters(layer.attention, hidden) + layout.dense_parameters(mlp, hidden)
+    if isinstance(mlp, MoE):
+        total += mlp.num_experts * mlp.expert.num_parameters(hidden) / layout.expert_shards
+    return total

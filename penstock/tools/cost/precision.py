@@ -1,0 +1,40 @@
+"""How a model's numbers are held and multiplied."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.tools.cost.hardware import Ceilings, NumberFormat
+
+WeightFormat = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4"]
+KvFormat = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
+
+BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53125}
+"""Of one number; `int4` with a 16-bit scale for every 64."""
+
+_WHOLE: tuple[NumberFormat, ...] = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    weight_bytes: float = 2.0
+    """Bytes a weight, scales of its group included."""
+    kv_bytes: float = 2.0
+    """Bytes a key or value number."""
+    compute: NumberFormat = "bf16"
+
+    def __post_init__(self) -> None:
+        for name in ("weight_bytes", "kv_bytes"):
+            if not 0.0 < getattr(self, name) <= 8.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose a number above 0, at most 8")
+
+
+def precision_of(weights: WeightFormat, kv: KvFormat, ceilings: Ceilings) -> Precision:
+    """Floats are multiplied as they are held; whole-number weights are widened to the best float the hardware has."""
+    compute: NumberFormat
+    if weights == "int8" or weights == "int4":
+        compute = next(name for name in _WHOLE if getattr(ceilings.flops, name) > 0.0)
+    else:
+        compute = weights
+    ceilings.flops_in(compute)
+    return Precision(BYTES[weights], BYTES[kv], compute)

@@ -1,0 +1,51 @@
+"""A rule: the signs by which something wrong is known, and the way out. A table of them is applied to a server's signs."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.tools.doctor.finding import Finding, ServiceLayer, Verdict
+from penstock.tools.doctor.signs import Signs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    id: str
+    layer: ServiceLayer
+    verdict: Verdict
+    weight: int
+    """Heavier findings are reported first: they are likelier the cause of the others."""
+    symptom: str
+    reads: tuple[str, ...]
+    """The signs that condition and evidence look at; where one of them is NaN the rule is silent."""
+    condition: Callable[[Signs], bool]
+    evidence: Callable[[Signs], str]
+    remedy: str
+
+    def holds(self, signs: Signs) -> bool:
+        return not any(math.isnan(getattr(signs, sign)) for sign in self.reads) and self.condition(signs)
+
+    def finding(self, signs: Signs) -> Finding:
+        return Finding(self.id, self.layer, self.verdict, self.symptom, self.evidence(signs), self.remedy)
+
+    def lacks(self, signs: Signs) -> tuple[str, ...]:
+        """What would have to be known before the rule could be applied: metrics, or a flag."""
+        metrics = {metric for sign in self.reads for metric in signs.missing.get(sign, ())}
+        flags = {"--hardware"} if "floor_s" in self.reads and math.isnan(signs.floor_s) else set()
+        return tuple(sorted(metrics | flags))
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    findings: tuple[Finding, ...]
+    """Heaviest first."""
+    unexamined: tuple[tuple[Rule, tuple[str, ...]], ...]
+    """Rules that could not be applied, each with what it lacks."""
+
+
+def diagnose(signs: Signs, rules: Sequence[Rule]) -> Diagnosis:
+    fired = sorted((rule for rule in rules if rule.holds(signs)), key=lambda rule: -rule.weight)
+    lacking = ((rule, rule.lacks(signs)) for rule in rules)
+    return Diagnosis(
+        tuple(rule.finding(signs) for rule in fired), tuple((rule, names) for rule, names in lacking if names)
+    )

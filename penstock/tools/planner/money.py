@@ -1,0 +1,126 @@
+"""What it costs: an hour of a fleet, a million tokens, and a month beside an API. All in US dollars."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.tools.cost.cost import Cost
+
+if TYPE_CHECKING:  # numpy comes with it, which the flags of a command need not
+    from penstock.tools.planner.demand import Sizes
+
+HOURS_PER_MONTH = 730.0
+SECONDS_PER_MONTH = HOURS_PER_MONTH * 3600.0
+MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What self-hosting is weighed with."""
+
+    utilization: float = 0.7
+    """Share of its capacity that a fleet is used at, over a month"""
+    engineer_hours: float = 20.0
+    """Hours a month somebody spends on it"""
+    engineer_price: float = 100.0
+    """Dollars an hour of that person"""
+    api_in: float | None = None
+    """Dollars a million prompt tokens of the API to compare with"""
+    api_out: float | None = None
+    """Dollars a million answer tokens of the API to compare with"""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.utilization <= 1.0:
+            raise ConfigError(f"--utilization is {self.utilization}; choose a share above 0, at most 1")
+        for name in ("engineer_hours", "engineer_price", "api_in", "api_out"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1e6:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}; choose 0 or more")
+        if (self.api_in is None) != (self.api_out is None):
+            raise ConfigError("an API has a price for prompts and one for answers; give --api-in and --api-out")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrice:
+    """Dollars a million tokens at full use of the capacity."""
+
+    prompt: float
+    answer: float
+    blended: float
+    """Of all tokens, prompts' and answers' alike."""
+
+
+def token_price(hourly: float, rate: float, sizes: "Sizes", prompt_share: float) -> TokenPrice:
+    """`rate` is what the hourly price carries; `prompt_share` is the part of the device's time that prompts take."""
+    per_hour = rate * 3600.0
+    return TokenPrice(
+        prompt=hourly * prompt_share / (per_hour * sizes.mean_prompt) * MILLION,
+        answer=hourly * (1.0 - prompt_share) / (per_hour * sizes.mean_answer) * MILLION,
+        blended=hourly / (per_hour * sizes.mean_total) * MILLION,
+    )
+
+
+def prompt_time_share(cost: Cost, sizes: "Sizes", num_sequences: float, budget: int) -> float:
+    """Of the time a request takes of a full device: its prompt in full steps, its answer as one of a batch."""
+    count = max(1, round(num_sequences))
+    decode = Batch(0, tuple(_chunk(row, round(sizes.mean_held), 1) for row in range(count)))
+    answer_s = sizes.mean_answer * cost.step_s(decode) / count
+    length = min(budget, max(1, round(sizes.mean_prompt)))
+    whole = Batch(0, tuple(_chunk(row, 0, length) for row in range(max(1, budget // length))))
+    prompt_s = sizes.mean_prompt * cost.step_s(whole) / whole.num_tokens
+    return prompt_s / (prompt_s + answer_s)
+
+
+def _chunk(row: int, start: int, length: int) -> Chunk:
+    return Chunk(row, start, length, (), (), True, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfHost:
+    """A month of the fleet beside a month of an API, for the same requests."""
+
+    num_replicas: int
+    """Whole ones, none used at more than may be."""
+    gpu_dollars: float
+    engineer_dollars: float
+    requests: float
+    """Asked in a month."""
+    api_dollars: float | None
+    break_even_requests: float | None
+    """A month, from which on self-hosting is the cheaper; None if it never is, or nothing is compared."""
+
+    @property
+    def dollars(self) -> float:
+        return self.gpu_dollars + self.engineer_dollars
+
+
+def self_host(
+    *, rate: float, replica_rate: float, replica_hourly: float, sizes: "Sizes", assumed: Assumptions
+) -> SelfHost:
+    """Whole replicas, each used at no more than `utilization` of what it carries, run all month."""
+    requests = rate * SECONDS_PER_MONTH
+    useful = replica_rate * assumed.utilization
+    engineer = assumed.engineer_hours * assumed.engineer_price
+    num_replicas = math.ceil(rate / useful)
+    gpu = num_replicas * replica_hourly * HOURS_PER_MONTH
+    api, break_even = None, None
+    if assumed.api_in is not None and assumed.api_out is not None:
+        each = (sizes.mean_prompt * assumed.api_in + sizes.mean_answer * assumed.api_out) / MILLION
+        api = requests * each
+        break_even = break_even_requests(each, useful * SECONDS_PER_MONTH, replica_hourly * HOURS_PER_MONTH, engineer)
+    return SelfHost(num_replicas, gpu, engineer, requests, api, break_even)
+
+
+def break_even_requests(api_each: float, replica_requests: float, replica_month: float, fixed: float) -> float | None:
+    """Requests a month from which whole replicas and a fixed cost are no dearer than paying for each request.
+
+    With n replicas, self-hosting costs fixed + n x replica_month for up to n x replica_requests requests; an API costs the same
+    at (fixed + n x replica_month) / api_each. The least n at which that many still fit is the answer.
+    """
+    gained = replica_requests * api_each - replica_month
+    if gained <= 0.0:
+        return None
+    num_replicas = max(1, math.ceil(fixed / gained))
+    return (fixed + num_replicas * replica_month) / api_each

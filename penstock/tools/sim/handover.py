@@ -1,0 +1,117 @@
+"""Disaggregation: prefill on some replicas, decode on others, and the transfer between them.
+
+A prefill replica serves a request of one token. Its KV then travels over the replica's own link, one prompt after the
+other, and a decode replica continues: its scheduler finds the prompt's full blocks cached and computes the rest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.errors import ConfigError
+from penstock.runtime.core.batch import Delta, FinishReason
+from penstock.runtime.core.request import Request
+from penstock.tools.cost.hardware import Link
+from penstock.tools.sim.clock import EventQueue
+from penstock.tools.sim.replica import Ledger
+
+_TOKEN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    num_prefill: int
+    """Replicas that compute prompts alone; the fleet's others generate."""
+    link: Link
+    """Of one prefill replica."""
+    kv_bytes_per_token: float
+    local_below: int = 0
+    """Prompts of fewer tokens are computed where they are answered."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_prefill <= 10_000:
+            raise ConfigError(f"{self.num_prefill} prefill replicas: choose 1 to 10000")
+        if not 0.0 < self.kv_bytes_per_token < 1e12 or self.local_below < 0:
+            raise ConfigError(
+                "a token's keys and values take no bytes, or prompts below a negative length stay; choose more"
+            )
+
+    def is_local(self, request: Request) -> bool:
+        return len(request.prompt) < self.local_below or request.params.max_tokens == 1 or request.params.n > 1
+
+
+class Arrived:
+    """Before the timelines of decode replicas: a prompt that came over the link was not cached, it was computed."""
+
+    def __init__(self, timelines: Ledger, is_moved: Callable[[int], bool]) -> None:
+        self.gaps = timelines.gaps
+        self._timelines = timelines
+        self._is_moved = is_moved
+
+    def refuse(self, request_id: int, now: float) -> None:
+        self._timelines.refuse(request_id, now)
+
+    def observe(self, deltas: Sequence[Delta], now: float) -> None:
+        self._timelines.observe([self._bare(delta) for delta in deltas], now)
+
+    def observe_run(self, delta: Delta, times: Sequence[float]) -> None:
+        self._timelines.observe_run(self._bare(delta), times)
+
+    def _bare(self, delta: Delta) -> Delta:
+        return delta._replace(prefix=None) if delta.prefix and self._is_moved(delta.request_id) else delta
+
+
+class Handover:
+    """Before the timelines of one prefill replica: a first token is not the end but the start of a transfer."""
+
+    def __init__(
+        self,
+        split: Disaggregation,
+        timelines: Ledger,
+        events: EventQueue,
+        go_on: Callable[[Request, float], None],
+    ) -> None:
+        self.gaps = timelines.gaps
+        self.num_transfers = 0
+        self.transfer_s = 0.0
+        """Of all transfers, their waits for the link included."""
+        self._split = split
+        self._timelines = timelines
+        self._events = events
+        self._go_on = go_on
+        self._requests: dict[int, Request] = {}
+        self._free_s = 0.0
+
+    def shorten(self, request: Request) -> Request:
+        """The request that a prefill replica serves in its place."""
+        self._requests[request.request_id] = request
+        return replace(request, params=replace(request.params, max_tokens=1, min_tokens=0))
+
+    def refuse(self, request_id: int, now: float) -> None:
+        self._requests.pop(request_id, None)
+        self._timelines.refuse(request_id, now)
+
+    def observe(self, deltas: Sequence[Delta], now: float) -> None:
+        for delta in deltas:
+            request = self._requests.pop(delta.request_id, None) if delta.finish is not None else None
+            if request is not None and delta.finish is not None and delta.finish.reason is FinishReason.LENGTH:
+                delta = delta._replace(finish=None)
+                self._send(request, now)
+            self._timelines.observe((delta,), now)
+
+    def observe_run(self, delta: Delta, times: Sequence[float]) -> None:
+        self.observe((delta,), times[-1])
+
+    def _send(self, request: Request, now: float) -> None:
+        link = self._split.link
+        duration_s = len(request.prompt) * self._split.kv_bytes_per_token / link.bandwidth_bytes_per_s
+        self._free_s = max(now, self._free_s) + duration_s
+        end_s = self._free_s + link.latency_s
+        self.num_transfers += 1
+        self.transfer_s += end_s - now
+        wanted = request.params.max_tokens
+        rest = replace(
+            request,
+            prompt=(*request.prompt, _TOKEN),
+            params=replace(request.params, max_tokens=wanted - 1 if wanted else None, min_tokens=0),
+        )
+        self._events.post(end_s, lambda at_s: self._go_on(rest, at_s))

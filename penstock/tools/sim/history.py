@@ -1,0 +1,87 @@
+"""How busy a replica was over time: exact averages, why requests waited, and a curve of bounded length."""
+
+from typing import NamedTuple
+
+from penstock.runtime.core.batch import make
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.scheduler import SchedulerLoad
+
+MAX_SAMPLES = 512
+
+
+class HistorySample(NamedTuple):
+    """The state after a step."""
+
+    time_s: float
+    num_running: int
+    num_waiting: int
+    kv_usage_fraction: float
+
+
+class History:
+    """Samples no closer than a spacing that doubles whenever there are too many; averages weigh every moment equally."""
+
+    def __init__(self, limits: Limits | None = None, *, joins: bool = True) -> None:
+        self.samples: list[HistorySample] = []
+        self.max_waiting = 0
+        self.max_kv_usage_fraction = 0.0
+        self.waiting_for_rows_s = 0.0
+        """Requests waited while the most sequences ran."""
+        self.waiting_for_blocks_s = 0.0
+        """Requests waited while rows were free and the step had budget left."""
+        self.waiting_for_turn_s = 0.0
+        """Requests waited for a step's budget, or for a batch to end."""
+        self._limits = limits
+        self._joins = joins
+        self._is_step_full = False
+        self._spacing_s = 0.0
+        self._last = HistorySample(0.0, 0, 0, 0.0)
+        self._running_seconds = 0.0
+        self._waiting_seconds = 0.0
+        self._kv_seconds = 0.0
+
+    def add(
+        self, load: SchedulerLoad, now: float, kv_usage_fraction: float | None = None, *, is_step_full: bool = False
+    ) -> None:
+        """The state from now on; `is_step_full` says that the step in flight has spent its budget."""
+        usage = load.kv_usage_fraction if kv_usage_fraction is None else kv_usage_fraction
+        last = self._last
+        elapsed = now - last.time_s
+        if elapsed > 0.0:
+            self._running_seconds += elapsed * last.num_running
+            self._waiting_seconds += elapsed * last.num_waiting
+            self._kv_seconds += elapsed * last.kv_usage_fraction
+            if last.num_waiting:
+                self._blame(last, elapsed)
+        self._is_step_full = is_step_full
+        self._last = sample = make(HistorySample, (now, load.num_running, load.num_waiting, usage))
+        if load.num_waiting > self.max_waiting:
+            self.max_waiting = load.num_waiting
+        if usage > self.max_kv_usage_fraction:
+            self.max_kv_usage_fraction = usage
+        if not self.samples or now - self.samples[-1].time_s >= self._spacing_s:
+            self.samples.append(sample)
+            if len(self.samples) > MAX_SAMPLES:
+                self._thin()
+
+    def mean_running(self, duration_s: float) -> float:
+        return self._running_seconds / duration_s if duration_s > 0.0 else 0.0
+
+    def mean_waiting(self, duration_s: float) -> float:
+        return self._waiting_seconds / duration_s if duration_s > 0.0 else 0.0
+
+    def mean_kv_usage_fraction(self, duration_s: float) -> float:
+        return self._kv_seconds / duration_s if duration_s > 0.0 else 0.0
+
+    def _blame(self, state: HistorySample, elapsed: float) -> None:
+        is_whole = not self._joins
+        if not is_whole and self._limits is not None and state.num_running >= self._limits.max_sequences:
+            self.waiting_for_rows_s += elapsed
+        elif is_whole or self._is_step_full:
+            self.waiting_for_turn_s += elapsed
+        else:
+            self.waiting_for_blocks_s += elapsed
+
+    def _thin(self) -> None:
+        self.samples = self.samples[::2]
+        self._spacing_s = 2.0 * (self.samples[-1].time_s - self.samples[0].time_s) / len(self.samples)

@@ -1,0 +1,168 @@
+"""Equal replicas behind a policy: which gets a request, which requests wait for a replica to start, how many replicas there
+are."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.runtime.core.prefix import Namespace, block_hash, packed
+from penstock.runtime.core.request import Request
+from penstock.service.router.policy import Policy, RoutedCall
+from penstock.tools.sim.clock import EventQueue
+from penstock.tools.sim.replica import Replica
+from penstock.tools.sim.scaling import Pressure, Scaler, Scaling, ServedRate
+
+MakeReplica = Callable[[str], Replica]
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica's time in a pool."""
+
+    replica: Replica
+    ordered_s: float
+    stopped_s: float | None = None
+    is_started: bool = True
+    """It has started; whether it takes requests it says itself."""
+
+    def seconds(self, end_s: float) -> float:
+        return (end_s if self.stopped_s is None else self.stopped_s) - self.ordered_s
+
+
+class Pool:
+    def __init__(
+        self,
+        kind: str,
+        make: MakeReplica,
+        policy: Policy,
+        events: EventQueue,
+        *,
+        num_replicas: int,
+        max_pending: int | None = None,
+        scaling: Scaling | None = None,
+        refuse: Callable[[Request, float], None],
+        prepare: Callable[[Replica, Request], Request] | None = None,
+    ) -> None:
+        """`prepare` gives the request that a chosen replica serves in place of the original."""
+        self.members: list[Member] = []
+        self.num_starts = 0
+        self.num_stops = 0
+        self.has_more: Callable[[], bool] = lambda: True
+        """More requests may arrive."""
+        self._kind = kind
+        self._make = make
+        self._policy = policy
+        self._events = events
+        self._max_pending = max_pending
+        self._refuse = refuse
+        self._prepare = prepare
+        self._queue: deque[tuple[Request, bool]] = deque()
+        """Requests that wait for a replica to start."""
+        self._num_calls = 0
+        self._live: list[Replica] = []
+        self._scaling = scaling
+        self._busy_s = 0.0
+        self._served = ServedRate()
+        for _ in range(scaling.min_replicas if scaling else num_replicas):
+            self._start(0.0, 0.0)
+        self.num_starts = 0
+        if scaling:
+            self._scaler = Scaler(scaling)
+            events.post(scaling.interval_s, self._review)
+
+    @property
+    def num_pending(self) -> int:
+        return sum(replica.num_pending for replica in self._live) + len(self._queue)
+
+    def submit(self, request: Request, now: float, *, is_moved: bool = False) -> None:
+        """Hand a request to a replica; `is_moved` says that its KV comes with it."""
+        live = self._live
+        if not any(replica.is_ready for replica in live):
+            self._queue.append((request, is_moved))
+            return
+        views = [replica.last_view or replica.view for replica in live]
+        if self._max_pending is not None:
+            views = [view if view.num_pending < self._max_pending else view._replace(is_ready=False) for view in views]
+            if not any(view.is_ready for view in views):
+                self._refuse(request, now)
+                return
+        hashes = self._hashes(request, live[0].scheduler.limits.block_size) if self._policy.reads_hashes else ()
+        choice = self._policy.choose(
+            RoutedCall(self._num_calls, request.session or request.tenant, hashes, len(request.prompt)), views
+        )
+        self._num_calls += 1
+        chosen = live[choice.replica]
+        if self._prepare is not None:
+            request = self._prepare(chosen, request)
+        if is_moved:
+            chosen.take_over(request, now)
+        else:
+            chosen.receive(request, now)
+
+    def _hashes(self, request: Request, block_size: int) -> tuple[bytes, ...]:
+        parent = Namespace(request.salt, request.adapter).hash
+        hashes = []
+        for start in range(0, len(request.prompt) - block_size, block_size):
+            parent = block_hash(parent, packed(request.prompt[start : start + block_size]))
+            hashes.append(parent)
+        return tuple(hashes)
+
+    # How many
+
+    def _start(self, now: float, ready_s: float) -> None:
+        replica = self._make(f"{self._kind} {len(self.members)}")
+        member = Member(replica, now, is_started=ready_s <= now)
+        self.members.append(member)
+        self._live.append(replica)
+        self.num_starts += 1
+        if not member.is_started:
+            replica.set_ready(False)
+            self._events.post(ready_s, lambda at_s: self._come_up(member, at_s))
+
+    def _come_up(self, member: Member, now: float) -> None:
+        member.is_started = True
+        if member.stopped_s is None:
+            member.replica.set_ready(True)
+            queue, self._queue = self._queue, deque()
+            for request, is_moved in queue:
+                self.submit(request, now, is_moved=is_moved)
+
+    def _review(self, now: float) -> None:
+        """Check whether there are too few replicas or too many."""
+        scaling = self._scaling
+        if scaling is None:
+            return
+        self._stop_drained(now)
+        wanted_ones = [
+            one for one in self.members if one.stopped_s is None and (one.replica.is_ready or not one.is_started)
+        ]
+        busy_s = sum(member.replica.busy_s for member in self.members)
+        busy_fraction = (busy_s - self._busy_s) / scaling.interval_s / max(1, len(wanted_ones))
+        self._busy_s = busy_s
+        pressure = self._pressure(now)
+        wanted = self._scaler.wanted(len(wanted_ones), self.num_pending, min(1.0, busy_fraction), now, pressure)
+        for _ in range(wanted - len(wanted_ones)):
+            self._start(now, now + scaling.cold_start_s)
+        if wanted < len(wanted_ones):
+            wanted_ones[-1].replica.set_ready(False)
+            wanted_ones[-1].is_started = True
+            self._stop_drained(now)
+        if self.has_more() or self.num_pending:
+            self._events.post(now + scaling.interval_s, self._review)
+
+    def _pressure(self, now: float) -> Pressure:
+        views = [replica.view for replica in self._live]
+        ready = [view for view in views if view.is_ready]
+        kv_fraction = sum(view.kv_usage_fraction for view in ready) / max(len(ready), 1)
+        num_waiting = sum(replica.num_queued for replica in self._live) + len(self._queue)
+        num_served = self._num_calls - sum(view.num_pending for view in views)
+        return Pressure(kv_fraction, num_waiting, self._served.note(num_served, len(ready), now))
+
+    def _stop_drained(self, now: float) -> None:
+        for member in self.members:
+            replica = member.replica
+            if member.stopped_s is None and member.is_started and not replica.is_ready and not replica.num_pending:
+                member.stopped_s = now
+                self.num_stops += 1
+        stopped = {id(member.replica) for member in self.members if member.stopped_s is not None}
+        self._live = [replica for replica in self._live if id(replica) not in stopped]
