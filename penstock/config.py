@@ -19,7 +19,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["plain", "json"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-SPECULATE = ("off", "auto", "ngram", "suffix", "prediction", "model", "self")
+SPECULATE = ("off", "auto", "ngram", "suffix", "prediction", "model")
 HEADS = ("medusa", "eagle")
 """Who guesses from files of its own: `medusa:DIR`. What `self` keeps of the model may stand in such a file too."""
 MAX_DRAFT_TOKENS = 64
@@ -148,8 +148,8 @@ class SpeculationConfig:
 
     speculate: str | None = None
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
-    the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), self (the model with
-    fewer layers), auto (whoever is right most often) or off (default: auto for packed weights on a CPU, else off)"""
+    the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), auto (whoever
+    is right most often) or off (default: auto for packed weights on a CPU, else off)"""
     draft_model: str | None = None
     """Smaller model of the same vocabulary that guesses, named as MODEL is (default: none)"""
     draft_tokens: int | None = None
@@ -184,6 +184,55 @@ class SpeculationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Adapters laid over the model: LoRA and its kin, each a model name of its own."""
+
+    adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
+    """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""
+    adapters_dir: Path | None = None
+    """Serve every adapter in this directory, under its directory's or file's name; more may be loaded from it while serving"""
+    max_adapters: int = 8
+    """Adapters on the device at once; others wait on the host or on disk until they are asked for"""
+    max_adapter_rank: int = 64
+    """Largest rank of an adapter's matrices; adapters above it are refused"""
+
+    def __post_init__(self) -> None:
+        _check_positive("--max-adapters", self.max_adapters)
+        _check_positive("--max-adapter-rank", self.max_adapter_rank)
+        if self.max_adapter_rank > 512:
+            raise ConfigError(f"--max-adapter-rank is {self.max_adapter_rank}; choose at most 512")
+        names = [text.partition("=") for text in self.adapters]
+        for name, mark, path in names:
+            if not name or not mark or not path:
+                raise ConfigError(
+                    f"--adapter {(name + mark + path)[:80]!r} is no NAME=PATH; write --adapter helper=./out"
+                )
+        if len({name for name, _, _ in names}) < len(names):
+            raise ConfigError("--adapter gives one name to several adapters; rename one")
+
+    @property
+    def are_served(self) -> bool:
+        return bool(self.adapters) or self.adapters_dir is not None
+
+    @property
+    def by_name(self) -> dict[str, str]:
+        """Path by name, those of the directory included as they are now."""
+        named = {name: str(Path(path).resolve()) for name, _, path in (text.partition("=") for text in self.adapters)}
+        return adapters_in(self.adapters_dir) | named
+
+
+def adapters_in(folder: Path | None) -> dict[str, str]:
+    """What of a directory looks like an adapter, by name."""
+    if folder is None:
+        return {}
+    if not folder.is_dir():
+        raise ConfigError(f"--adapters-dir {folder} is no directory")
+    found = {one.name: one for one in folder.iterdir() if (one / "adapter_config.json").is_file()}
+    found |= {one.stem: one for one in folder.glob("*.gguf")}
+    return {name: str(path.resolve()) for name, path in sorted(found.items())}
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of an engine."""
 
@@ -192,6 +241,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +509,7 @@ def _check_speculate(value: str) -> None:
         raise ConfigError(
             f"--speculate {name} needs the folder of its heads: {name}:DIR; penstock train-draft makes one"
         )
-    if name not in (*SPECULATE, *HEADS) or (folder and name not in (*HEADS, "self")):
+    if name not in (*SPECULATE, *HEADS) or (folder and name not in HEADS):
         known = (*SPECULATE, *(f"{name}:DIR" for name in HEADS))
         raise ConfigError(f"--speculate is {value}; choose one of {', '.join(known)}")
 

@@ -1,8 +1,8 @@
 """Real models and texts: the one way tests reach them.
 
-The default model comes the way a user gets it: through `penstock.runtime.formats.hub`, into the usual cache. The others lie in Python
-packages of their makers; they are fetched once into `.models/`, which git ignores, and a test that wants one that cannot be
-had is skipped.
+The default model comes the way a user gets it: through `penstock.runtime.formats.hub`, into the usual cache. The others
+lie in Python packages of their makers; they are fetched once into `.models/`, which git ignores, and a test that wants one
+that cannot be had is skipped.
 """
 
 import gzip

@@ -10,6 +10,9 @@ PACKAGE = ROOT / "penstock"
 
 ANYTHING = ("",)
 
+LAYERS = ("runtime", "service", "tools")
+"""The folders of `penstock/` that only group rooms. A room is named without its layer: `core`, `server`, `sim`."""
+
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "preload": (),
@@ -32,22 +35,24 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cost": ("errors", "core", "models.spec"),
     "ops": ("errors", "models.spec"),
     "layers": ("errors", "ops", "models.spec"),
-    "runtime": (
-        "errors", "garbage", "layers", "ops", "core.batch", "core.request", "config", "sizing", "formats",
-        "models.spec", "models.cache", "models.weights", "models.ranks", "models.sharding",
+    "execution": (
+        "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
+        "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding", "models.adapters",
     ),
     "draft": ("errors", "core"),
-    "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "runtime", "ops"),
+    "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "execution", "ops"),
     "engine": ("errors", "lines", "core", "config", "sizing", "metrics", "draft"),
     "server": (
         "errors", "log", "lines", "marks", "kv_events", "webfiles", "engine.client", "core.request", "core.batch",
         "core.prefix", "text", "metrics", "config", "store", "calculate", "advise", "doctor", "cost.hardware",
         "models.catalog",
     ),
-    "router": ("errors", "lines", "marks", "kv_events", "webfiles", "core", "metrics", "config", "gateway"),
+    "router": (
+        "errors", "lines", "marks", "kv_events", "webfiles", "core", "metrics", "config", "gateway", "server.reading",
+    ),
     "store": ("errors",),
     "cluster": ("errors", "sim.scaling", "cli.main"),
-    "gateway": ("errors", "metrics", "store"),
+    "gateway": ("errors", "marks", "metrics", "store"),
     "sim": (
         "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft",
     ),
@@ -61,37 +66,39 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "advise": ("errors", "calculate", "cost"),
     "bench": ("errors", "core.request", "workload", "metrics"),
     "doctor": ("errors", "amounts", "metrics"),
+    "tune": ("errors", "config", "sizing", "metrics", "sim", "workload", "bench.report.interval"),
     "conform": (),
     "files": ("errors", "formats", "models", "text"),
-    "offline": ("errors", "core", "text", "llm"),
     "console": ("errors", "docstrings"),
     "measure": (
         "errors", "draft", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
-        "formats", "runtime", "ops", "console",
+        "formats", "execution", "ops", "console",
     ),
+    "quantize": ("errors", "files", "formats", "models", "text", "layers", "ops", "execution"),
     "assembly": ANYTHING,
-    "llm": ANYTHING,
+    "offline": ANYTHING,
     "cli": ANYTHING,
     "__init__": ANYTHING,
     "__main__": ANYTHING,
 }  # fmt: skip
 
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("ops", "layers", "runtime", "train"),
+    "torch": ("ops", "layers", "execution", "train", "quantize"),
     "triton": ("ops",),
     "numpy": (
         "formats",
         "text",
         "ops",
         "layers",
-        "runtime",
+        "execution",
         "cost",
         "workload",
         "metrics",
         "sim",
         "planner",
         "bench",
-        "llm",
+        "offline",
+        "quantize",
     ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
@@ -101,7 +108,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "fastapi": ("server",),
     "starlette": ("server",),
     "uvicorn": ("server", "assembly"),
-    "msgspec": ("engine", "runtime", "server", "bench", "assembly", "cli", "router", "gateway"),
+    "msgspec": ("engine", "execution", "server", "bench", "assembly", "cli", "router", "gateway"),
     "httptools": ("bench", "router"),
     "psycopg": ("store",),
     "zmq": ("engine",),
@@ -127,6 +134,7 @@ NO_CLOCK = (
     "doctor",
     "draft",
     "train",
+    "quantize",
 )
 """Time is an argument there."""
 
@@ -149,8 +157,18 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def room_of(path: Path) -> str:
+    return in_rooms(module_of(path)).split(".")[0]
+
+
+def in_rooms(module: str) -> str:
+    """A module's name without the layer that holds its room."""
+    layer, _, rest = module.partition(".")
+    return rest if layer in LAYERS and rest else module
+
+
+def is_room(name: str) -> bool:
+    return any(is_module(f"penstock.{layer}{name}") for layer in ("", *(f"{layer}." for layer in LAYERS)))
 
 
 @cache
@@ -196,25 +214,41 @@ def is_within(module: str, allowed: tuple[str, ...]) -> bool:
     return any(not prefix or module == prefix or module.startswith(prefix + ".") for prefix in allowed)
 
 
-def test_a_layer_imports_only_what_the_table_allows() -> None:
+def test_a_room_imports_only_what_the_table_allows() -> None:
     faults = []
     for path in sources():
-        layer = layer_of(path)
+        room = room_of(path)
         for name in imports(path):
-            target, top = name.removeprefix("penstock."), name.split(".")[0]
+            target, top = in_rooms(name.removeprefix("penstock.")), name.split(".")[0]
             is_ours = name.startswith("penstock.")
-            if is_ours and target.split(".")[0] != layer and not is_within(target, MAY_IMPORT[layer]):
-                faults.append(f"{module_of(path)}: {layer} may not import {name}")
-            if top in THIRD_PARTY and layer not in THIRD_PARTY[top]:
-                faults.append(f"{module_of(path)}: {layer} may not import {top}")
+            if is_ours and target.split(".")[0] != room and not is_within(target, MAY_IMPORT[room]):
+                faults.append(f"{module_of(path)}: {room} may not import {name}")
+            if top in THIRD_PARTY and room not in THIRD_PARTY[top]:
+                faults.append(f"{module_of(path)}: {room} may not import {top}")
     assert not faults
+
+
+def test_the_runtime_needs_neither_service_nor_tools() -> None:
+    above = ("penstock.service", "penstock.tools", "penstock.assembly", "penstock.cli", "penstock.offline")
+    faults = [
+        f"{module_of(path)}: {name}"
+        for path in (PACKAGE / "runtime").rglob("*.py")
+        for name in imports(path)
+        if is_within(name, above)
+    ]
+    assert not faults
+
+
+def test_the_first_look_shows_few_rooms() -> None:
+    entries = sorted(path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
+    assert len(entries) <= 16, f"which room does a new entry of penstock/ belong to? {entries}"
 
 
 def test_no_clock_below_the_loop() -> None:
     faults = [
         module_of(path)
         for path in sources()
-        if layer_of(path) in NO_CLOCK and {"time", "datetime", "sched"} & set(imports(path))
+        if room_of(path) in NO_CLOCK and {"time", "datetime", "sched"} & set(imports(path))
     ]
     assert not faults, "time is an argument here"
 
@@ -231,7 +265,7 @@ def _unsafe(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call) and dotted(node.func) in FORBIDDEN_CALLS:
             yield line, dotted(node.func)
         is_environment = isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.putenv")
-        if is_environment and layer_of(path) not in MAY_READ_ENVIRONMENT:
+        if is_environment and room_of(path) not in MAY_READ_ENVIRONMENT:
             yield line, f"environment variables are read in {', '.join(MAY_READ_ENVIRONMENT)}"
         if isinstance(node, ast.Global):
             yield line, "no globals written after import"
@@ -255,13 +289,13 @@ def test_every_module_and_package_says_what_it_is() -> None:
 
 
 def test_the_tables_name_only_what_exists_and_all_of_it() -> None:
-    layers = {layer_of(path) for path in sources()}
-    assert layers == set(MAY_IMPORT)
-    for layer, allowed in MAY_IMPORT.items():
-        missing = [name for name in allowed if name and not is_module(f"penstock.{name}")]
-        assert not missing, f"{layer} may import {missing}, which do not exist"
-    named = {layer for allowed in THIRD_PARTY.values() for layer in allowed} | set(NO_CLOCK)
-    assert named <= layers, f"no such layer: {named - layers}"
+    rooms = {room_of(path) for path in sources()} - set(LAYERS)
+    assert rooms == set(MAY_IMPORT)
+    for room, allowed in MAY_IMPORT.items():
+        missing = [name for name in allowed if name and not is_room(name)]
+        assert not missing, f"{room} may import {missing}, which do not exist"
+    named = {room for allowed in THIRD_PARTY.values() for room in allowed} | set(NO_CLOCK)
+    assert named <= rooms, f"no such room: {named - rooms}"
 
 
 def test_no_level_of_a_package_holds_more_than_a_reader_can_keep_in_mind() -> None:

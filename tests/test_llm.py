@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from penstock import LLM, ConfigError, EngineError, RequestError, SamplingParams
-from penstock.runtime.engine.runner import Runner
+from penstock.runtime.core.runner import Runner
 from tests.offline import prompts, tiny_llm
 from tests.real import MINILM, model_path
 

@@ -90,10 +90,10 @@ def untrained(llm: LLM, kind: str, folder: Path, fingerprint: str | None = None)
     return f"{kind}:{folder}"
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "self"])
-def test_heads_and_fewer_layers_change_no_token(llm: LLM, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_heads_change_no_token(llm: LLM, kind: str, tmp_path: Path) -> None:
     """However bad the guesses are; one of the prompts is drawn with a seed."""
-    name = kind if kind == "self" else untrained(llm, kind, tmp_path / kind)
+    name = untrained(llm, kind, tmp_path / kind)
     params = [PARAMS["greedy"], SamplingParams(temperature=0.8, seed=3, max_tokens=10)]
     guessing = LLM.over(llm.loaded, configure(llm.config, speculate=name, draft_tokens=2))
     found, plain = guessing.generate(PROMPTS, params), llm.generate(PROMPTS, params)

@@ -51,7 +51,6 @@ DRAFTERS = {
     "suffix": {"speculate": "suffix", "draft_tokens": 3},
     "auto": {"speculate": "auto"},
     "model": {"speculate": "model", "draft_model": str(model_path(DEFAULT)), "draft_tokens": 3},
-    "self": {"speculate": "self", "draft_tokens": 2},
 }
 if head := os.environ.get("PENSTOCK_EAGLE"):
     DRAFTERS["eagle"] = {"speculate": f"eagle:{head}", "draft_tokens": 2}

@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.cpu.heads import QUESTIONS
 from penstock import LLM, SamplingParams
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.runner import NativeRunner
 
@@ -50,7 +51,7 @@ def widen(guesses: list[int], last: int, window: int, pool: Pool) -> list[int]:
 
 def decode(model: NativeDecoder, prompt: tuple[int, ...], count: int, window: int) -> tuple[int, list[int]]:
     """Steps it took, and the tokens."""
-    runner = NativeRunner(model, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, 1, CONTEXT)
+    runner = NativeRunner(model, RunnerShape(CONTEXT // BLOCK_SIZE, BLOCK_SIZE, 1, CONTEXT))
     sink = runner.states = LastStates()
     blocks = tuple(range(CONTEXT // BLOCK_SIZE))
     arrival = Arrival(SamplingParams(temperature=0.0), 0, len(prompt), (), "")
@@ -73,7 +74,7 @@ def decode(model: NativeDecoder, prompt: tuple[int, ...], count: int, window: in
 
 
 def step_cost(model: NativeDecoder, widths: list[int], turns: int = 15) -> dict[int, float]:
-    runner = NativeRunner(model, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, 1, CONTEXT)
+    runner = NativeRunner(model, RunnerShape(CONTEXT // BLOCK_SIZE, BLOCK_SIZE, 1, CONTEXT))
     arrival = Arrival(SamplingParams(temperature=0.0), 0, 128, (), "")
     chunk = Chunk(0, 0, 128, tuple(range(200, 328)), tuple(range(CONTEXT // BLOCK_SIZE)), True, arrival)
     runner.launch(Batch(1, (chunk,))).result()

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.load.parameters import dummy_model
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
@@ -121,8 +122,8 @@ def emulated(spec: ModelSpec, device: torch.device, dtype: torch.dtype, tensor: 
     whole = dummy_model(spec, device, dtype)
     if not isinstance(whole, Decoder):
         raise TypeError("no decoder")
-    room = (64, BLOCK, 8, 256)
-    expected = generate(ModelRunner(whole, *room), spec.vocab_size, 8, tokens)
+    shape = RunnerShape(64, BLOCK, 8, 256)
+    expected = generate(ModelRunner(whole, shape), spec.vocab_size, 8, tokens)
     ranks, barrier = Ranks(tensor), threading.Barrier(tensor)
     places: list[Tensor | None] = [None] * tensor
     memory: list[dict[str, float]] = []
@@ -133,7 +134,7 @@ def emulated(spec: ModelSpec, device: torch.device, dtype: torch.dtype, tensor: 
         held = sum(parameter.nbytes for parameter in part.model.parameters())
         memory.append({"rank": rank, "measured": held, "predicted": part.shard.num_parameters * dtype.itemsize})
         model = part.join(TurnWorld(ranks, rank, TurnPeers(rank, tensor, places, barrier)))  # type: ignore[arg-type]
-        return generate(ModelRunner(model, *room), spec.vocab_size, 8, tokens)  # type: ignore[arg-type]
+        return generate(ModelRunner(model, shape), spec.vocab_size, 8, tokens)  # type: ignore[arg-type]
 
     with ThreadPoolExecutor(tensor) as pool:
         found = list(pool.map(run, range(tensor)))
@@ -150,15 +151,15 @@ def emulated(spec: ModelSpec, device: torch.device, dtype: torch.dtype, tensor: 
 
 def world_of_one(spec: ModelSpec, device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, Any]:
     """Decode steps of 8 sequences, by turns."""
-    room = (512, BLOCK, 16, 512)
+    shape = RunnerShape(512, BLOCK, 16, 512)
     store = open_store("127.0.0.1", 0, is_host=True)
     world = World(Ranks().place(0), Meeting("127.0.0.1", store.port), device, store)
     part = ModelPart(spec, Ranks(), 0, device, dtype)
     part.make_up()
     joined = part.join(world)
-    through = LeadingRunner(rank_runner(joined, world, room, None), world, spec.vocab_size)
+    through = LeadingRunner(rank_runner(joined, world, shape, None), world, spec.vocab_size)
     whole = dummy_model(spec, device, dtype)
-    plain = rank_runner(whole, world, room, None)
+    plain = rank_runner(whole, world, shape, None)
     rates: dict[str, list[float]] = {"plain": [], "ranks": []}
     for turn in range(6):
         for name, runner in (("plain", plain), ("ranks", through)):

@@ -18,25 +18,24 @@ from penstock.assembly.speculation.drafting import (
     draft_config,
     make_drafter,
     make_head_drafter,
-    make_self_drafter,
 )
 from penstock.config import HEADS, EngineConfig
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.step_size import StepSize
+from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
-from penstock.runtime.execution.cuda.runner import CudaRunner
+from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
-from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.kv_cache import CACHE_DTYPES, bytes_per_kv_value
 from penstock.runtime.execution.load.parameters import dummy_model, load_model
 from penstock.runtime.execution.load.quantize import quantize_fp8
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.load import load_native
-from penstock.runtime.execution.native.runner import NativeRunner
 from penstock.runtime.execution.parallel.native import NativePart, load_native_part
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
 from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
@@ -64,6 +63,7 @@ from penstock.runtime.sizing import (
     size_engine,
 )
 from penstock.tools.cost.memory import workspace_bytes
+from penstock.tools.measure.tiles import read_tiles, tiles_path
 
 KEPT_KV_BYTES = GIB // 8
 """On a CPU, where the cache takes memory as it is written: what prefixes may take of it beside those who run."""
@@ -71,6 +71,8 @@ MOST_FLOATS = 0.5
 """Share of a GPU's memory that weights may take as floats before they are kept packed."""
 
 LEAST_GPU_HEAD_DIM = 16
+ADAPTER_THREADS = 2
+"""They read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
 
@@ -171,7 +173,7 @@ def run_rank(setup: RankSetup) -> None:
     world = World(place, setup.meeting, device.torch_device)
     loaded = LoadedModel(part.join(world), device, files)
     sizing = agree_with_first(world, _size_own(config, loaded, SERVED_STEP_S))
-    follow(rank_runner(loaded.network, world, _room(config, sizing), CACHE_DTYPES[config.cache.kv]), world)
+    follow(rank_runner(loaded.network, world, _shape(config, sizing), CACHE_DTYPES[config.cache.kv]), world)
 
 
 def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_S) -> Sizing:
@@ -203,6 +205,15 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
     return size_engine(config, spec, memory, pace, frees=_frees(config, loaded))
 
 
+def _use_tiles(device: str) -> None:
+    """Tiles that `penstock tune --kernels` chose for this GPU, if it has run here."""
+    rows = read_tiles(tiles_path(device))
+    if rows:
+        from penstock.runtime.ops.triton.host.chosen import use_tiles  # triton: only where a GPU is
+
+        use_tiles(rows)
+
+
 def make_engine(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -219,7 +230,8 @@ def make_engine(
         raise ConfigError(f"{config.model.model} makes vectors and generates no text; use it for embeddings")
     if loaded.device.torch_device.type == "cuda":
         check_heads(loaded.spec)
-    room = _room(config, sizing)
+        _use_tiles(loaded.device.name)
+    shape = _shape(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
     drafting = _drafting(config, loaded, sizing)
@@ -232,27 +244,19 @@ def make_engine(
         speculator=speculator,
         matching=_matching(loaded, warms_up),
     )
+    if config.adapter.are_served:
+        readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
+        make = partial(make, readers=readers)
     if loaded.group is not None:
         world = loaded.group.world
-        runner = rank_runner(loaded.network, world, room, cache_dtype)
-        leading = LeadingRunner(runner, world, loaded.spec.vocab_size)
+        leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
         return make(runner=leading, depth=leading.depth)
-    make = partial(make, step_size=_step_size(config, loaded.device))
-    if loaded.device.torch_device.type == "cuda" and isinstance(loaded.network, Decoder):
-        runner = CudaRunner(loaded.network, *room, cache_dtype)
-        runner.states = drafting.states
-        if warms_up:
-            runner.warm_up()
-        return make(runner=runner, depth=2)
-    if isinstance(loaded.network, NativeDecoder):
-        runner = NativeRunner(loaded.network, *room, cache_dtype)
-    elif isinstance(loaded.network, Decoder):
-        num_states = sizing.groups.num_states
-        runner = ModelRunner(loaded.network, *room, cache_dtype, frees=_frees(config, loaded), num_states=num_states)
-    else:
-        raise ConfigError("a stage of a pipeline runs with the other ranks alone")
+    runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
-    return make(runner=runner)
+    adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
+    if warms_up:
+        runner.warm_up()
+    return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
 
 
 def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
@@ -285,12 +289,10 @@ def _drafter(config: EngineConfig, loaded: LoadedModel) -> str | None:
 
 def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Drafting:
     kind, name = config.speculation.drafter, config.speculation.draft_model
-    if kind in (*HEADS, "self") and loaded.group is not None:
+    if kind in HEADS and loaded.group is not None:
         raise ConfigError(f"--speculate {kind} guesses for a model in one process; leave out --tensor and --pipeline")
     if kind in HEADS:
         return make_head_drafter(loaded.network, config, loaded.files, loaded.device.free_bytes)
-    if kind == "self":
-        return make_self_drafter(loaded.network, config, loaded.files, sizing)
     if name is None:
         return Drafting()
     check_files(loaded.files, open_files(name), loaded.device.free_bytes)
@@ -315,8 +317,12 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
     return Matching(grammars, time.monotonic, executor)
 
 
-def _room(config: EngineConfig, sizing: Sizing) -> tuple[int, int, int, int]:
-    return sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context
+def _shape(config: EngineConfig, sizing: Sizing) -> RunnerShape:
+    num_rows, groups = config.scheduler.max_sequences, sizing.groups
+    frees = not groups._replace(num_states=0).is_plain
+    return RunnerShape(
+        sizing.num_blocks, sizing.block_size, num_rows, sizing.max_context, frees, num_states=groups.num_states
+    )
 
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:

@@ -24,7 +24,21 @@ def open_gateway_database(settings: GatewaySettings) -> Database:
 
 def open_gateway(path: Path) -> Gateway:
     settings = read_settings(path)
-    return Gateway(settings, open_gateway_database(settings), time.time())
+    return Gateway(settings, open_gateway_database(settings), time.time(), journal_path(settings))
+
+
+def journal_path(settings: GatewaySettings) -> Path:
+    """Where usage waits that the database has not taken."""
+    if settings.journal:
+        return Path(settings.journal)
+    is_file = not settings.database.startswith(POSTGRES)
+    return Path(settings.database + ".journal") if is_file else Path("penstock-gateway.journal")
+
+
+def close_gateway(gateway: Gateway) -> None:
+    """What the database does not take now is in the journal."""
+    gateway.database.close()
+    gateway.ledger.close()
 
 
 def add_outside(app: RouterApp, settings: GatewaySettings) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 
 from penstock.assembly.text import fetched_path
 from penstock.config import EngineConfig
+from penstock.console.output import cache_folder
 from penstock.runtime.formats.hub import default_cache
 from penstock.runtime.formats.store import Progress, StoreEntry, damaged_files, installed
 from penstock.service.server.served import ServedModel
 from penstock.service.server.threads import on_daemon_thread
-from penstock.tools.measure.this_machine import cache_folder, machine_facts
+from penstock.tools.measure.this_machine import machine_facts
 
 CANARY_PROMPT = tuple(range(5, 37))
 CANARY_TOKENS = 16

@@ -18,6 +18,7 @@ from penstock.errors import ConfigError
 from penstock.runtime import preload
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.features import StepTime
+from penstock.runtime.core.runner import Masks, Runner
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.explain import explain_steps
@@ -25,7 +26,6 @@ from penstock.runtime.engine.machine import Facts, Machine, Vector
 from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.oracle import OracleRunner, mix
 from penstock.runtime.engine.process import OnPhase
-from penstock.runtime.engine.runner import Masks, Runner
 from penstock.runtime.engine.scripted import Done, ScriptedRunner
 from penstock.runtime.sizing import Sizing, make_scheduler
 from penstock.runtime.text.grammar.compiler import GrammarCompiler

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.amounts import counted
-from penstock.assembly.gateway import add_outside, open_gateway
+from penstock.assembly.gateway import add_outside, close_gateway, open_gateway
 from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, bind, package_version
 from penstock.config import ListenConfig, RouterConfig
@@ -64,7 +64,7 @@ async def _run(routing: Routing) -> int:
         asyncio.get_running_loop().add_signal_handler(number, handler)
     async with contextlib.AsyncExitStack() as stack:
         if gateway is not None:
-            stack.callback(gateway.database.close)
+            stack.callback(close_gateway, gateway)
         stack.push_async_callback(app.close)
         listener = bind(routing.listen.host, routing.listen.port)
         server = await _listen(stack, app, listener)
@@ -73,7 +73,7 @@ async def _run(routing: Routing) -> int:
         app.start()
         await _bring_replicas(stack, app, routing)
         where = f"http://{routing.listen.host}:{listener.getsockname()[1]}"
-        count = counted(len(app.fleet) + len(routing.commands), "replica")
+        count = counted(len(app.fleet.own) + len(routing.commands), "replica")
         print(f"penstock routes on {where}, {count}, {routing.config.policy}", flush=True)
         await stopping.wait()
         server.close()

@@ -37,7 +37,7 @@ from penstock.service.server.responses.service import make_responses
 from penstock.service.server.served import ServedModel, ServedModels
 from penstock.service.server.text import Text
 from penstock.service.server.threads import on_daemon_thread
-from penstock.service.store import jobs, responses
+from penstock.service.store import bills, jobs, responses
 from penstock.service.store.storage import open_storage
 
 LOGGER = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Serving:
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = bind(self._config.host, self._config.port)
-        storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA))
+        storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
         runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
         http = _HttpServer(make_app(self._front, service, runner))

@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.cli.fleet.watch import INSIDE, print_router, replica_data, router_figures
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.metrics.page import Page, parse_page
 from penstock.tools.doctor.finding import Finding, Verdict
+from penstock.tools.doctor.routing import RouterSigns, diagnose_router, is_router, router_signs
 from penstock.tools.doctor.rule import Diagnosis, diagnose
 from penstock.tools.doctor.rules import RULES
 from penstock.tools.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
@@ -41,11 +43,12 @@ WRONG_FIRST = (Verdict.FAULT, Verdict.WARNING, Verdict.OK)
 class Config:
     """Find what is wrong, in which layer, and what to do about it.
 
-    Without URL this machine is examined; with it the server there, by its metrics alone. Exit status 1: a fault was found.
+    Without URL this machine is examined; with it the server or router there, by its metrics alone. Exit status 1: a fault is
+    there.
     """
 
     url: str = field(default="", metadata={"positional": True})
-    """Address of a running server to examine, for example http://127.0.0.1:8000"""
+    """Address of a running server or router to examine, for example http://127.0.0.1:8000"""
     api_key: str = ""
     """Key the server asks for; PENSTOCK_API_KEY holds one too"""
     window_s: float = 10.0
@@ -106,6 +109,8 @@ def _examine_server(config: Config) -> int:
             print(f"penstock: watching for {config.window_s:g} s", file=sys.stderr)
         time.sleep(config.window_s)
         after, window_s = server.look(), time.monotonic() - before_s
+    if is_router(after.page):
+        return _tell_router(config, server.version, router_signs(before.page, after.page, window_s))
     signs = signs_of(before, after, window_s)
     if floor is not None:
         signs = replace(signs, floor_s=floor.step_s(signs))
@@ -115,6 +120,20 @@ def _examine_server(config: Config) -> int:
     else:
         _print_server(config, server.version, signs, diagnosis)
     return _status(diagnosis.findings)
+
+
+def _tell_router(config: Config, version: str, signs: RouterSigns) -> int:
+    findings = diagnose_router(signs)
+    if config.json:
+        data = {"url": config.url, "version": version, "kind": "router", "verdict": _worst(findings)}
+        found = {"findings": [_data(one) for one in findings], "signs": router_figures(signs)}
+        print_json(data | found | {"replicas": replica_data(signs), "unexamined": INSIDE})
+        return _status(findings)
+    _print_findings(findings)
+    if not findings:
+        print("nothing is wrong with this router, as far as it can see\n")
+    print_router(f"{config.url} {version}, a router, over {signs.window_s:.1f} s", signs)
+    return _status(findings)
 
 
 class Patient:
@@ -243,9 +262,7 @@ def _server_data(config: Config, version: str, signs: Signs, diagnosis: Diagnosi
 
 
 def _print_server(config: Config, version: str, signs: Signs, diagnosis: Diagnosis) -> None:
-    for finding in diagnosis.findings:
-        print(f"{finding.verdict}: {finding.layer.name} {finding.layer.value}: {finding.symptom}")
-        print(f"    seen: {printable(finding.evidence)}\n    do:   {printable(finding.remedy)}\n")
+    _print_findings(diagnosis.findings)
     if not diagnosis.findings:
         idle = (
             f", as far as an idle one shows: it computed nothing in these {signs.window_s:.1f} s; look again under load"
@@ -261,6 +278,12 @@ def _print_server(config: Config, version: str, signs: Signs, diagnosis: Diagnos
         rules = ", ".join(rule.id for rule, names in diagnosis.unexamined if set(names) - {"--hardware"})
         if lacking:
             print(f"\nnot exposed: {printable(', '.join(lacking))}\nso not examined: {rules}")
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        print(f"{finding.verdict}: {finding.layer.name} {finding.layer.value}: {finding.symptom}")
+        print(f"    seen: {printable(finding.evidence)}\n    do:   {printable(finding.remedy)}\n")
 
 
 def _figure(signs: Signs, sign: str, scale: float) -> object:

@@ -4,14 +4,18 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from penstock.console.flags import flags_of, suggestion
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
-from penstock.tools.advise.lint import Setup, findings_data, lint, setup_of
+from penstock.tools.advise.lint import LintFinding, Setup, findings_data, lint, setup_of
 
 FOUND_STATUS = 1
+READERS = ("serve", "simulate", "plan", "bench", "route", "up")
+"""Commands whose files are examined."""
 MAX_BYTES = 1 << 20
 
 
@@ -19,8 +23,9 @@ MAX_BYTES = 1 << 20
 class Config:
     """Find common mistakes in a deployment's settings.
 
-    The file is one of serve, simulate or plan (TOML or JSON). It may also tell what those do not read: context_p99, readiness,
-    liveness_s, load_s, max_tokens, client_timeout_s, e2e_p99_s and so on. Exit status 1: something was found.
+    The file is one that serve, simulate, plan, bench, route or up reads (TOML or JSON). It may also tell what those do not
+    read: context_p99, readiness, liveness_s, load_s, max_tokens, client_timeout_s, e2e_p99_s and so on. A key that nothing
+    reads is a mistake too. Exit status 1: something was found.
     """
 
     file: Path = field(metadata={"positional": True, "metavar": "CONFIG"})
@@ -31,7 +36,7 @@ class Config:
 
 def run(config: Config) -> int:
     values = read(config.file)
-    findings = lint(read_setup(values))
+    findings = [*unknown_keys(values), *lint(read_setup(values))]
     if config.json:
         known = {one.name for one in fields(Setup)}
         ignored = sorted(set(values) - known)
@@ -58,6 +63,20 @@ def read(path: Path) -> dict[str, Any]:
     return dict(_leaves(data))
 
 
+def unknown_keys(values: Mapping[str, Any]) -> list[LintFinding]:
+    """Keys that no command reads and no rule looks at: most likely misspelt, so that a default holds instead."""
+    from penstock.cli.main import COMMANDS
+
+    configs = [import_module(COMMANDS[name].module).Config for name in READERS]
+    known = {flag.name for config in configs for flag in flags_of(config)} | {one.name for one in fields(Setup)}
+    hint = [name.replace("_", "-") for name in sorted(known)]
+    found = []
+    for key in (name.replace("_", "-") for name in values if name not in known):
+        remedy = suggestion(key, hint).removeprefix("; ") or f"see the --help of {', '.join(READERS)}"
+        found.append(LintFinding("unknown-key", key, "no command reads this key", remedy))
+    return found
+
+
 def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         if isinstance(value, dict):
@@ -80,8 +99,18 @@ def read_setup(values: Mapping[str, Any]) -> Setup:
         known["lengths"] = "even" if all(isinstance(kind, lengths.Fixed) for kind in kinds) else "mixed"
     if "replicas" in known and known.get("scale_to") and "scale_from" not in known:
         known["scale_from"] = known["replicas"]
+    known |= _drafts(known)
     _check_types(known)
     return setup_of(known)
+
+
+def _drafts(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Drafts of every step: `draft-tokens` of serve unless it is off, or simulate's `speculate` where it is a number."""
+    asked = known.get("speculate")
+    if asked == "off":
+        return {"draft_tokens": None, "acceptance": None}
+    is_number = isinstance(asked, int) or (isinstance(asked, str) and asked.isdecimal())
+    return {"draft_tokens": int(str(asked))} if is_number else {}
 
 
 def _check_types(known: Mapping[str, Any]) -> None:

@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
+    "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "train-draft": Command(
         "penstock.cli.train_draft",
@@ -65,9 +66,14 @@ COMMANDS: Mapping[str, Command] = {
     "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),
     "bench latency": Command("penstock.cli.bench.latency", "Measure how long a batch takes, repeatedly"),
     "profile": Command("penstock.cli.profile", "Measure step times of this machine, for simulator and planner"),
+    "profile step": Command(
+        "penstock.cli.bench.step", "Show where a step's time goes, beside what this machine reaches"
+    ),
+    "tune": Command(
+        "penstock.cli.tune.command", "Find the settings of serve that keep an SLO here: simulated, then measured"
+    ),
     "plan": Command("penstock.cli.plan.command", "Plan what to buy for a model and a load, and how to launch it"),
     "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
-    "plan lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
     "lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
     "advise": Command("penstock.cli.advise", "Walk a decision tree by questions; print checklists and the cheat sheet"),
     "calc": Command("penstock.cli.calc", "Work out throughput, memory, users, cost and more, formula by formula"),
@@ -138,7 +144,11 @@ def _run(program: str, module: Any, words: Sequence[str]) -> int:
     values: dict[str, Any] = {}
     for path in arguments.files:
         values |= config_file.read(module.Config, path)
-    config = args.build(module.Config, values | dict(arguments.values))
+    values |= arguments.values
+    found = getattr(module, "found_values", None)
+    if found is not None:
+        values = found(values) | values
+    config = args.build(module.Config, values)
     if arguments.wants_config:
         print(config_file.write(config))
         return 0

@@ -9,10 +9,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, configure
-from penstock.console.output import check_writable, write_file
+from penstock.console.output import cache_folder, check_writable, write_file
 from penstock.errors import ConfigError
 from penstock.tools.measure.this_machine import NAME as THIS_MACHINE
-from penstock.tools.measure.this_machine import all_reduce_path, cache_folder, find_hardware, machine_facts
+from penstock.tools.measure.this_machine import all_reduce_path, find_hardware, machine_facts
 
 if TYPE_CHECKING:
     from penstock.tools.cost.profile import Profile

@@ -3,9 +3,11 @@
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from penstock.config import (
     CacheConfig,
@@ -36,6 +38,8 @@ class Config:
     """File to write a line a step to: what each was and how long it took, no text; penstock profile --steps fits it"""
     replicas: int = 1
     """Engines of this machine that serve as one, each with its own server, behind a router; SIGHUP restarts them one by one"""
+    tuned: bool = True
+    """Use the settings that penstock tune found for this model on this machine, where no flag says otherwise"""
     server: ServerConfig = field(default_factory=ServerConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -49,6 +53,22 @@ class Config:
         is_fair = self.scheduler.order == "auto" and len(self.server.keys) > 1
         scheduler = replace(self.scheduler, order="fair") if is_fair else self.scheduler
         return EngineConfig(self.model, self.cache, scheduler, self.parallel, self.speculation)
+
+
+def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was tuned for this model here, for leaves that neither a flag nor a file gives."""
+    from penstock.console.output import cache_folder
+
+    model = str(asked.get("model", ModelConfig().model))
+    if asked.get("tuned") is False or asked.get("models") or not (cache_folder() / "tuned").is_dir():
+        return {}
+    from penstock.cli.tune.kept import values_for
+    from penstock.tools.measure.profiles import versions
+
+    values, words = values_for(Config, model, asked, versions())
+    if words:
+        print(f"penstock: {words}", file=sys.stderr)
+    return values
 
 
 def run(config: Config) -> int:
@@ -141,7 +161,7 @@ def run_replicas(config: Config) -> int:
             folder = inner.data_dir / f"replica-{number}"
             folder.mkdir(parents=True, exist_ok=True)
             own = replace(inner, data_dir=folder)
-        words = arguments_of(replace(config, replicas=1, server=own))
+        words = arguments_of(replace(config, replicas=1, tuned=False, server=own))
         commands.append((sys.executable, "-m", "penstock", "serve", *words))
     listen = ListenConfig(
         outer.host,

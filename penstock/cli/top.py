@@ -6,19 +6,21 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 
+from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.metrics.page import Page, parse_page, sum_of
+from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
 
 TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Watch a running server: who runs, who waits, how fast tokens come."""
+    """Watch a running server or router: who runs, who waits, how fast tokens come."""
 
     url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
-    """Address of the server"""
+    """Address of the server or router"""
     api_key: str = ""
     """Key the server asks for"""
     every_s: float = 1.0
@@ -40,8 +42,10 @@ def run(config: Config) -> int:
     while True:
         time.sleep(config.every_s)
         now, now_s = read(config), time.monotonic()
-        row = figures(before, now, now_s - before_s)
-        _show(config, row)
+        if is_router(now):
+            _show_router(config, router_signs(before, now, now_s - before_s))
+        else:
+            _show(config, figures(before, now, now_s - before_s))
         if config.once:
             return 0
         before, before_s = now, now_s
@@ -62,13 +66,14 @@ def read(config: Config) -> Page:
 def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
     """What has happened between two looks, a second; and how things stand."""
 
-    def rate(name: str) -> float:
-        return (_sum(now, name) - _sum(before, name)) / seconds
+    def rate(name: str) -> float | None:
+        after = sum_of(now, name)
+        return None if after is None else (after - (sum_of(before, name) or 0.0)) / seconds
 
     return {
-        "running": _sum(now, "vllm:num_requests_running"),
-        "waiting": _sum(now, "vllm:num_requests_waiting"),
-        "kv_percent": 100 * _sum(now, "vllm:kv_cache_usage_perc"),
+        "running": sum_of(now, "vllm:num_requests_running"),
+        "waiting": sum_of(now, "vllm:num_requests_waiting"),
+        "kv_percent": _percent(sum_of(now, "vllm:kv_cache_usage_perc"), 1.0),
         "prompt_tokens_per_s": rate("vllm:prompt_tokens_total"),
         "output_tokens_per_s": rate("vllm:generation_tokens_total"),
         "requests_per_s": rate("vllm:request_success_total"),
@@ -81,16 +86,12 @@ def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
         "drafts_accepted_percent": _percent(
             rate("vllm:spec_decode_num_accepted_tokens_total"), rate("vllm:spec_decode_num_draft_tokens_total")
         ),
-        "restarts": _sum(now, "penstock_engine_restarts_total"),
+        "restarts": sum_of(now, "penstock_engine_restarts_total"),
     }
 
 
-def _percent(part: float, whole: float) -> float | None:
-    return 100 * part / whole if whole else None
-
-
-def _sum(samples: Page, name: str) -> float:
-    return sum_of(samples, name) or 0.0
+def _percent(part: float | None, whole: float | None) -> float | None:
+    return 100 * part / whole if whole and part is not None else None
 
 
 def _quantile(before: Page, now: Page, name: str, fraction: float) -> float | None:
@@ -107,12 +108,25 @@ def _quantile(before: Page, now: Page, name: str, fraction: float) -> float | No
     return next(bound for bound, count in buckets if count >= wanted) * 1000
 
 
+def _show_router(config: Config, signs: RouterSigns) -> None:
+    if config.json:
+        print_json({"kind": "router"} | router_figures(signs) | {"replicas": replica_data(signs)})
+        return
+    _clear(config)
+    print_router(f"{config.url}, a router", signs)
+    sys.stdout.flush()
+
+
+def _clear(config: Config) -> None:
+    if sys.stdout.isatty() and not config.once:
+        print("\x1b[H\x1b[2J", end="")
+
+
 def _show(config: Config, row: dict[str, float | None]) -> None:
     rounded = {name: None if value is None else round(value, 1) for name, value in row.items()}
     if config.json:
         print_json(rounded)
         return
-    if sys.stdout.isatty() and not config.once:
-        print("\x1b[H\x1b[2J", end="")
+    _clear(config)
     print_table(["", printable(config.url)], [(name.replace("_", " "), value) for name, value in rounded.items()])
     sys.stdout.flush()

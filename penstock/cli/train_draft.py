@@ -39,8 +39,8 @@ class Config:
     """Prompts that the model is to make up beside the text's (default: none with --text, else 400)"""
     out: Path | None = None
     """Folder to write, new or empty"""
-    kind: Literal["medusa", "eagle", "self"] = "eagle"
-    """What to train: an EAGLE head, Medusa heads, or self (which of the model's own layers to draft with)"""
+    kind: Literal["medusa", "eagle"] = "eagle"
+    """What to train: an EAGLE head or Medusa heads"""
     minutes: float = 10.0
     """Time to train for, beside the time that answering takes"""
     answer_tokens: int = 160
@@ -158,11 +158,9 @@ def _examples(llm: "LLM", prompts: list[str], num_asked: int, config: Config) ->
 
 
 def _train(llm: "LLM", examples: "Sequence[Example]", config: Config, out: Path) -> dict[str, Any]:
-    from penstock.assembly.speculation.training import choose_layers, train_heads
+    from penstock.assembly.speculation.training import train_heads
 
     with ProgressBar("seconds") as progress:
-        if config.kind == "self":
-            return choose_layers(llm, examples, out, progress)
         return train_heads(llm, examples, out, config.kind, config.minutes * 60, config.draft_vocabulary, progress)
 
 

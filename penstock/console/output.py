@@ -36,3 +36,9 @@ def write_file(path: Path, text: str) -> None:
 
 def _cannot(path: Path, why: str) -> ConfigError:
     return ConfigError(f"cannot write {path}: {why}; name another file")
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/penstock`, or `~/.cache/penstock`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"

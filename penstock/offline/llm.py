@@ -14,7 +14,6 @@ import numpy.typing as npt
 from penstock.assembly.engine import LoadedModel, Progress, load, make_engine, size
 from penstock.config import EngineConfig, configure
 from penstock.errors import ConfigError, RequestError
-from penstock.offline.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.offline.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.runtime.core.batch import Logprob
 from penstock.runtime.core.request import Grammar, Request, SamplingParams
@@ -24,6 +23,7 @@ from penstock.runtime.files import ModelFiles, no_words
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import OFFLINE_STEP_S, Sizing
+from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.runtime.text.grammar.compose import Markers, after_thoughts, thoughts_of
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.stop import StopSet
@@ -31,6 +31,7 @@ from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.stream.styles import style_of_template
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tools.speech import ToolSpeech
+from penstock.runtime.text.tools.words import knows_calls, told
 
 __all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
 
@@ -55,8 +56,12 @@ class LLM:
         config: EngineConfig | None = None,
         cache: Path | None = None,
         progress: Progress | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         **settings: Any,
     ) -> None:
+        """`adapters` are paths by the names that `generate` and the others take: PEFT directories or GGUF adapters."""
+        if adapters is not None:
+            settings["adapters"] = tuple(f"{name}={path}" for name, path in adapters.items())
         config = configure(config, model=model, **settings)
         self._start(load(config, cache, progress), config)
 
@@ -69,6 +74,7 @@ class LLM:
 
     def _start(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self.config = config
+        self._adapters = config.adapter.by_name
         self._model: LoadedModel | None = loaded
         self._numbers = count()
         self._running: dict[int, Running] = {}
@@ -145,10 +151,12 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         best_of: int | None = None,
         on_update: Callable[[Update], None] | None = None,
     ) -> list[Completion]:
-        """Complete every prompt, all of them at once. `best_of` draws that many answers and keeps the likeliest n.
+        """Complete every prompt, all of them at once. `best_of` draws that many answers and keeps the likeliest n; `adapter`
+        names one for all prompts, or one each.
 
         All prompts are checked before any is computed. One that fails ends alone, and its error is raised when the others
         have ended.
@@ -163,7 +171,10 @@ class LLM:
         if best_of is not None:
             samplings = [replace(each, n=max(best_of, each.n), logprobs=each.logprobs or 0) for each in samplings]
         news: deque[News] = deque()
-        runs = [self._prepare(prompt, each, news) for prompt, each in zip(every, samplings)]
+        adapters = [adapter] * len(every) if isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(every):
+            raise RequestError(f"there are {len(every)} prompts and {len(adapters)} adapters; give one, or one each")
+        runs = [self._prepare(*each[:2], news, adapter=each[2]) for each in zip(every, samplings, adapters)]
         for index, run in enumerate(runs):
             run.completion.index = index
         for update in self._run(runs, news):
@@ -175,10 +186,10 @@ class LLM:
                 completion.keep_best(num_kept)
         return completions
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Update]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str = "") -> Iterator[Update]:
         """Complete one prompt, yielding text as it comes. Leaving the loop cancels it."""
         news: deque[News] = deque()
-        yield from self._run([self._prepare(prompt, params or SamplingParams(), news)], news)
+        yield from self._run([self._prepare(prompt, params or SamplingParams(), news, adapter=adapter)], news)
 
     def chat(
         self,
@@ -187,9 +198,10 @@ class LLM:
         *,
         tools: Sequence[Message] = (),
         requires_call: bool = False,
+        adapter: str = "",
     ) -> Completion:
         """Answer a conversation. With tools, described as OpenAI's API does, the answer may call them, or has to."""
-        *_, last = self.stream_chat(messages, params, tools=tools, requires_call=requires_call)
+        *_, last = self.stream_chat(messages, params, tools=tools, requires_call=requires_call, adapter=adapter)
         return last.completion
 
     def stream_chat(
@@ -199,6 +211,7 @@ class LLM:
         *,
         tools: Sequence[Message] = (),
         requires_call: bool = False,
+        adapter: str = "",
     ) -> Iterator[Update]:
         """Answer a conversation, yielding text as it comes. Leaving the loop cancels it."""
         params = params or SamplingParams()
@@ -216,7 +229,7 @@ class LLM:
             grammar = after_thoughts(params.grammar.kind, params.grammar.source, thoughts, markers)
             params = replace(params, grammar=Grammar(*grammar))
         news: deque[News] = deque()
-        yield from self._run([self._prepare(prompt.token_ids, params, news, rules)], news)
+        yield from self._run([self._prepare(prompt.token_ids, params, news, rules, adapter)], news)
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt a conversation becomes."""
@@ -237,6 +250,8 @@ class LLM:
         given: dict[str, Any] = {}
         if speech is not None:
             messages, given = speech.tell(messages, tools)
+        elif not knows_calls(template.source):
+            messages = told(messages)
         return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
 
     def beam_search(self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0) -> list[Beam]:
@@ -256,10 +271,10 @@ class LLM:
         beams = beam_search(likeliest, rules)
         return [replace(beam, text=self._decoded(beam)) for beam in beams]
 
-    def score(self, prompts: Prompt | Sequence[Prompt]) -> list[list[Logprob]]:
+    def score(self, prompts: Prompt | Sequence[Prompt], *, adapter: str = "") -> list[list[Logprob]]:
         """How likely each prompt's own tokens are, each given those before it; the first is left out."""
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        return [completion.prompt_logprobs for completion in self.generate(prompts, params)]
+        return [completion.prompt_logprobs for completion in self.generate(prompts, params, adapter=adapter)]
 
     # Vectors
 
@@ -294,7 +309,12 @@ class LLM:
         return None if template is None else style_of_template(template.source)
 
     def _prepare(
-        self, prompt: Prompt, params: SamplingParams, news: deque[News], rules: TextRules = CONTINUING
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        news: deque[News],
+        rules: TextRules = CONTINUING,
+        adapter: str = "",
     ) -> Running:
         """A request that could be served, with the streams its text will come through."""
         limits = self.engine.scheduler.limits
@@ -303,7 +323,11 @@ class LLM:
             ends = tuple(sorted(self.files.tokenizer.eos_ids - set(params.stop_token_ids)))
             params = replace(params, stop_token_ids=params.stop_token_ids + ends)
         completion = Completion(prompt, ids, [Choice() for _ in range(params.n)])
-        request = Request(request_id=next(self._numbers), prompt=ids, params=params)
+        if adapter and adapter not in self._adapters:
+            known = ", ".join(self._adapters) or "none; name some with LLM(adapters=...)"
+            raise RequestError(f"the adapter {adapter[:80]!r} is not known; there are {known}", param="adapter")
+        path = self._adapters.get(adapter, "")
+        request = Request(request_id=next(self._numbers), prompt=ids, params=params, adapter=path)
         limits.longest(request)
         rules = rules._replace(stops=StopSet(params.stop), min_tokens=params.min_tokens)
         return Running(request, completion, [self._text_stream(rules) for _ in range(params.n)], news)

@@ -8,9 +8,8 @@ from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
-from penstock.runtime.core.lanes import Lanes
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.models.spec import ModelSpec
 

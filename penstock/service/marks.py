@@ -25,7 +25,18 @@ class TokenCount(NamedTuple):
     num_cached: int = 0
 
 
+class TokenBound(NamedTuple):
+    """Tokens that money is set aside for: a request may take so many and no more."""
+
+    num_prompt: int
+    num_output: int
+
+
 RELAY_HEADER = b"x-penstock-relay"
+MOST_HEADER = b"x-penstock-most"
+"""Tokens of prompt and answer that a gateway set aside. Beside a refusal: how many it would take."""
+ACCOUNT_HEADER = b"x-penstock-account"
+"""What a gateway calls the request: a bill written later than the answer says so."""
 RESUME_HEADER = b"x-penstock-resume"
 USAGE_HEADER = b"x-penstock-usage"
 LOST_HEADER = b"x-penstock-lost"
@@ -76,6 +87,14 @@ def count_of(text: bytes) -> TokenCount | None:
     except ValueError:
         return None
     return TokenCount(prompt, output, cached)
+
+
+def bound_of(text: bytes) -> TokenBound | None:
+    """`31 12` as a bound."""
+    prompt, _, output = text.partition(b" ")
+    if not (prompt.isdigit() and output.isdigit() and len(text) < 40):
+        return None
+    return TokenBound(int(prompt), int(output))
 
 
 def end_of(shown: Sequence[bytes]) -> TokenCount | None:

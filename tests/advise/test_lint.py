@@ -1,10 +1,14 @@
 """Laws of the linter: each mistake is found where it is made, and only there."""
 
 import json
+import re
+from importlib import import_module
 
 import pytest
 
-from penstock.cli.main import main
+from penstock.cli.lint import READERS
+from penstock.cli.main import COMMANDS, main
+from penstock.console.flags import flags_of
 from penstock.tools.advise.lint import RULES, Setup, lint, rules_data, setup_of
 
 SOUND = {
@@ -23,7 +27,7 @@ SOUND = {
     "replicas": 4,
     "policy": "least-pending",
     "lengths": "mixed",
-    "speculate": 4,
+    "draft_tokens": 4,
     "acceptance": 0.7,
     "speculate_up_to": 16,
     "draft_tokenizer": "same",
@@ -106,10 +110,9 @@ def test_the_command_reads_the_files_of_other_commands(tmp_path, capsys) -> None
         '[machines]\nhardware = "h100"\nreplicas = 4\npolicy = "round-robin"\n[load]\nprompts = "100-4000"\n'
         "[cache]\nmemory-fraction = 0.97\n"
     )
-    for command in (["lint"], ["plan", "lint"]):
-        assert main([*command, str(path), "--json"]) == 1
-        data = json.loads(capsys.readouterr().out)
-        assert [one["id"] for one in data["findings"]] == ["memory-fraction", "policy"]
+    assert main(["lint", str(path), "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [one["id"] for one in data["findings"]] == ["memory-fraction", "policy"]
     assert main(["lint", str(path)]) == 1
     assert "memory_fraction" in capsys.readouterr().out
     path.write_text("max-sequences = 32\n")
@@ -123,3 +126,60 @@ def test_a_file_that_cannot_be_read_says_so(text: str, tmp_path, capsys) -> None
     path.write_text(text)
     assert main(["lint", str(path)]) == 2
     assert "penstock: error" in capsys.readouterr().err
+
+
+WRITTEN = [
+    ["serve"],
+    ["serve", "--speculate", "auto"],
+    ["serve", "--speculate", "model", "--draft-model", "default", "--api-key", "a-long-key"],
+    ["simulate", "--model", "llama-3.1-8b"],
+    ["simulate", "--model", "llama-3.1-8b", "--speculate", "auto", "--tensor", "2"],
+    ["plan", "llama-3.1-8b", "--hardware", "h100,h200"],
+    ["bench"],
+    ["route", "--replica", "http://127.0.0.1:1"],
+]
+
+
+@pytest.mark.parametrize("command", WRITTEN, ids=" ".join)
+def test_every_file_that_a_command_prints_can_be_examined(command: list[str], tmp_path, capsys) -> None:
+    assert main([*command, "--print-config"]) == 0
+    path = tmp_path / "printed.toml"
+    path.write_text(capsys.readouterr().out)
+    assert main(["lint", str(path), "--json"]) in (0, 1)
+    data = json.loads(capsys.readouterr().out)
+    assert {one["id"] for one in data["findings"]} <= {"context", "sequences", "batch-tokens"}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fixed"),
+    [
+        ('speculate = "auto"', False),
+        ('speculate = "off"\ndraft-tokens = 4', False),
+        ('speculate = "4"', True),
+        ('speculate = "ngram"\ndraft-tokens = 4', True),
+        ("speculate = 4\nspeculate-up-to = 16", False),
+    ],
+)
+def test_only_a_fixed_number_of_drafts_lacks_an_off_switch(text: str, is_fixed: bool, tmp_path, capsys) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    assert main(["lint", str(path), "--json"]) == (1 if is_fixed else 0)
+    found = [one["id"] for one in json.loads(capsys.readouterr().out)["findings"]]
+    assert found == (["speculation-switch"] if is_fixed else [])
+
+
+def test_a_misspelt_key_is_found_and_the_nearest_is_named(tmp_path, capsys) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("[cache]\nmemory-fracton = 0.5\nnonsense-of-mine = 1\n")
+    assert main(["lint", str(path), "--json"]) == 1
+    first, second = json.loads(capsys.readouterr().out)["findings"]
+    assert first["id"] == second["id"] == "unknown-key"
+    assert first["setting"] == "memory-fracton"
+    assert "memory-fraction" in first["remedy"]
+    assert "--help" in second["remedy"]
+
+
+def test_every_flag_that_a_remedy_names_is_one_of_the_commands() -> None:
+    known = {f"--{flag.switch}" for name in READERS for flag in flags_of(import_module(COMMANDS[name].module).Config)}
+    named = {word for rule in RULES for word in re.findall(r"--[a-z-]+", rule.remedy)}
+    assert named <= known

@@ -138,3 +138,26 @@ def test_the_table_for_people_shows_every_figure(name: str, capsys: pytest.Captu
     assert main(["calc", name, *words, "--textbook"]) == 0
     shown = capsys.readouterr().out
     assert all(figure["label"] in shown for figure in answer(name)["figures"])
+
+
+@pytest.mark.parametrize(("context", "batch"), [(8000, 256), (8000, 66), (1000, 4096), (128_000, 5)])
+def test_a_batch_whose_cache_does_not_fit_is_refused_and_the_largest_that_does_is_named(
+    context: int, batch: int
+) -> None:
+    asked = {"model": "llama-3.1-8b", "hardware": "h100", "weights": "bf16", "context": context, "prompt": 0}
+    found = answer("throughput", **asked, batch=batch)
+    largest = found["values"]["largest_batch"]
+    assert found["values"]["tokens_per_s"] is None
+    assert not found["values"]["fits"]
+    assert any(f"the largest that fits is {largest:,}" in note for note in found["notes"])
+    assert answer("throughput", **asked, batch=largest)["values"]["fits"]
+    assert not answer("throughput", **asked, batch=largest + 1)["values"]["fits"]
+    assert (
+        largest == answer("users", model="llama-3.1-8b", hardware="h100", context=context)["values"]["users_per_group"]
+    )
+
+
+def test_weights_that_do_not_fit_give_no_tokens_at_any_batch() -> None:
+    found = answer("throughput", model="llama-3.1-70b", hardware="h100", weights="bf16", batch=1, context=0, prompt=0)
+    assert found["values"]["tokens_per_s"] is None
+    assert any("weights alone" in note for note in found["notes"])

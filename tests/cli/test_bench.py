@@ -157,7 +157,9 @@ def test_other_targets_are_refused(text):
         lambda: BenchLoad(warm_up=-1),
         lambda: BenchLoad(duration_s=float("nan")),
         lambda: BenchLoad(timeout_s=0.0),
-        lambda: BenchLoad(burstiness=2.0),
+        lambda: PromptLengths(burstiness=-1.0),
+        lambda: PromptLengths(arrivals="constant", burstiness=2.0),
+        lambda: Config(load=BenchLoad(rate=1.0, ramp_to=2.0), words=PromptLengths(burstiness=2.0)),
         lambda: BenchLoad(ramp_to=2.0),
         lambda: BenchLoad(concurrency=1, rate=1.0),
         lambda: PromptLengths(turns=0),
@@ -181,7 +183,10 @@ def test_what_excludes_itself_is_refused(make):
         (Config(), "100 requests of 8 users who ask again once answered; prompts of sharegpt-prompts tokens"),
         (Config(load=BenchLoad(concurrency=1)), "100 requests of 1 user who asks again once answered; "),
         (Config(load=BenchLoad(rate=4.0, num_requests=1)), "1 request at 4/s (poisson); "),
-        (Config(load=BenchLoad(rate=4.0, arrivals="gamma")), "100 requests at 4/s (gamma, spread 2); "),
+        (
+            Config(load=BenchLoad(rate=4.0), words=PromptLengths(arrivals="gamma")),
+            "100 requests at 4/s (gamma, spread 2); ",
+        ),
         (
             Config(load=BenchLoad(rate=2.0, ramp_to=8.0, duration_s=5.0)),
             "at a rate that goes from 2/s to 8/s, for 5 s at most",

@@ -8,9 +8,10 @@ from penstock.assembly.machines import make_engine
 from penstock.cli.main import main
 from penstock.cli.profile import default_path
 from penstock.config import configure
+from penstock.console.output import cache_folder
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.tools.cost.profile import read_profile
-from penstock.tools.measure.this_machine import NAME, cache_folder, find_hardware
+from penstock.tools.measure.this_machine import NAME, find_hardware
 from tests.offline import write_chat_model
 
 FIGURES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "e2e_p50_s", "e2e_p95_s", "output_tokens_per_s")

@@ -4,11 +4,11 @@ notices any wrong block, token or row."""
 from collections.abc import Callable, Iterator
 
 from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.runner import Masks
 from penstock.runtime.draft.drafter import Drafter, View
 from penstock.runtime.draft.model import PIECE, ModelDrafter
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
-from penstock.runtime.engine.runner import Masks
 from penstock.runtime.engine.scripted import Done
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_engine
 from tests.engine.workloads import make_workload

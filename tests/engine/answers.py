@@ -11,11 +11,11 @@ from penstock.runtime.core.batching import CONTINUOUS, Batching
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.runner import Runner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
-from penstock.runtime.engine.runner import Runner
 
 VOCAB_SIZE = 64
 MAX_STEPS = 20_000

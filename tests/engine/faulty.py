@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput
-from penstock.runtime.engine.runner import Masks, Runner, Ticket
+from penstock.runtime.core.runner import Masks, Runner, Ticket
 
 POISON = "poison"
 """Adapter of requests that a `PoisonedRunner` cannot compute."""

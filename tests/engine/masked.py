@@ -4,9 +4,9 @@ from llguidance import LLTokenizer
 
 from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.request import Grammar, Request
+from penstock.runtime.core.runner import Masks
 from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.oracle import EMPTY, OracleRunner, digest, draw
-from penstock.runtime.engine.runner import Masks
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from tests.engine.answers import Clock
 

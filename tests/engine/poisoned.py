@@ -11,10 +11,10 @@ from penstock.assembly.machines import make_engine
 from penstock.config import EngineConfig
 from penstock.runtime.core.batch import Batch, Chunk, Logprob
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import Masks, Runner
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.machine import Machine
 from penstock.runtime.engine.process import OnPhase, run_engine
-from penstock.runtime.engine.runner import Masks, Runner
 from penstock.runtime.engine.scripted import Done
 from penstock.runtime.engine.wire import decode_config
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.request import Request
+from penstock.runtime.core.runner import Ticket
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.drafter import NO_GUESS, Guess, View
 from penstock.runtime.draft.speculator import Speculator
@@ -15,7 +16,6 @@ from penstock.runtime.draft.table import DRAFTERS, make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.matching import StepMasks
 from penstock.runtime.engine.oracle import OracleRunner
-from penstock.runtime.engine.runner import Ticket
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, expected, make_engine, make_request
 from tests.engine.faulty import FailingRunner
 from tests.engine.workloads import make_workload

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 from penstock.service.gateway import budgets
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.audit import AuditEntry, audit_entries, write_audit
-from penstock.service.gateway.gateway import Asking, Denied, Gateway, Spent
+from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
 from penstock.service.gateway.limits import Meter, Tier
 from penstock.service.gateway.money import NANO, Price, nanodollars
@@ -28,6 +28,7 @@ from penstock.service.gateway.names import targets_of
 from penstock.service.gateway.schema import GATEWAY
 from penstock.service.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
+from penstock.service.gateway.ticket import Asking, Denied, Spent
 from penstock.service.gateway.usage import usage_sums
 from penstock.service.store.database import Database, SqliteDatabase
 from penstock.service.store.postgres import PostgresDatabase
@@ -203,7 +204,8 @@ def test_a_dead_gateways_reservations_are_charged(opened):
     database.write(lambda t: budgets.beat(t, "dead", NOW)).result()
     held = database.write(lambda t: budgets.reserve(t, "dead", ("tenant:acme",), 400, NOW)).result()
     assert database.write(lambda t: budgets.beat(t, "alive", NOW + 30)).result() == 0
-    assert database.write(lambda t: budgets.beat(t, "alive", NOW + 100)).result() == 1
+    assert database.write(lambda t: budgets.beat(t, "alive", NOW + 100)).result() == 0, "it was away itself"
+    assert database.write(lambda t: budgets.beat(t, "alive", NOW + 102)).result() == 1
     (limit,) = budgets.budgets(database)
     assert (limit.spent, limit.reserved) == (400, 0)
     database.write(lambda t: budgets.settle(t, held, 10)).result()  # it was not dead after all: charged once

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.engine.runner import Runner
+from penstock.runtime.core.runner import Runner, RunnerShape
 from penstock.runtime.execution.cuda.runner import CudaRunner
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.load.parameters import dummy_model
@@ -73,8 +73,8 @@ def model() -> Decoder:
 def cuda_runner() -> Runner:
     """With its kernels compiled. Sequences may be left in it: others take their rows and blocks."""
     if IS_DRY:
-        return ModelRunner(model(), NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
-    runner = CudaRunner(model(), NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+        return ModelRunner(model(), RunnerShape(NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
+    runner = CudaRunner(model(), RunnerShape(NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
     runner.warm_up()
     urgent = runner._warm_up._urgent
     assert urgent is None or urgent.are_ready(wait=True)

@@ -6,6 +6,7 @@ from collections import deque
 import torch
 
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager.runner import ModelRunner
 from tests.gpu.machine import (
     BLOCK_SIZE,
@@ -79,12 +80,12 @@ def test_a_preempted_sequence_goes_on_as_if_it_had_not_been() -> None:
 
 
 def test_recorded_steps_give_what_launched_ones_give() -> None:
-    eager = ModelRunner(model(), NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+    eager = ModelRunner(model(), RunnerShape(NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
     assert_same(finish(texts(EVERY_PARAMETER)), finish(texts(EVERY_PARAMETER), eager), texts(EVERY_PARAMETER))
 
 
 def test_the_gpu_gives_what_the_cpu_gives() -> None:
-    cpu = ModelRunner(cpu_model(), NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+    cpu = ModelRunner(cpu_model(), RunnerShape(NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
     assert_same(finish(texts(EVERY_PARAMETER)), finish(texts(EVERY_PARAMETER), cpu), texts(EVERY_PARAMETER))
 
 
@@ -188,7 +189,7 @@ def test_masks_hold_for_their_rows_alone() -> None:
 
 def test_logprobs_are_those_of_the_cpu() -> None:
     asked = [SamplingParams(temperature=0.0, logprobs=4, prompt_logprobs=2)] * 3
-    cpu = ModelRunner(cpu_model(), NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+    cpu = ModelRunner(cpu_model(), RunnerShape(NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
     mine, theirs = texts(asked, chunk_size=19), texts(asked)
     finish(mine)
     finish(theirs, cpu)

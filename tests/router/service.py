@@ -49,7 +49,11 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # nobody listens there any more
+                    near.close()
+                    continue
                 self._pairs.append((near, far))
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()

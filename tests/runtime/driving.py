@@ -9,7 +9,7 @@ import torch
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, Logprob, StepOutput
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.engine.runner import Runner
+from penstock.runtime.core.runner import Runner, RunnerShape
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.execution.load.parameters import dummy_model
@@ -62,7 +62,11 @@ class Text:
 
 class Driver:
     def __init__(self, model: Decoder, num_blocks: int = 128, max_sequences: int = 16, max_context: int = 160) -> None:
-        self.start(ModelRunner(model, num_blocks, BLOCK_SIZE, max_sequences, max_context), num_blocks, max_sequences)
+        self.start(
+            ModelRunner(model, RunnerShape(num_blocks, BLOCK_SIZE, max_sequences, max_context)),
+            num_blocks,
+            max_sequences,
+        )
 
     def start(self, runner: Runner, num_blocks: int, max_sequences: int, block_size: int = BLOCK_SIZE) -> None:
         self.runner = runner

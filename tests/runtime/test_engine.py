@@ -7,6 +7,7 @@ import pytest
 from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
@@ -64,7 +65,9 @@ def test_every_answer_is_the_one_it_would_be_alone(
 ) -> None:
     limits = Limits(num_blocks, BLOCK_SIZE, 160, max_batch_tokens, 10, 100, 10_000, prefix_caching)
     scheduler = Scheduler(limits)
-    engine = Engine(scheduler, ModelRunner(model, num_blocks, BLOCK_SIZE, 10, 160), lambda: 0.0, depth=depth)
+    engine = Engine(
+        scheduler, ModelRunner(model, RunnerShape(num_blocks, BLOCK_SIZE, 10, 160)), lambda: 0.0, depth=depth
+    )
     asked = requests(24 if num_blocks == 24 else 10, seed=depth)
     answers = serve(engine, asked, together=together)
     scheduler.check()

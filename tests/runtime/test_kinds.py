@@ -7,6 +7,7 @@ import pytest
 from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
@@ -33,7 +34,7 @@ def windowed(*windows: int | None) -> Decoder:
 def engine_of(model: Decoder, num_blocks: int, max_batch_tokens: int, depth: int = 1, num_states: int = 0) -> Engine:
     groups = groups_of(model.spec, num_states)
     limits = Limits(num_blocks, BLOCK_SIZE, CONTEXT, max_batch_tokens, 10, 100, 10_000, groups=groups)
-    runner = ModelRunner(model, num_blocks, BLOCK_SIZE, 10, CONTEXT, frees=True, num_states=num_states)
+    runner = ModelRunner(model, RunnerShape(num_blocks, BLOCK_SIZE, 10, CONTEXT, frees=True, num_states=num_states))
     return Engine(Scheduler(limits), runner, lambda: 0.0, depth=depth)
 
 

@@ -9,10 +9,10 @@ import torch
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
-from penstock.runtime.core.lanes import Lanes
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import Queue, by_arrival
+from penstock.runtime.core.order import Lanes, Queue, by_arrival
 from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.drafter import Guess, View
 from penstock.runtime.draft.proposals import Proposals
@@ -63,7 +63,9 @@ def make_engine(
     limits = Limits(num_blocks, BLOCK_SIZE, MAX_CONTEXT, max_batch_tokens, MAX_SEQUENCES, 100, 10_000)
     order = Lanes(Queue(by_arrival)) if is_laned else None
     return Engine(
-        Scheduler(limits, order), kind(decoder, num_blocks, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT), lambda: 0.0
+        Scheduler(limits, order),
+        kind(decoder, RunnerShape(num_blocks, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)),
+        lambda: 0.0,
     )
 
 
@@ -142,7 +144,7 @@ def test_numbers_that_are_not_finite_end_their_own_sequence(decoder: NativeDecod
     """In the midst of its prompt, or beyond it."""
     asked = requests(4, [GREEDY])
     expected = serve(make_engine(NativeRunner, decoder, 100, 256), asked)
-    runner = NativeRunner(decoder, 100, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+    runner = NativeRunner(decoder, RunnerShape(100, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
     limits = Limits(100, BLOCK_SIZE, MAX_CONTEXT, max_batch_tokens, MAX_SEQUENCES, 100, 10_000, prefix_caching=False)
     engine = Engine(Scheduler(limits), runner, lambda: 0.0)
     for request in asked:
@@ -257,7 +259,7 @@ def test_steps_of_interactive_requests_are_not_interrupted(decoder: NativeDecode
 
 
 def test_a_row_is_not_computed_beyond_its_blocks(decoder: NativeDecoder) -> None:
-    runner = NativeRunner(decoder, 100, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)
+    runner = NativeRunner(decoder, RunnerShape(100, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
     prompt = tuple(range(BLOCK_SIZE))
     runner.launch(Batch(1, (Chunk(2, 0, 16, prompt, (7,), True, Arrival(GREEDY, 0, 16, (), "")),)))
     with pytest.raises(EngineError, match="beyond its blocks"):

@@ -8,6 +8,7 @@ import torch
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager import launched
 from penstock.runtime.execution.eager.launched import ChunkOutcome
 from penstock.runtime.execution.eager.runner import ModelRunner
@@ -51,7 +52,7 @@ def unlikeliest_guess(probabilities: np.ndarray, source: np.random.Generator) ->
 def draw_pairs(model: Decoder, params: SamplingParams, guess: Guess, num_draws: int) -> np.ndarray:
     """Counts of the two tokens after the prompt, drawn with two guesses in the step, each pair under its own choice."""
     counts = np.zeros((VOCABULARY, VOCABULARY))
-    runner = ModelRunner(model, ROWS, BLOCK_SIZE, ROWS, BLOCK_SIZE)
+    runner = ModelRunner(model, RunnerShape(ROWS, BLOCK_SIZE, ROWS, BLOCK_SIZE))
     guesses = guess(joint(model, params), np.random.default_rng(5)).tolist()
     for first_choice in range(0, num_draws, ROWS):
         chunks = tuple(

@@ -10,12 +10,14 @@ import httpx
 import pytest
 
 from penstock.runtime.engine.client import StepView
+from penstock.service.server.ui.ledger import RequestLedger, RequestRecord
 from penstock.service.server.ui.utilisation import (
     RequestMix,
     StepTimes,
     capacity_per_s,
     frontier,
     full_batch,
+    queue_of,
     step_times,
 )
 from tests.machine import PATIENCE_S
@@ -244,3 +246,48 @@ def test_several_chats_travel_over_one_connection(server: Server) -> None:
     assert len(ends) == 13
     assert ends[12]["code"] == "model_not_found"
     assert not any(ends[index] for index in range(12))
+
+
+def first_view(url: str, headers: dict[str, str]) -> dict[str, Any]:
+    with (
+        httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as http,
+        http.stream("GET", "/app/v1/events") as page,
+    ):
+        return next(json.loads(line.removeprefix("data: ")) for line in page.iter_lines() if line.startswith("data: "))
+
+
+def test_requests_that_ended_before_anybody_looked_keep_their_outcome_and_their_counts() -> None:
+    with serving() as server:
+        for number in range(3):
+            body = {"prompt": f"say {number}", "max_tokens": 5 + number, "ignore_eos": True}
+            assert server.post("/v1/completions", body).status_code == 200
+        server.post("/v1/completions", {"prompt": "one", "max_tokens": 400, "stop": list("aeiou")})
+        seen = first_view(server.url, server.headers)
+    stopped, *rest = seen["ended"]
+    assert [(one["outcome"], one["num_tokens"]) for one in rest] == [("length", 7), ("length", 6), ("length", 5)]
+    assert stopped["outcome"] == "stop"
+    assert all(one["ttft_s"] > 0.0 and one["tpot_s"] > 0.0 for one in rest)
+    queue = seen["queue"]
+    assert queue["ended_per_s"] * queue["window_s"] == pytest.approx(4)
+    assert queue["arrivals_per_s"] == pytest.approx(queue["ended_per_s"])
+    assert queue["mean_inside"] == pytest.approx(queue["arrivals_per_s"] * queue["mean_time_s"])
+
+
+def test_littles_law_holds_in_the_one_window_that_all_figures_are_of() -> None:
+    """Four requests inside at all times, each for two seconds; more have ended than the ledger keeps."""
+    ledger, now = RequestLedger(), 1000.0
+    for number in range(1000):
+        end_s = now - 0.5 * (999 - number)
+        ledger.ended.append(record(number, end_s - 2.0, end_s))
+    for number in range(4):
+        ledger.open[2000 + number] = record(2000 + number, now - 0.5 * number, None)
+    for start_s in (now - 60.0, now - 1000.0):
+        found = queue_of(ledger, start_s, now)
+        assert found.window_s == pytest.approx(min(60.0 if start_s > 900 else 200.0, now - start_s), abs=1.0)
+        assert found.arrivals_per_s == pytest.approx(2.0, rel=0.05)
+        assert found.mean_time_s == pytest.approx(2.0)
+        assert found.mean_inside == pytest.approx(4.0, rel=0.05)
+
+
+def record(number: int, arrival_s: float, end_s: float | None) -> RequestRecord:
+    return RequestRecord(number, "", "", 10, 1, arrival_s, arrival_s, arrival_s, arrival_s, None, end_s, end_s, 8)

@@ -221,6 +221,42 @@ MEDLEY = """\
 {{ "  indent\\nme" | trim | indent(3, true) }}{{ [3, 1, 2] | sort(reverse=true) | first }}{{ 'é' | length }}{{ '%d%%' % 5 }}
 """
 
+# Tools and calls as elements named by keys, a switch that is cut out of what is said.
+CODER = """\
+{%- macro element(value) %}
+    {%- if value is mapping %}
+        {%- for key, below in value.items() %}{{- '\\n<' ~ key ~ '>' ~ element(below) ~ '</' ~ key ~ '>' }}{%- endfor %}
+    {%- else %}{{- value | string }}{%- endif %}
+{%- endmacro %}
+{%- for turn in messages %}
+    {{- '<|im_start|>' + turn.role + '\\n' }}
+    {%- if loop.first and tools %}
+        {%- for tool in tools %}{{- tool.function.name ~ element(tool.function.parameters) ~ tool.type }}{%- endfor %}
+    {%- endif %}
+    {{- (turn.content or '').replace('/no_think', '').replace('/think', '') }}
+    {%- for call in turn.tool_calls or [] %}
+        {{- '<function=' ~ call.function.name ~ '>' ~ element(call.function.arguments) ~ '</function>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' ~ ('<think>' if enable_thinking) }}{%- endif %}
+"""
+
+# Cases of letters changed, types and names of schemas written beside signs, descriptions trimmed.
+SHOUTING = """\
+{{- bos_token }}
+{%- for tool in tools or [] %}
+    {{- '<' ~ tool.function.name ~ '>' ~ tool.function.description | trim | lower ~ '<|tool|>' }}
+    {%- for key, value in (tool.function.parameters or {}).items() %}{{- key | upper ~ value | string | lower }}{%- endfor %}
+{%- endfor %}
+{%- for turn in messages %}
+    {{- '<|turn|>' ~ turn.role ~ '[' ~ (turn.name or '') ~ '] ' ~ (turn.content or '') | trim | lower }}
+    {%- for call in turn.tool_calls or [] %}{{- '<|call|>' ~ call.type ~ call.function | tojson | lower }}{%- endfor %}
+    {{- eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn|>assistant' }}{%- endif %}
+"""
+
 FAMILIES = {
     "chatml": CHATML,
     "llama3": LLAMA3,

@@ -7,17 +7,17 @@ import torch
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.heads.eagle import EagleShape
 from penstock.runtime.execution.heads.target import FloatTarget
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.train.eagle import EagleModule
 from penstock.runtime.train.examples import Example, draft_vocabulary, pad, split
-from penstock.runtime.train.layers import choose, expected_gain
 from penstock.runtime.train.medusa import MedusaModule
 from penstock.runtime.train.record import AnswerRecorder, record
 from penstock.runtime.train.training import Schedule, acceptance, head_loss, train
-from tests.runtime.driving import BLOCK_SIZE, tiny_model, tiny_spec
+from tests.runtime.driving import BLOCK_SIZE, tiny_model
 
 VOCABULARY, HIDDEN, DEPTH = 24, 32, 3
 GREEDY = SamplingParams(temperature=0.0)
@@ -34,7 +34,7 @@ def answers(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     found = []
     for prompt in prompts:
-        runner = ModelRunner(model, NUM_BLOCKS, BLOCK_SIZE, 1, NUM_BLOCKS * BLOCK_SIZE)
+        runner = ModelRunner(model, RunnerShape(NUM_BLOCKS, BLOCK_SIZE, 1, NUM_BLOCKS * BLOCK_SIZE))
         arrival = Arrival(GREEDY, 0, len(prompt), (), "")
         chunk = Chunk(0, 0, len(prompt), prompt, tuple(range(NUM_BLOCKS)), True, arrival)
         tokens = [runner.launch(Batch(1, (chunk,))).result().tokens[0][0]]
@@ -49,7 +49,7 @@ def answers(
 def examples(model: Decoder) -> list[Example]:
     """Greedy answers of a tiny model go round in circles: what comes next can be learned."""
     prompts = [(first, second, 5) for first in range(6) for second in range(2)]
-    runner = ModelRunner(model, NUM_BLOCKS, BLOCK_SIZE, 1, NUM_BLOCKS * BLOCK_SIZE)
+    runner = ModelRunner(model, RunnerShape(NUM_BLOCKS, BLOCK_SIZE, 1, NUM_BLOCKS * BLOCK_SIZE))
     return record(runner, answers(model, prompts, 40), NUM_BLOCKS, lambda done, total: None)
 
 
@@ -90,7 +90,7 @@ def test_states_recorded_while_answering_are_those_of_reading_the_answers(model:
             runner.launch(Batch(step, (chunk,))).result()
             chunk = Chunk(row, len(prompt) + place, 1, (), (), True, None)
     found = recorder.examples(known)
-    reader = ModelRunner(model, NUM_BLOCKS, BLOCK_SIZE, 1, NUM_BLOCKS * BLOCK_SIZE)
+    reader = ModelRunner(model, RunnerShape(NUM_BLOCKS, BLOCK_SIZE, 1, NUM_BLOCKS * BLOCK_SIZE))
     read = record(reader, known, NUM_BLOCKS, lambda done, total: None)
     for ours, theirs in zip(found, read, strict=True):
         assert ours.tokens.tolist() == theirs.tokens[:-1].tolist()
@@ -112,24 +112,3 @@ def test_padding_changes_no_loss_and_no_acceptance(model: Decoder, examples: lis
     one = head_loss(module, pad(short[:1]), output, 1, 0.5, generator)
     padded = pad([short[0], Example(examples[4].tokens, examples[4].states, len(examples[4].tokens))])
     assert torch.allclose(one, head_loss(module, padded, output, 1, 0.5, generator), atol=1e-4)
-
-
-def test_layers_that_do_no_harm_are_left_out() -> None:
-    spec = tiny_spec()
-    spec = tiny_spec(layers=spec.layers * 5)
-    needed = {0, 1, 8, 9}
-
-    def agree(layers: list[int]) -> float:
-        missing = needed - set(layers)
-        return max(0.0, 0.99 - 0.3 * len(missing) - 0.001 * (10 - len(layers)))
-
-    chosen = choose(spec, agree, lambda done, total: None)
-    assert needed <= set(chosen.layers)
-    assert len(chosen.layers) < 8
-    assert chosen.gain == pytest.approx(expected_gain(chosen.agreement, chosen_cost(spec, len(chosen.layers))))
-
-
-def chosen_cost(spec: object, count: int) -> float:
-    from penstock.runtime.train.layers import _weights_read
-
-    return _weights_read(spec, count)  # type: ignore[arg-type]

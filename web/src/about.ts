@@ -65,6 +65,8 @@ export async function list(): Promise<void> {
 export interface ReplicaRow {
   name: string;
   state: string;
+  /** An outside API that the gateway may fall back to: no replica. */
+  is_outside?: boolean;
   is_draining?: boolean;
   is_breaker_closed?: boolean;
   models?: string[];

@@ -69,12 +69,15 @@ export interface Live {
   load: { num_running: number; num_waiting: number; num_waiting_tokens: number; kv_usage_fraction: number; num_preemptions: number };
   num_open: number;
   num_refused: number;
-  rates: { prompt_per_s: number; cached_per_s: number; output_per_s: number; requests_per_s: number };
+  rates: { prompt_per_s: number; cached_per_s: number; output_per_s: number; window_s: number };
   latency: { window_s: number; num_requests: number; ttft: Spread; tpot: Spread; mean_queue_s: number | null; mean_e2e_s: number | null };
   queue: {
+    /** Of all that follow. */
+    window_s: number;
     arrivals_per_s: number;
+    ended_per_s: number;
     mean_time_s: number | null;
-    mean_inside: number | null;
+    mean_inside: number;
     capacity_per_s: number | null;
     rho: number | null;
     /** Sequences at once, seconds a token, tokens a second in all. */

@@ -145,6 +145,7 @@ export interface Figure {
 export interface Sheet {
   calculator: string;
   question: string;
+  inputs: Record<string, unknown>;
   quantities: Quantity[];
   figures: Figure[];
   values: Record<string, number>;

@@ -1,4 +1,4 @@
-"""Drafters that compute: a draft model of the same vocabulary, heads on the target's states, the target with fewer layers.
+"""Drafters that compute: a draft model of the same vocabulary, heads on the target's states.
 
 All on the target's device. Whatever cannot guess for the model that is served is refused before it is loaded.
 """
@@ -11,17 +11,15 @@ from typing import NamedTuple
 from penstock.amounts import format_bytes
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.drafter import Drafter
 from penstock.runtime.draft.heads import HeadDrafter
-from penstock.runtime.draft.model import DraftRunner, ModelDrafter
-from penstock.runtime.execution.cuda.runner import CudaRunner
-from penstock.runtime.execution.eager.runner import ModelRunner
-from penstock.runtime.execution.heads.fewer_layers import kept_layers, with_layers
+from penstock.runtime.draft.model import ModelDrafter
+from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.heads.load import make_heads, open_heads
 from penstock.runtime.execution.heads.states import StateSource, StateStore
 from penstock.runtime.execution.heads.target import head_target
 from penstock.runtime.execution.native.decoder import NativeDecoder
-from penstock.runtime.execution.native.runner import NativeRunner
 from penstock.runtime.files import ModelFiles
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import ModelSpec
@@ -89,17 +87,6 @@ def make_head_drafter(
     return Drafting(HeadDrafter(heads, time.monotonic), store)
 
 
-def make_self_drafter(network: object, config: EngineConfig, files: ModelFiles | None, sizing: Sizing) -> Drafting:
-    """The model itself, with fewer layers: over the same weights."""
-    if not isinstance(network, NativeDecoder | Decoder):
-        raise ConfigError("--speculate self needs a model that generates, in one process")
-    folder = config.speculation.draft_folder
-    layers = kept_layers(network.spec, None if folder is None else Path(folder), files.fingerprint if files else None)
-    drafter = make_drafter(with_layers(network, layers), config, sizing, network.spec.vocab_size)
-    drafter.name = "self"
-    return Drafting(drafter)
-
-
 def draft_bytes(config: EngineConfig, target: ModelSpec, draft: ModelFiles) -> int:
     """What a draft model takes of the memory that the cache is sized by: weights as they are in its file, and the keys and
     values of the generations it follows."""
@@ -120,13 +107,8 @@ def make_drafter(network: object, config: EngineConfig, sizing: Sizing, target_v
     max_context = min(sizing.max_context, network.spec.max_context)
     num_rows = _num_rows(config)
     num_blocks = num_rows * -(-max_context // sizing.block_size)
-    room = num_blocks, sizing.block_size, num_rows, max_context
-    if isinstance(network, NativeDecoder):
-        runner: DraftRunner = NativeRunner(network.with_vocabulary(MAX_VOCABULARY), *room)
-    elif network.device.type == "cuda":
-        runner = CudaRunner(network, *room)
-    else:
-        runner = ModelRunner(network, *room)
+    drafts = network.with_vocabulary(MAX_VOCABULARY) if isinstance(network, NativeDecoder) else network
+    runner = make_runner(drafts, RunnerShape(num_blocks, sizing.block_size, num_rows, max_context))
     return ModelDrafter(
         runner,
         num_rows=num_rows,

@@ -5,23 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.assembly.speculation.drafting import make_head_drafter, make_self_drafter
+from penstock.assembly.speculation.drafting import make_head_drafter
 from penstock.config import HEADS, configure
 from penstock.errors import ConfigError
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.drafter import Drafter
-from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.heads.eagle import EagleShape
-from penstock.runtime.execution.heads.fewer_layers import with_layers
 from penstock.runtime.execution.heads.states import TextStates
 from penstock.runtime.execution.heads.target import head_target
 from penstock.runtime.execution.native.decoder import NativeDecoder
-from penstock.runtime.execution.native.runner import NativeRunner
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import only_gqa
 from penstock.runtime.train import folder as folders
 from penstock.runtime.train.eagle import EagleModule
 from penstock.runtime.train.examples import Example, draft_vocabulary, split
-from penstock.runtime.train.layers import agreement, choose
 from penstock.runtime.train.medusa import MedusaModule
 from penstock.runtime.train.record import AnswerRecorder, Transcript, record
 from penstock.runtime.train.training import Schedule, acceptance, train, use_threads
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.offline.llm import LLM
 
 BLOCK_SIZE = 16
-JUDGED_TEXTS = 4
-"""Answers that sets of layers are judged by: every one of some dozens of sets reads them."""
 DEPTH = 3
 """Guesses in a row that are trained and measured."""
 MLP_FACTOR = 1.5
@@ -92,51 +88,17 @@ def train_heads(
     }
 
 
-def choose_layers(llm: "LLM", examples: Sequence[Example], out: Path, progress: "Progress") -> dict[str, Any]:
-    """Which layers the model drafts with best, written to a folder."""
-    model = _network(llm)
-    some = [_transcript(example) for example in examples[:JUDGED_TEXTS]]
-
-    def agree(layers: Sequence[int]) -> float:
-        thinned = with_layers(model, layers)
-        read = examples_of(thinned, some, lambda stage, done, total: None)
-        return agreement(read, head_target(thinned).chooser(None))
-
-    chosen = choose(model.spec, agree, lambda done, total: progress("leaving layers out", done, total))
-    config = {
-        "draft_kind": "self",
-        "target_name": llm.files.name,
-        "target_fingerprint": llm.files.fingerprint,
-        "layers": list(chosen.layers),
-        "agreement": round(chosen.agreement, 4),
-    }
-    folders.write_config(out, config)
-    return {
-        "model": llm.files.name,
-        "kind": "self",
-        "layers": list(chosen.layers),
-        "agreement": round(chosen.agreement, 4),
-        "gain_by_weights_read": round(chosen.gain, 3),
-    }
-
-
-def _transcript(example: Example) -> Transcript:
-    tokens = example.tokens.tolist()
-    return tokens[: example.num_prompt], tokens[example.num_prompt :]
-
-
 def trial_drafter(llm: "LLM", name: str, token_ids: Sequence[int]) -> Drafter:
     """A drafter by the name that --speculate gives it, to be tried on a text that is known."""
     config = configure(llm.config, speculate=name)
     loaded = llm.loaded
     if config.speculation.drafter not in HEADS:
-        drafting = make_self_drafter(loaded.network, config, loaded.files, llm.sizing)
-    else:
-        (example,) = examples_of(_network(llm), [(token_ids[:1], token_ids[1:])], lambda stage, done, total: None)
-        source = TextStates(example.states.float().to(loaded.device.torch_device))
-        drafting = make_head_drafter(loaded.network, config, loaded.files, loaded.device.free_bytes, source)
+        raise ConfigError(f"{name} cannot be tried; name medusa:DIR or eagle:DIR")
+    (example,) = examples_of(_network(llm), [(token_ids[:1], token_ids[1:])], lambda stage, done, total: None)
+    source = TextStates(example.states.float().to(loaded.device.torch_device))
+    drafting = make_head_drafter(loaded.network, config, loaded.files, loaded.device.free_bytes, source)
     if drafting.drafter is None:
-        raise ConfigError(f"{name} cannot be tried; name medusa:DIR, eagle:DIR or self")
+        raise ConfigError(f"{name} has no heads")
     return drafting.drafter
 
 
@@ -145,8 +107,7 @@ def examples_of(
 ) -> list[Example]:
     longest = max(len(prompt) + len(answer) for prompt, answer in transcripts)
     num_blocks = -(-longest // BLOCK_SIZE)
-    make = NativeRunner if isinstance(model, NativeDecoder) else ModelRunner
-    runner = make(model, num_blocks, BLOCK_SIZE, 1, num_blocks * BLOCK_SIZE)  # type: ignore[arg-type]
+    runner = make_runner(model, RunnerShape(num_blocks, BLOCK_SIZE, 1, num_blocks * BLOCK_SIZE))
     return record(runner, transcripts, num_blocks, lambda done, total: progress("recording states", done, total))
 
 

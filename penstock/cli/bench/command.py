@@ -116,7 +116,7 @@ def _shape(config: Config) -> "LoadShape":
     return LoadShape(
         users=config.num_users,
         duration_s=None if config.target.find_knee else load.duration_s,  # a trial has as many requests as come in it
-        variation={"poisson": 1.0, "constant": 0.0, "gamma": load.burstiness or 2.0}[load.arrivals],
+        variation=config.words.variation,
         timeout_s=load.timeout_s,
         stops=load.stop_saturated,
     )

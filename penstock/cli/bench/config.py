@@ -22,10 +22,6 @@ class BenchLoad:
     """Closed loop: this many users, each asking again once answered (8 where neither rate nor trace is given)"""
     rate: float | None = None
     """Open loop: requests a second, however the server does; where a search for the knee begins"""
-    arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
-    """Gaps between arrivals: of independent users, even, or in bursts"""
-    burstiness: float | None = None
-    """With gamma arrivals: spread of the gaps over their mean; 1 is poisson, 2 comes in bursts"""
     ramp_to: float | None = None
     """The rate grows, or falls, evenly to this one"""
     num_requests: int | None = None
@@ -51,10 +47,8 @@ class BenchLoad:
         for name, value in (("duration-s", self.duration_s), ("timeout-s", self.timeout_s)):
             if value is not None and not 0.0 < value <= 1e6:
                 raise ConfigError(f"--{name} is {value}; choose seconds above 0")
-        if self.burstiness is not None and self.arrivals != "gamma":
-            raise ConfigError("--burstiness is the spread of gamma arrivals; add --arrivals gamma")
-        if self.ramp_to is not None and (self.rate is None or self.arrivals != "poisson"):
-            raise ConfigError("--ramp-to needs --rate to begin from, and poisson arrivals")
+        if self.ramp_to is not None and self.rate is None:
+            raise ConfigError("--ramp-to needs --rate to begin from")
         if self.concurrency is not None and self.rate is not None:
             raise ConfigError("--concurrency and --rate exclude each other: users wait for answers, a rate does not")
 
@@ -137,6 +131,8 @@ class Config:
             )
         if self.recording.trace is not None and self.words.turns > 1:
             raise ConfigError("--trace has requests of its own; leave --turns")
+        if load.ramp_to is not None and self.words.variation != 1.0:
+            raise ConfigError("--ramp-to has poisson arrivals; leave --arrivals and --burstiness")
         if self.words.turns > 1 and self.endpoint != "chat":
             raise ConfigError("--turns needs --endpoint chat: a completion has no history")
         if self.target.find_knee and (self.recording.trace is not None or load.concurrency is not None or load.ramp_to):

@@ -5,17 +5,19 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.amounts import counted
-from penstock.cli.bench.config import BenchLoad, Config
+from penstock.cli.bench.config import Config
 from penstock.tools.bench.machine import trace_digest
 from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
 from penstock.tools.bench.session import PlanMaker, Session
 from penstock.tools.workload import lengths
-from penstock.tools.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson, RateRamp
+from penstock.tools.workload.arrivals import Arrivals, RateRamp
+from penstock.tools.workload.asked import arrivals_of
 from penstock.tools.workload.trace import Trace
 from penstock.tools.workload.trace_files import read
 from penstock.tools.workload.workload import Recipe
 
 DEFAULT_REQUESTS = 100
+SPREAD_WORDS = {0.0: "constant", 1.0: "poisson"}
 KNEE_TRIAL_S = 30.0
 KNEE_REQUESTS = 50
 """As many as a trial should have, if that takes no more than three times as long as it should; but never under 20."""
@@ -46,7 +48,7 @@ def plan_maker(config: Config, trace: Trace | None) -> PlanMaker:
 def recipe_of(config: Config, rate: float | None) -> Recipe:
     words = config.words
     return Recipe(
-        arrivals=_arrivals(config.load, rate),
+        arrivals=_arrivals(config, rate),
         prompts=lengths.parse(words.prompts),
         answers=lengths.parse(words.answers),
         num_requests=_num_requests(config, rate),
@@ -55,14 +57,10 @@ def recipe_of(config: Config, rate: float | None) -> Recipe:
     )
 
 
-def _arrivals(load: BenchLoad, rate: float | None) -> Arrivals:
-    if rate is None:
-        return AtOnce()
-    if load.ramp_to is not None:
-        return RateRamp(rate, load.ramp_to)
-    if load.arrivals == "gamma":
-        return Gamma(rate, load.burstiness or 2.0)
-    return Constant(rate) if load.arrivals == "constant" else Poisson(rate)
+def _arrivals(config: Config, rate: float | None) -> Arrivals:
+    if rate is not None and config.load.ramp_to is not None:
+        return RateRamp(rate, config.load.ramp_to)
+    return arrivals_of(rate or 0.0, config.words.variation)
 
 
 def _num_requests(config: Config, rate: float | None) -> int:
@@ -75,7 +73,7 @@ def _num_requests(config: Config, rate: float | None) -> int:
         return max(count, min(KNEE_REQUESTS, max(3 * count, 20)))
     if load.duration_s is not None and rate is not None:
         expected = max(rate, load.ramp_to or 0.0) * load.duration_s
-        return math.ceil(expected + 4.0 * math.sqrt(expected) * max(load.burstiness or 1.0, 1.0) + 1.0)
+        return math.ceil(expected + 4.0 * math.sqrt(expected) * max(config.words.variation, 1.0) + 1.0)
     return max(DEFAULT_REQUESTS, 4 * (config.num_users or 0))
 
 
@@ -117,8 +115,8 @@ def _pace(config: Config) -> str:
         return f"of {counted(config.num_users or 0, 'user')} who {ask} again once answered"
     if load.ramp_to is not None:
         return f"at a rate that goes from {load.rate:g}/s to {load.ramp_to:g}/s"
-    spread = f", spread {load.burstiness or 2.0:g}" if load.arrivals == "gamma" else ""
-    return f"at {load.rate:g}/s ({load.arrivals}{spread})"
+    spread = config.words.variation
+    return f"at {load.rate:g}/s ({SPREAD_WORDS.get(spread, f'gamma, spread {spread:g}')})"
 
 
 def workload_of(config: Config, trace: Trace | None) -> dict[str, Any]:

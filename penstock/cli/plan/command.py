@@ -59,7 +59,7 @@ def demand_of(load: ExpectedLoad, goal: PlanGoal) -> "Demand":
         prompts=lengths.parse(load.prompts or kind.prompts),
         answers=lengths.parse(load.answers or kind.answers),
         shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
-        variation=load.burstiness,
+        variation=load.variation,
         trace=None if load.trace is None else read(load.trace),
         seed=load.seed,
         conversation=load.conversation,

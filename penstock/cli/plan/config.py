@@ -26,8 +26,6 @@ class ExpectedLoad(Asked):
     """Requests a second, over the whole fleet, turns of conversations included"""
     users: int | None = None
     """People instead of a rate: each asks, waits for the answer as long as the SLO allows, thinks for --think-s, asks again"""
-    burstiness: float = 1.0
-    """Spread of the gaps between arrivals: 1 as of independent users, more in bursts"""
     trace: Path | None = None
     """Recorded requests instead: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
 

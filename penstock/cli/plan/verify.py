@@ -157,8 +157,6 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
         arrivals = bench.BenchLoad(
             rate=rate / demand.num_turns,
             num_requests=demand.num_conversations(config.num_requests),
-            arrivals="poisson" if load.burstiness == 1.0 else "gamma",
-            burstiness=None if load.burstiness == 1.0 else load.burstiness,
         )
     words = bench.PromptLengths(
         prompts=load.prompts or kind.prompts,
@@ -166,6 +164,8 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
         shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
         turns=load.turns,
         think_s=load.think_s,
+        arrivals=load.arrivals,
+        burstiness=load.burstiness,
         seed=load.seed,
     )
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):

@@ -17,8 +17,6 @@ class SimulatedLoad(Asked):
     """Requests a second, over the whole fleet; 0 for all at once"""
     users: int | None = None
     """People instead of a rate: each asks, waits for the answer, thinks for --think-s and asks again"""
-    burstiness: float = 1.0
-    """Spread of the gaps between arrivals: 0 even, 1 as of independent users, more in bursts"""
     num_requests: int = 2000
     """How many requests come; of a trace, at most the first so many"""
     num_prefixes: int = 1
@@ -62,7 +60,7 @@ class SimulatedLoad(Asked):
 
     def recipe(self, vocab_size: int) -> Recipe:
         return Recipe(
-            arrivals=arrivals_of(self.rate, self.burstiness),
+            arrivals=arrivals_of(self.rate, self.variation),
             prompts=lengths.parse(self.prompts),
             answers=lengths.parse(self.answers),
             num_requests=self.num_requests,

@@ -7,10 +7,10 @@ it continues from the last token on which both agree. Long prompts are computed 
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import Runner
 from penstock.runtime.draft.drafter import NO_GUESS, Guess, Key, View
 
 PIECE = 256
@@ -22,16 +22,6 @@ NEWS = 0.2
 LEAST_S = 1e-6
 """Assumed before anything was measured: so little that the drafter is tried."""
 GREEDY = SamplingParams(temperature=0.0)
-
-
-class DraftTicket(Protocol):
-    def result(self) -> StepOutput: ...
-
-
-class DraftRunner(Protocol):
-    """Any of the engine's runners, for the draft model's batches."""
-
-    def launch(self, batch: Batch) -> DraftTicket: ...
 
 
 class Reading:
@@ -61,7 +51,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        runner: DraftRunner,
+        runner: Runner,
         *,
         num_rows: int,
         max_context: int,

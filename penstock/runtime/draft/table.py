@@ -13,7 +13,6 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
     "ngram": (PredictionDrafter, NgramDrafter),
     "suffix": (PredictionDrafter, NgramDrafter, SuffixDrafter),
     "model": (PredictionDrafter,),
-    "self": (PredictionDrafter,),
     "medusa": (PredictionDrafter,),
     "eagle": (PredictionDrafter,),
     "auto": (PredictionDrafter, NgramDrafter, SuffixDrafter),

@@ -9,6 +9,7 @@ over before another is launched: the next may write over what it copied from, an
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from queue import Empty
 from typing import NamedTuple
 
@@ -16,12 +17,13 @@ from penstock.errors import CapacityError, EngineError, RankLostError, RequestEr
 from penstock.runtime.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.request import Request
+from penstock.runtime.core.runner import InterruptibleRunner, Runner, Ticket
 from penstock.runtime.core.scheduler import CANCELLED, Scheduler
 from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.speculator import Speculator
+from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
 from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
-from penstock.runtime.engine.runner import InterruptibleRunner, Runner, Ticket
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
 
@@ -48,6 +50,9 @@ class CancelOrder(NamedTuple):
 
     request_id: int
     choice: int | None
+
+
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder
 
 
 class ResultPart(NamedTuple):
@@ -92,6 +97,8 @@ class Engine:
         speculator: Speculator | None = None,
         matching: Matching | None = None,
         step_size: StepSize | None = None,
+        adapters: AdapterHost | None = None,
+        readers: Executor | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._step_size = step_size
@@ -119,9 +126,11 @@ class Engine:
         """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
-        self._inbox: Inbox[Request | CancelOrder | Compiled] = Inbox()
-        self._taken: deque[Request | CancelOrder | Compiled] = deque()
+        self._inbox: Inbox[Message] = Inbox()
+        self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
+        self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
+        """Holds requests until their adapters are on the device; without it a request with one is refused."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -141,6 +150,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         is_compiling = self.matching is not None and self.matching.is_compiling
+        is_compiling = is_compiling or (self.adapters is not None and self.adapters.is_waiting)
         return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
 
     def submit(self, request: Request) -> None:
@@ -152,6 +162,10 @@ class Engine:
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""
         self._inbox.put(CancelOrder(request_id, choice))
+
+    def order(self, order: AdapterOrder) -> None:
+        """Have an adapter read or forgotten; `adapters.answers` tells what came of it."""
+        self._inbox.put(order)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
@@ -213,6 +227,8 @@ class Engine:
             deltas += self._draw()
         if self.proposals is not None:
             self.proposals.observe(deltas)
+        if self.adapters is not None and deltas:
+            deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
         return deltas
@@ -250,15 +266,41 @@ class Engine:
                 deltas.extend(self._cancel(message))
             elif isinstance(message, Compiled):
                 deltas.extend(self._take_compiled(message, now))
-            elif message.params.grammar is None:
-                deltas.extend(self._add(message, now))
-            elif self.matching is None:
-                deltas.extend(
-                    _refusals(message, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST)
-                )
+            elif isinstance(message, Request) and not message.adapter:
+                deltas.extend(self._enter(message, now))
             else:
-                self.matching.compile(message, self._inbox.put)
+                deltas.extend(self._take_adapted(message, now))
         return tuple(deltas)
+
+    def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
+        gate = self.adapters
+        if gate is None:
+            if isinstance(message, Request):
+                return _refusals(message, "this engine serves no adapters", Fault.REQUEST)
+            return []
+        if isinstance(message, Request):
+            return self._let_in(gate.ask(message), now)
+        return self._let_in(gate.take(message) if isinstance(message, AdapterRead) else gate.order(message), now)
+
+    def _let_in(self, entrance: Entrance, now: float) -> list[Delta]:
+        """Requests whose adapters are on the device enter; those of adapters that cannot be had are refused."""
+        deltas: list[Delta] = []
+        for request in entrance.entering:
+            deltas.extend(self._enter(request, now))
+        for request, message, is_ours in entrance.refused:
+            deltas.extend(_refusals(request, message, Fault.ENGINE if is_ours else Fault.REQUEST))
+        if self.adapters is not None and deltas:
+            deltas += self._let_in(self.adapters.follow(tuple(deltas)), now)
+        return deltas
+
+    def _enter(self, request: Request, now: float) -> list[Delta]:
+        """Schedule a request, once its grammar is compiled if it has one."""
+        if request.params.grammar is None:
+            return self._add(request, now)
+        if self.matching is None:
+            return _refusals(request, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST)
+        self.matching.compile(request, self._inbox.put)
+        return []
 
     def _add(self, request: Request, now: float) -> list[Delta]:
         try:
@@ -281,6 +323,10 @@ class Engine:
         return refusals
 
     def _cancel(self, cancel: CancelOrder) -> tuple[Delta, ...]:
+        if self.adapters is not None and cancel.choice is None:
+            request = self.adapters.cancel(cancel.request_id)
+            if request is not None:
+                return tuple(_endings(request, CANCELLED))
         if self.matching is None:
             return self.scheduler.cancel(*cancel)
         if cancel.choice is None:

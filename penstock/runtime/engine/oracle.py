@@ -14,7 +14,7 @@ from penstock.runtime.core.batch import Batch, Chunk, StepOutput
 from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
 from penstock.runtime.core.kinds.states import NO_STATE
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.engine.runner import Masks
+from penstock.runtime.core.runner import Masks
 from penstock.runtime.engine.scripted import Done
 
 _MASK = 2**64 - 1

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Batch, Chunk, StepOutput
-from penstock.runtime.engine.runner import Masks
+from penstock.runtime.core.runner import Masks
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from penstock.runtime.layers.parts import part_of
+from penstock.runtime.layers.kinds.parts import part_of
 from penstock.runtime.models.spec import GQA, ModelSpec
 
 

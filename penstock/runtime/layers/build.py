@@ -5,12 +5,12 @@ import torch
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.embedding import Embedding
 from penstock.runtime.layers.encoder import Encoder
+from penstock.runtime.layers.kinds.parts import build_mixer
 from penstock.runtime.layers.layer import AnyLayer, AnyMLP, ResidualLayer, StreamLayer
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated, Ungated
 from penstock.runtime.layers.moe import MixtureOfExperts
 from penstock.runtime.layers.norm import AnyNorm, NoNorm, make_norm
-from penstock.runtime.layers.parts import build_mixer
 from penstock.runtime.layers.trunk import TrunkParts
 from penstock.runtime.models.spec import MLP, GatedMLP, Layer, ModelSpec, NormPlacement, PlainMLP
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ModelFileError
-from penstock.runtime.models.cache import CacheGroup, CacheLayout, Kind, cache_groups, cache_layout
+from penstock.runtime.models.kinds.cache import CacheGroup, CacheLayout, Kind, cache_groups, cache_layout
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
 """`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""

@@ -1,6 +1,6 @@
-"""A replica's `penstock serve`, or `penstock rank`: `python -m penstock.service.cluster.server_process serve FLAGS`. Not for people.
+"""A replica's `penstock serve`, or `penstock rank`. Not for people.
 
-It ends when its input does.
+Run as `python -m penstock.service.cluster.server_process serve FLAGS`. It ends when its input does.
 """
 
 import os

@@ -82,26 +82,63 @@ def reserve(transaction: Transaction, gateway: str, scopes: Sequence[str], amoun
     return made
 
 
+def enlarge(transaction: Transaction, reservation: Reservation, amount: int) -> Reservation:
+    """The same with more set aside; raises NoRoom."""
+    more = amount - reservation.amount
+    if not transaction.run("UPDATE reservations SET amount = ? WHERE id = ?", (amount, reservation.reservation_id)):
+        raise NoRoom(reservation.scopes[0])  # it is settled: its request is over
+    for scope in sorted(reservation.scopes):
+        taken = transaction.run(
+            "UPDATE budgets SET reserved = reserved + ? WHERE scope = ? AND spent + reserved + ? <= amount",
+            (more, scope, more),
+        )
+        if not taken and transaction.rows("SELECT 1 FROM budgets WHERE scope = ?", (scope,)):
+            raise NoRoom(scope)
+    return reservation._replace(amount=amount)
+
+
+def spend(transaction: Transaction, reservation_id: str, scopes: Sequence[str], cost: int, *, is_last: bool) -> None:
+    """A part of what a reservation is for is spent; with the last, what is left of it is free again."""
+    rows = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (reservation_id,))
+    left = int(rows[0][0]) if rows else 0
+    freed = left if is_last else min(cost, left)
+    for scope in sorted(scopes):
+        transaction.run(
+            "UPDATE budgets SET reserved = reserved - ?, spent = spent + ? WHERE scope = ?", (freed, cost, scope)
+        )
+    if is_last:
+        transaction.run("DELETE FROM reservations WHERE id = ?", (reservation_id,))
+    else:
+        transaction.run("UPDATE reservations SET amount = amount - ? WHERE id = ?", (freed, reservation_id))
+
+
 def settle(transaction: Transaction, reservation: Reservation, cost: int) -> None:
     """Once: a reservation that is gone was charged already."""
+    held = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (reservation.reservation_id,))
     if not transaction.run("DELETE FROM reservations WHERE id = ?", (reservation.reservation_id,)):
         return
     for scope in sorted(reservation.scopes):
         transaction.run(
             "UPDATE budgets SET reserved = reserved - ?, spent = spent + ? WHERE scope = ?",
-            (reservation.amount, cost, scope),
+            (held[0][0], cost, scope),
         )
 
 
 def beat(transaction: Transaction, gateway: str, unix_s: float) -> int:
-    """Say that this gateway lives, and charge what dead ones had reserved; returns how many reservations that was."""
+    """Say that this gateway lives, and charge what dead ones had reserved; returns how many reservations that was.
+
+    Who was not seen for long itself judges nobody yet: the database may have been away from all.
+    """
+    mine = transaction.rows("SELECT seen_at FROM gateways WHERE id = ?", (gateway,))
     transaction.run(
         "INSERT INTO gateways (id, seen_at) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at",
         (gateway, unix_s),
     )
+    if mine and mine[0][0] < unix_s - LOST_S / 2:
+        return 0
     lost = transaction.rows(
         "SELECT r.id, r.scopes, r.amount FROM reservations r LEFT JOIN gateways g ON g.id = r.gateway "
-        "WHERE g.seen_at IS NULL OR g.seen_at < ?",
+        "WHERE r.gateway <> '' AND (g.seen_at IS NULL OR g.seen_at < ?)",
         (unix_s - LOST_S,),
     )
     for reservation_id, scopes, amount in lost:

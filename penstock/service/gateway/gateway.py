@@ -5,89 +5,59 @@ ticket exactly once. Told the time twice: `now` is monotonic, `unix_s` is what a
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-from penstock.errors import PenstockError, StoreError
+from penstock.errors import StoreError
 from penstock.metrics.exposition import Counter, Gauge, Metric
-from penstock.service.gateway import budgets
+from penstock.service.gateway import budgets, later
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.keys import KeyRecord, KeyRing, list_keys
+from penstock.service.gateway.ledger import Settlement, UsageLedger
 from penstock.service.gateway.limits import Meter
 from penstock.service.gateway.money import NANO, nanodollars
 from penstock.service.gateway.names import Targets, targets_of
 from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, TenantSettings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
-from penstock.service.gateway.usage import UsageRecord, insert_record
+from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
+from penstock.service.gateway.usage import UsageRecord
+from penstock.service.marks import TokenBound
 from penstock.service.store.database import Database, Transaction
+from penstock.service.store.journal import Journal
 
-MAX_UNWRITTEN = 100_000
-"""Records that may wait for the database before more are counted as lost."""
+LOGGER = logging.getLogger(__name__)
 
-
-class Denied(PenstockError):
-    """A request may not go on: whose rule it was, and when to come back."""
-
-    def __init__(
-        self, kind: str, message: str, wait_s: float = 0.0, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        """requests, tokens, concurrency, budget, model, scope, context, shed or store"""
-        self.wait_s = wait_s
-        self.headers = tuple(headers)
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """What a request wants, as far as it can be known before."""
-
-    request_id: str
-    model: str
-    num_prompt: int
-    num_output: int
-    tag: str = ""
-    session: str = ""
-
-
-@dataclass(slots=True)
-class Admittance:
-    """A request that was let in."""
-
-    ask: Asking
-    key: KeyRecord
-    tenant: TenantSettings
-    meter: Meter
-    targets: Targets
-    num_reserved: int
-    scopes: tuple[str, ...] = ()
-    reservation: budgets.Reservation | None = None
-    is_settled: bool = field(default=False)
-
-
-class Spent(NamedTuple):
-    """Tokens that one model took."""
-
-    model: str
-    num_prompt: int
-    num_cached: int
-    num_output: int
+RESERVE_S = 4.0
+"""How long a request waits for its budget to be looked at."""
+LATER_S = {"batch": 2 * 86_400.0, "background": 2 * 86_400.0, "left": 900.0}
+"""How long the bill of a request may take whose tokens are made after it was answered."""
+UNKNOWN_S = 600.0
+"""How long a bill of an unknown account is left where it is."""
 
 
 class Gateway:
-    def __init__(self, settings: GatewaySettings, database: Database, unix_s: float) -> None:
+    def __init__(
+        self, settings: GatewaySettings, database: Database, unix_s: float, journal: Path | None = None
+    ) -> None:
+        """Without a journal, what the database does not take is in memory alone."""
         self.settings = settings
         self.database = database
+        self.ledger = UsageLedger(database, Journal(journal))
+        self.num_later = 0
+        """Requests whose bills are still to come, as of the last look."""
+        self.num_unbilled = 0
+        self._unknown: dict[str, float] = {}
+        """Bills of accounts that nobody knows, and since when."""
         self.instance = secrets.token_hex(8)
         self.answers = AnswerCache(settings.cache_mib << 20, settings.cache_s)
         self.denied = Counter("penstock_gateway_denied", "Requests refused, by tenant and rule")
         self.tokens = Counter("penstock_gateway_tokens", "Tokens, by tenant, model and kind")
         self.cost = Counter("penstock_gateway_cost_dollars", "What they cost, by tenant and model")
-        self.num_lost = 0
-        self.num_unwritten = 0
-        """Records on their way to the database."""
         self._meters: dict[str, Meter] = {}
         self._ring = KeyRing([])
         self._budgeted: set[str] = set()
@@ -106,12 +76,32 @@ class Gateway:
         """Look at the database again: keys made or revoked, budgets set, gateways that died."""
         self._ring = KeyRing(list_keys(self.database))
         self._budgeted = {budget.scope for budget in budgets.budgets(self.database)}
+        self.ledger.retry()
         self.database.write(lambda t: budgets.beat(t, self.instance, unix_s)).result()
+        self.num_later = self.database.read(later.count_later).result()
+        if self.num_later:
+            self.num_unbilled += self.database.write(lambda t: later.expire_later(t, unix_s)).result()
+
+    @property
+    def num_unwritten(self) -> int:
+        """Records that the database has not taken yet."""
+        return self.ledger.num_unwritten
+
+    @property
+    def num_lost(self) -> int:
+        return self.ledger.num_lost
 
     # A request
 
     def identify(self, key: bytes, unix_s: float) -> KeyRecord | None:
         return self._ring.find(key, unix_s)
+
+    def unbounded_tokens(self, key: KeyRecord, num_choices: int) -> int:
+        """Tokens of a choice that asks for no bound."""
+        tenant = self.settings.tenants.get(key.tenant, TenantSettings())
+        most = self.settings.tier(tenant.tier).max_output_tokens
+        unbounded = self.settings.unbounded_tokens
+        return unbounded if most is None else max(min(unbounded, most // max(num_choices, 1)), 1)
 
     def admit(self, key: KeyRecord, ask: Asking, load: FleetLoad, draw: float, now: float) -> Admittance:
         """Raises Denied. An admitted request must be settled."""
@@ -122,7 +112,10 @@ class Gateway:
                 ask.model, self.settings.models, ask.session or ask.request_id, may_leave=tenant.overflows
             )
             self._check(key, tenant, meter, ask)
-            targets = self._shed(targets, meter, load, draw)
+            scopes = tuple(scope for scope in (f"tenant:{key.tenant}", f"key:{key.key_id}") if scope in self._budgeted)
+            if not ask.is_free:
+                targets = self._priced(targets, ask, is_charged=bool(scopes or self.settings.prices))
+                targets = self._shed(targets, meter, load, draw)
             num_reserved = ask.num_prompt + ask.num_output
             excess = meter.begin(num_reserved, now)
             if excess is not None:
@@ -130,8 +123,22 @@ class Gateway:
         except Denied as denied:
             self.denied.add(1, (("tenant", key.tenant), ("rule", denied.kind)))
             raise
-        scopes = tuple(scope for scope in (f"tenant:{key.tenant}", f"key:{key.key_id}") if scope in self._budgeted)
-        return Admittance(ask, key, tenant, meter, targets, num_reserved, scopes)
+        return Admittance(ask, key, tenant, meter, targets, num_reserved, () if ask.is_free else scopes)
+
+    def _priced(self, targets: Targets, ask: Asking, *, is_charged: bool) -> Targets:
+        """Those that have a price, where anything has."""
+        if not is_charged or ask.tier == "batch":  # a batch names its models in its lines
+            return targets
+        named = (*targets.models, targets.cascade.first) if targets.cascade is not None else targets.models
+        unpriced = [model for model in named if self.settings.price(model) is None]
+        models = tuple(model for model in targets.models if model not in unpriced)
+        if not models or (targets.cascade is not None and targets.cascade.first in unpriced):
+            raise Denied(
+                "price",
+                f"the model {(unpriced[0] or 'default')[:80]!r} has no price here; ask for one that has, or have the "
+                "operator write one under [prices]",
+            )
+        return targets._replace(models=models)
 
     def _check(self, key: KeyRecord, tenant: TenantSettings, meter: Meter, ask: Asking) -> None:
         tier = meter.tier
@@ -139,7 +146,9 @@ class Gateway:
             raise Denied("scope", "this key may not ask models; use one made with --scope inference")
         if ask.model.startswith(OUTSIDE):
             raise Denied("model", "outside APIs are asked by the operator's rules alone; ask for a model of ours")
-        for allowed in (key.models, tenant.models):
+        for allowed in () if ask.is_free else (key.models, tenant.models):
+            if allowed and ask.tier == "batch":
+                raise Denied("model", "a key that is held to some models makes no batches, whose lines name any")
             if allowed and ask.model not in allowed:
                 raise Denied(
                     "model", f"this key may not ask the model {ask.model[:80]!r}; it may ask {', '.join(allowed)}"
@@ -168,29 +177,69 @@ class Gateway:
         """Set the money aside that it may cost at most, where there is a budget. Raises Denied: the ticket is settled then."""
         if not ticket.scopes:
             return
-        ask = ticket.ask
-        targets = ticket.targets
-        amount = max(self._most(model, ask) for model in targets.models)
-        if targets.cascade is not None:  # both may have to be paid
-            amount += self._most(targets.cascade.first, ask)
+        amount, held = self._amount(ticket), ticket.reservation
 
         def work(transaction: Transaction) -> budgets.Reservation:
+            if held is not None:
+                return budgets.enlarge(transaction, held, amount)
             return budgets.reserve(transaction, self.instance, ticket.scopes, amount, unix_s)
 
         try:
-            ticket.reservation = await asyncio.wrap_future(self.database.write(work))
+            reserving = self.database.write(work)
+            try:
+                async with asyncio.timeout(RESERVE_S):
+                    ticket.reservation = await asyncio.shield(asyncio.wrap_future(reserving))
+            except (TimeoutError, asyncio.CancelledError):
+                if not reserving.cancel():
+                    reserving.add_done_callback(partial(self._give_back, held))
+                raise
         except budgets.NoRoom as fault:
-            self._deny(ticket, "budget", f"the budget of {fault.scope} is used up; ask the operator for more")
-        except StoreError as error:
-            self._deny(ticket, "store", f"the budget cannot be checked now: {error}")
+            self._deny(ticket, "budget", f"the budget of {fault.scope} is used up; ask the operator for more", unix_s)
+        except TimeoutError:
+            self._deny(ticket, "store", "the budget could not be looked at in time; try later", unix_s)
+        except StoreError:
+            LOGGER.exception("a budget cannot be looked at")
+            self._deny(ticket, "store", "the budget cannot be looked at now; try later", unix_s)
 
-    def _most(self, model: str, ask: Asking) -> int:
-        """What one model may cost at most."""
-        return self.settings.price(model).cost(ask.num_prompt, 0, ask.num_output)
+    def _give_back(self, held: budgets.Reservation | None, done: "Future[budgets.Reservation]") -> None:
+        """Nobody waited for it."""
+        if done.cancelled() or done.exception() is not None or held is not None:
+            return  # an enlarged one is settled as a whole
+        self.ledger.enter(Settlement(secrets.token_hex(8), reservation=done.result()))
 
-    def _deny(self, ticket: Admittance, kind: str, message: str) -> None:
+    async def enlarge(self, ticket: Admittance, needs: TokenBound, now: float, unix_s: float) -> None:
+        """The server that is to answer says that it may take more. Raises Denied: the ticket is settled then."""
+        tier, ask = ticket.meter.tier, ticket.ask
+        if tier.max_prompt_tokens is not None and needs.num_prompt > tier.max_prompt_tokens and ask.tier != "batch":
+            limit = f"the prompt has {needs.num_prompt:,} tokens; this tier takes {tier.max_prompt_tokens:,}"
+            self._deny(ticket, "context", limit, unix_s)
+        num_reserved = needs.num_prompt + needs.num_output
+        ticket.meter.charge(num_reserved - ticket.num_reserved, now)
+        ticket.num_reserved = num_reserved
+        ticket.ask = replace(ask, num_prompt=needs.num_prompt, num_output=max(needs.num_output, ask.num_output))
+        await self.reserve(ticket, unix_s)
+
+    def _amount(self, ticket: Admittance) -> int:
+        """What the request may cost at most."""
+        targets, ask = ticket.targets, ticket.ask
+        if ask.tier == "batch":
+            return self.settings.dearest.cost(ask.num_prompt, 0, ask.num_output)
+        amount = max(self._cost(model, ask.num_prompt, 0, ask.num_output, ask.tier) for model in targets.models)
+        if targets.cascade is not None:  # both may have to be paid
+            amount += self._cost(targets.cascade.first, ask.num_prompt, 0, ask.num_output, ask.tier)
+        return amount
+
+    def _cost(self, model: str, num_prompt: int, num_cached: int, num_output: int, tier: str) -> int:
+        price = self.settings.price(model)
+        if price is None:
+            price = self.settings.dearest
+        return price.cost(num_prompt, num_cached, num_output, tier)
+
+    def _deny(self, ticket: Admittance, kind: str, message: str, unix_s: float) -> None:
         ticket.is_settled = True
         ticket.meter.num_open -= 1
+        if ticket.reservation is not None:
+            self.ledger.enter(Settlement(ticket.account, reservation=ticket.reservation))
         self.denied.add(1, (("tenant", ticket.key.tenant), ("rule", kind)))
         raise Denied(kind, message)
 
@@ -202,30 +251,64 @@ class Gateway:
         ticket.meter.end(ticket.num_reserved, sum(one.num_prompt + one.num_output for one in spent), now)
         tenant, key_id = ticket.key.tenant, ticket.key.key_id
         records = []
-        for one in spent:
-            model, num_prompt, num_cached, num_output = one
-            cost = self.settings.price(model).cost(num_prompt, num_cached, num_output)
-            for kind, count in (("prompt", num_prompt), ("cached", num_cached), ("output", num_output)):
-                self.tokens.add(count, (("tenant", tenant), ("model", model), ("kind", kind)))
-            self.cost.add(cost / NANO, (("tenant", tenant), ("model", model)))
-            ask = ticket.ask
-            records.append(UsageRecord(unix_s, ask.request_id, key_id, tenant, model, ask.tag, *one[1:], cost, outcome))
-        reservation = ticket.reservation
+        ask = ticket.ask
+        for number, one in enumerate(spent):
+            cost = self._cost(*one, ask.tier)
+            record_id = f"{ticket.account}.{number}"
+            records.append(
+                UsageRecord(
+                    unix_s, ask.request_id, key_id, tenant, one.model, ask.tag, *one[1:], cost, outcome, record_id
+                )
+            )
+            self._count(records[-1])
+        if records or ticket.reservation is not None:
+            self.ledger.enter(Settlement(ticket.account, tuple(records), ticket.reservation))
 
-        def work(transaction: Transaction) -> None:
-            if reservation is not None:
-                budgets.settle(transaction, reservation, sum(record.cost for record in records))
-            for record in records:
-                insert_record(transaction, record)
+    def _count(self, record: UsageRecord) -> None:
+        labels = (("tenant", record.tenant), ("model", record.model))
+        counts = (("prompt", record.num_prompt), ("cached", record.num_cached), ("output", record.num_output))
+        for kind, count in counts:
+            self.tokens.add(count, (*labels, ("kind", kind)))
+        self.cost.add(record.cost / NANO, labels)
 
-        if reservation is None and self.num_unwritten >= MAX_UNWRITTEN:
-            self.num_lost += 1
+    def settle_later(self, ticket: Admittance, why: str, now: float, unix_s: float) -> None:
+        """It was answered, or its client left; the server that makes its tokens bills them."""
+        if ticket.is_settled:
             return
-        self.num_unwritten += 1
-        self.database.write(work).add_done_callback(self._written)
+        ticket.is_settled = True
+        ticket.meter.end(ticket.num_reserved, 0, now)
+        ask, key, held = ticket.ask, ticket.key, ticket.reservation
+        row = later.LaterRow(
+            account=ticket.account,
+            reservation=held.reservation_id if held is not None else "",
+            scopes=",".join(held.scopes) if held is not None else "",
+            key_id=key.key_id,
+            tenant=key.tenant,
+            request_id=ask.request_id,
+            tag=ask.tag,
+            tier=ask.tier,
+            expires_at=unix_s + LATER_S[why],
+        )
+        self.num_later += 1
+        self.ledger.enter(Settlement(ticket.account, later=row))
 
-    def _written(self, done: object) -> None:
-        self.num_unwritten -= 1
+    def take_bills(self, bills: Sequence[later.LaterBill], now: float, unix_s: float) -> list[str]:
+        """Write them down, each once; returns those that are done with. Blocks; raises StoreError."""
+
+        def work(transaction: Transaction) -> list[later.Billed]:
+            return [later.write_bill(transaction, bill, self.settings, unix_s) for bill in bills]
+
+        done = []
+        for bill, billed in zip(bills, self.database.write(work).result(), strict=True):
+            if billed.record is not None:
+                self._count(billed.record)
+                meter = self._meters.get(billed.record.tenant)
+                if meter is not None:
+                    meter.charge(bill.num_prompt + bill.num_output, now)
+            if billed.is_known or self._unknown.setdefault(bill.id, now) + UNKNOWN_S < now:
+                self._unknown.pop(bill.id, None)
+                done.append(bill.id)
+        return done
 
     # Reading
 

@@ -114,9 +114,13 @@ class Meter:
     def end(self, num_reserved: int, num_used: int, now: float) -> None:
         """It is over: only what it used stays counted."""
         self.num_open -= 1
+        self.charge(num_used - num_reserved, now)
+
+    def charge(self, num_tokens: int, now: float) -> None:
+        """Tokens made after their request was over, or beyond what it was taken for."""
         for what, bucket, _ in self._buckets:
             if what == "tokens":
-                bucket.take(num_used - num_reserved, now)
+                bucket.take(num_tokens, now)
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """As OpenAI's clients read them, of the shortest period."""

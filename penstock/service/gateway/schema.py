@@ -20,5 +20,12 @@ GATEWAY = Schema(
             "CREATE INDEX usage_records_at ON usage_records (at)",
             "CREATE TABLE audit (at DOUBLE PRECISION NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL, about TEXT NOT NULL)",
         ),
+        (
+            "ALTER TABLE usage_records ADD COLUMN id TEXT",
+            "CREATE UNIQUE INDEX usage_records_id ON usage_records (id)",
+            "CREATE TABLE later (account TEXT PRIMARY KEY, reservation TEXT NOT NULL, scopes TEXT NOT NULL, "
+            "key_id TEXT NOT NULL, tenant TEXT NOT NULL, request_id TEXT NOT NULL, tag TEXT NOT NULL, tier TEXT NOT NULL, "
+            "expires_at DOUBLE PRECISION NOT NULL)",
+        ),
     ),
 )

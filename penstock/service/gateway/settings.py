@@ -31,6 +31,8 @@ from penstock.service.gateway.limits import Tier
 from penstock.service.gateway.money import Price
 
 OUTSIDE = "outside:"
+ANY_MODEL = "*"
+"""Under [prices]: models that have no price of their own."""
 
 
 class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,9 +72,13 @@ class OutsideSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Dollars a million tokens; `batch` and `flex` are shares of them."""
+
     input: float = 0.0
     output: float = 0.0
     cached: float | None = None
+    batch: float = 1.0
+    flex: float = 1.0
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +96,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory for answers that may be given again."""
     cache_s: float = 300.0
     """How long one may be."""
+    journal: str = ""
+    """File for usage that the database has not taken; empty: beside an SQLite database, else penstock-gateway.journal"""
+    unbounded_tokens: int = 4096
+    """Tokens of answer set aside for a request that asks for no bound; its answer ends there."""
 
     def tier(self, name: str) -> Tier:
         fields = self.tiers.get(name)
@@ -102,9 +112,17 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except TypeError as error:
             raise ConfigError(f"the tier {name!r} has a field that no tier has: {error}") from None
 
-    def price(self, model: str) -> Price:
-        found = self.prices.get(model)
-        return Price(found.input, found.output, found.cached) if found is not None else Price()
+    def price(self, model: str) -> Price | None:
+        """None for a model that has no price, where there is none for all others either."""
+        found = self.prices.get(model) or self.prices.get(ANY_MODEL)
+        return Price(*msgspec.structs.astuple(found)) if found is not None else None
+
+    @property
+    def dearest(self) -> Price:
+        """No model of ours costs more."""
+        prices = self.prices.values()
+        most = {name: max((getattr(one, name) for one in prices), default=0.0) for name in ("input", "output")}
+        return Price(**most, cached=None)
 
     @property
     def priorities(self) -> tuple[int, ...]:
@@ -141,7 +159,7 @@ def _check(settings: GatewaySettings) -> None:
             if model.startswith(OUTSIDE) and model.removeprefix(OUTSIDE) not in settings.outside:
                 raise ConfigError(f"the model {name!r} falls back on {model!r}; write it under [outside]")
     for name, price in settings.prices.items():
-        if not (price.input >= 0.0 and price.output >= 0.0 and (price.cached or 0.0) >= 0.0):
+        if not min(price.input, price.output, price.cached or 0.0, price.batch, price.flex) >= 0.0:
             raise ConfigError(f"a price of {name!r} is below 0")
     for name, outside in settings.outside.items():
         if not outside.url.startswith(("https://", "http://")):

@@ -1,5 +1,6 @@
 """What was used: a record a request, without a word of what was said, and sums over them."""
 
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,11 @@ class UsageRecord(NamedTuple):
     cost: int
     """Nanodollars."""
     outcome: str
+    id: str = ""
+    """Under which it is written once."""
+
+
+_COLUMNS = ", ".join(UsageRecord._fields)
 
 
 class UsageSum(NamedTuple):
@@ -34,8 +40,11 @@ class UsageSum(NamedTuple):
     cost: int
 
 
-def insert_record(transaction: Transaction, record: UsageRecord) -> None:
-    transaction.run("INSERT INTO usage_records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", record)
+def insert_record(transaction: Transaction, record: UsageRecord) -> bool:
+    """False if it is there already."""
+    values = (*record[:-1], record.id or secrets.token_hex(8))
+    sql = f"INSERT INTO usage_records ({_COLUMNS}) VALUES ({', '.join('?' * len(values))}) ON CONFLICT DO NOTHING"
+    return bool(transaction.run(sql, values))
 
 
 def usage_sums(

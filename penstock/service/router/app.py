@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 from penstock.config import ListenConfig, RouterConfig
 from penstock.service import kv_events
-from penstock.service.gateway.gateway import Admittance, Gateway
+from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.ticket import Admittance
 from penstock.service.router.access import PUBLIC_PATHS, Access, key_of, no_key
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
+from penstock.service.router.kept.bills import BillCollector
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
@@ -93,6 +95,7 @@ class RouterApp:
         self._run(self._sweep())
         if self.gate is not None:
             self._run(self.gate.refresh())
+            self._run(BillCollector(self.gate.gateway, self.members).run())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -203,7 +206,7 @@ class RouterApp:
         name = "" if wanted.model in (None, "default") else wanted.model or ""
         arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
         if self.gate is not None and key is not None:
-            ticket = self.gate.admit(key, request, request_id, wanted, arrival.call.num_tokens)
+            ticket = self.gate.admit(key, request, request_id, wanted)
             arrival = arrival._replace(model=ticket.targets.models[0], ticket=ticket)
             if ticket.scopes:
                 self._run(self._reserve(arrival, self.gate, ticket))

@@ -3,11 +3,13 @@
 What a relay asks of the router (`proxy/host.py`) is answered here; it decides by `policy.py`, `fleet.py` and the gate.
 """
 
+import asyncio
 import time
 
 from penstock.config import RouterConfig
 from penstock.errors import CapacityError
-from penstock.service.gateway.gateway import Spent
+from penstock.service.gateway.ticket import Spent
+from penstock.service.marks import TokenBound
 from penstock.service.router.access import Access
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
@@ -16,7 +18,7 @@ from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.policy import POLICIES, TOLD_POLICIES, Policy, RouteChoice
 from penstock.service.router.proxy.endpoint import ConnectionPool
-from penstock.service.router.proxy.faults import unavailable
+from penstock.service.router.proxy.faults import Refusal, unavailable
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.record import DecisionLog
@@ -25,6 +27,8 @@ RETRY_SHARE = 0.1
 """Retries a request earns for all: so many at most however much fails."""
 MAX_RETRY_CREDIT = 100.0
 FIRST_RETRY_CREDIT = 10.0
+MAX_ENLARGED = 4
+"""Times that more money is set aside for one request, as servers say what it may take."""
 
 
 class Dispatcher:
@@ -36,7 +40,7 @@ class Dispatcher:
         self.access = access
         self.gate = gate
         self.is_metered = gate is not None
-        self.meters = RouterMeters(fleet, lambda: len(self.parked), lambda: len(self.relays))
+        self.meters = RouterMeters(fleet, config.policy, lambda: len(self.parked), lambda: len(self.relays))
         self.log: DecisionLog | None = DecisionLog(config.route_log) if config.route_log else None
         self.members: Members
         self.holders = Holders()
@@ -47,6 +51,7 @@ class Dispatcher:
         """Replicas say what their caches hold, and of what blocks a prompt is made."""
         self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.is_told
         self._policies: dict[str, Policy] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._retry_credit = FIRST_RETRY_CREDIT
 
     def now(self) -> float:
@@ -203,6 +208,42 @@ class Dispatcher:
             return None
         return gate.keep(job, status, headers, body)
 
+    def _settle(self, relay: Relay, gate: Gate, outcome: RelayOutcome, status: int) -> None:
+        """By its own count, where it was answered; by the server's bill, where that makes tokens later or nobody listened."""
+        job, ticket = relay.job, relay.job.ticket
+        if ticket.ask.later and outcome is RelayOutcome.ANSWERED and status < 300:
+            gate.settle_later(ticket, ticket.ask.later)
+        elif outcome is RelayOutcome.LEFT and relay.tried and not ticket.ask.is_free and self._is_ours(relay.tried[-1]):
+            gate.settle_later(ticket, "left")
+        else:
+            counts = [*job.spent, (job.model, relay.count or relay.estimate)]
+            spent = [Spent(name, one.num_prompt, one.num_cached, one.num_output) for name, one in counts]
+            gate.settle(ticket, spent, outcome.value)
+
+    def _is_ours(self, name: str) -> bool:
+        replica = self.fleet.get(name)
+        return replica is not None and self.members.pool(replica).is_ours
+
+    def asks_more(self, relay: Relay, needs: TokenBound) -> bool:
+        ticket = relay.job.ticket
+        if ticket is None or self.gate is None or ticket.is_settled or relay.job.num_enlarged >= MAX_ENLARGED:
+            return False
+        relay.job.num_enlarged += 1
+        task = asyncio.ensure_future(self._enlarge(relay, self.gate, needs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def _enlarge(self, relay: Relay, gate: Gate, needs: TokenBound) -> None:
+        try:
+            await gate.enlarge(relay.job.ticket, needs)
+        except Refusal as error:
+            relay.refuse(error, RelayOutcome.REFUSED)
+            return
+        if not relay.is_over:
+            relay.tried.clear()
+            relay.start()
+
     def over(self, relay: Relay, outcome: RelayOutcome, status: int) -> None:
         """Exactly once for each."""
         self.relays.discard(relay)
@@ -218,11 +259,8 @@ class Dispatcher:
                 meters.first_byte_s.add(relay.first_byte_s - arrival_s)
         if relay.job.trace is not None:
             relay.job.trace.end(outcome.value, status, relay.count, now)
-        ticket = relay.job.ticket
-        if ticket is not None and self.gate is not None:
-            counts = [*relay.job.spent, (relay.job.model, relay.count or relay.estimate)]
-            spent = [Spent(name, one.num_prompt, one.num_cached, one.num_output) for name, one in counts]
-            self.gate.settle(ticket, spent, outcome.value)
+        if relay.job.ticket is not None and self.gate is not None:
+            self._settle(relay, self.gate, outcome, status)
         if relay.count is not None:
             meters.tokens.add(relay.count.num_prompt, (("model", model), ("kind", "prompt")))
             meters.tokens.add(relay.count.num_output, (("model", model), ("kind", "output")))

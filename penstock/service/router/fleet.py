@@ -130,14 +130,19 @@ class LiveFleet:
         return self._replicas.get(name)
 
     @property
+    def own(self) -> list[LiveReplica]:
+        """Replicas; an outside API is none."""
+        return [one for one in self if not one.is_outside]
+
+    @property
     def models(self) -> tuple[str, ...]:
         """Every name that some replica serves."""
-        return tuple(dict.fromkeys(model for one in self if not one.is_outside for model in one.models or ()))
+        return tuple(dict.fromkeys(model for one in self.own for model in one.models or ()))
 
     def serving(self, model: str) -> list[LiveReplica]:
         """Those that serve it, as far as we know; all for no name."""
         if not model:
-            return [replica for replica in self if not replica.is_outside]
+            return self.own
         return [replica for replica in self if replica.models is None or model in replica.models]
 
     def is_known(self, model: str) -> bool:

@@ -8,22 +8,26 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from penstock.errors import StoreError
+from penstock.errors import RequestError, StoreError
 from penstock.service.gateway.answers import KeptAnswer
-from penstock.service.gateway.gateway import Admittance, Asking, Denied, Gateway, Spent
+from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.shedding import FleetLoad
+from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
 from penstock.service.gateway.usage import usage_sums
+from penstock.service.marks import TokenBound
 from penstock.service.router.access import key_of, no_key
 from penstock.service.router.fleet import LiveFleet, ReplicaState
 from penstock.service.router.proxy.asked import Wanted
 from penstock.service.router.proxy.client import Incoming
-from penstock.service.router.proxy.faults import Refusal, limited, unavailable
+from penstock.service.router.proxy.faults import Refusal, limited, not_found, unavailable
 from penstock.service.router.proxy.job import Job
+from penstock.service.server.reading import TokenReading, is_free, read_request
 
 TAG_HEADER = b"x-penstock-tag"
 REFRESH_S = 2.0
@@ -47,19 +51,50 @@ class Gate:
             raise no_key()
         return record
 
-    def admit(
-        self, key: KeyRecord, request: Incoming, request_id: bytes, wanted: Wanted, num_prompt: int
-    ) -> Admittance:
+    def admit(self, key: KeyRecord, request: Incoming, request_id: bytes, wanted: Wanted) -> Admittance:
+        """Raises Refusal, also for what cannot be read and so not be priced."""
+        reading = self._reading(request)
         ask = Asking(
             request_id.decode("latin-1"),
-            wanted.model or "",
-            num_prompt,
-            wanted.num_output * max(wanted.n or 1, 1) if request.body else 0,
+            self._model(reading.model if reading is not None else wanted.model or "", is_free=reading is None),
+            0,
+            0,
             request.headers.get(TAG_HEADER, b"").decode("latin-1")[:64],
             wanted.session,
+            is_free=reading is None,
         )
+        if reading is not None:
+            bound = reading.bound(self.gateway.unbounded_tokens(key, reading.num_prompts * reading.num_choices))
+            later = "" if not reading.is_later else "batch" if reading.kind == "batch" else "background"
+            tier = "batch" if later == "batch" else "flex" if reading.tier == "flex" else ""
+            ask = replace(ask, num_prompt=bound.num_prompt, num_output=bound.num_output, tier=tier, later=later)
         try:
             return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
+        except Denied as denied:
+            raise refusal_of(denied) from None
+
+    @staticmethod
+    def _reading(request: Incoming) -> TokenReading | None:
+        """None where no tokens are made."""
+        if is_free(request.method, request.path):
+            return None
+        try:
+            reading = read_request(request.path, request.body) if request.method == "POST" else None
+        except RequestError as error:
+            raise Refusal(400, str(error), param=error.param, code=error.code) from None
+        if reading is None:
+            raise not_found("there is no such path here, or nothing that has a price")
+        return reading
+
+    def _model(self, name: str, *, is_free: bool) -> str:
+        """A request that names no model is for the first one that is served: what it costs is that one's price."""
+        if is_free or name not in ("", "default") or name in self.gateway.settings.models:
+            return name
+        return next(iter(self._fleet.models), "")
+
+    async def enlarge(self, ticket: Admittance, needs: TokenBound) -> None:
+        try:
+            await self.gateway.enlarge(ticket, needs, time.monotonic(), time.time())
         except Denied as denied:
             raise refusal_of(denied) from None
 
@@ -70,10 +105,10 @@ class Gate:
             raise refusal_of(denied) from None
 
     def settle(self, ticket: Admittance, spent: Sequence[Spent], outcome: str) -> None:
-        try:
-            self.gateway.settle(ticket, spent, outcome, time.monotonic(), time.time())
-        except StoreError:
-            self.gateway.num_lost += 1
+        self.gateway.settle(ticket, () if ticket.ask.is_free else spent, outcome, time.monotonic(), time.time())
+
+    def settle_later(self, ticket: Admittance, why: str) -> None:
+        self.gateway.settle_later(ticket, why, time.monotonic(), time.time())
 
     def usage(self, key: KeyRecord) -> bytes:
         """A tenant's own sums, for keys that may read them."""
@@ -170,10 +205,10 @@ class Gate:
 def refusal_of(denied: Denied) -> Refusal:
     """429 for what this key has too much of, 503 for what there is too little of for all, 4xx for what it may never do."""
     message, wait_s = str(denied), max(1, math.ceil(denied.wait_s))
-    if denied.kind in ("scope", "model"):
-        code = "model_not_allowed" if denied.kind == "model" else "scope"
+    if denied.kind in ("scope", "model", "price"):
+        code = {"model": "model_not_allowed", "price": "model_not_priced"}.get(denied.kind, "scope")
         return Refusal(
-            403, message, type="permission_error", code=code, param="model" if denied.kind == "model" else None
+            403, message, type="permission_error", code=code, param=None if denied.kind == "scope" else "model"
         )
     if denied.kind == "context":
         return Refusal(400, message, code="context_length_exceeded")

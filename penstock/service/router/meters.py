@@ -9,8 +9,11 @@ OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005
 
 
 class RouterMeters:
-    def __init__(self, fleet: LiveFleet, num_parked: Callable[[], int], num_open: Callable[[], int]) -> None:
+    def __init__(
+        self, fleet: LiveFleet, policy: str, num_parked: Callable[[], int], num_open: Callable[[], int]
+    ) -> None:
         self._fleet = fleet
+        self._policy = policy
         self._num_parked = num_parked
         self._num_open = num_open
         self.requests = Counter("penstock_router_requests", "Requests that ended, by model, status and outcome")
@@ -35,6 +38,7 @@ class RouterMeters:
     def render(self, more: list[Metric]) -> str:
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         gauges: list[Metric] = [
+            Gauge("penstock_router_info", "How requests are placed", lambda: 1.0, (("policy", self._policy),)),
             Gauge("penstock_router_open", "Requests in progress", lambda: float(self._num_open())),
             Gauge("penstock_router_parked", "Requests waiting for a replica", lambda: float(self._num_parked())),
             ReplicaGauge("penstock_router_replica_ready", "1 while it takes requests", self._fleet, _is_ready),
@@ -69,7 +73,7 @@ class ReplicaGauge(Gauge):
         self._read_one = read_one
 
     def samples(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-        return [(self.name, (("replica", one.name),), float(self._read_one(one))) for one in self._fleet]
+        return [(self.name, (("replica", one.name),), float(self._read_one(one))) for one in self._fleet.own]
 
 
 def _is_ready(replica: object) -> float:

@@ -33,7 +33,7 @@ def ready(app: RouterFacts) -> Answer:
     """At least one replica takes requests, and we do."""
     if app.is_draining:
         return 503, JSON, b'{"status":"draining"}'
-    if any(one.state is ReplicaState.READY and not one.is_draining for one in app.fleet):
+    if any(one.state is ReplicaState.READY and not one.is_draining for one in app.fleet.own):
         return 200, JSON, b'{"status":"ready"}'
     return 503, JSON, b'{"status":"no replica is ready"}'
 
@@ -59,6 +59,7 @@ def replicas(app: RouterFacts) -> Answer:
         {
             "name": one.name,
             "state": one.state.value,
+            "is_outside": one.is_outside,
             "is_draining": one.is_draining,
             "models": one.models or (),
             "num_pending": one.num_pending,

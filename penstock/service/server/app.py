@@ -21,7 +21,7 @@ from penstock.service.server.dialect import Dialect
 from penstock.service.server.front import Front
 from penstock.service.server.http import docs, health
 from penstock.service.server.http.guard import Guard
-from penstock.service.server.jobs import batches, files
+from penstock.service.server.jobs import batches, bills, files
 from penstock.service.server.jobs.protocol import BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.ollama import catalogue
@@ -114,6 +114,8 @@ ROUTES = (
     Route("GET", "/readyz", health.ready, "Would a request be answered now?"),
     Route("GET", "/health", health.health, "Does the engine live?"),
     Route("GET", "/metrics", health.metrics, "Numbers for Prometheus"),
+    Route("GET", "/bills", bills.list_bills, "Tokens made after their requests were answered, for a gateway"),
+    Route("POST", "/bills", bills.take_bills, "Which of them are written down", bills.TakenBody),
     Route("GET", EVENTS_PATH, block_events, "What the prefix cache holds, as it changes, for a router"),
     Route("GET", "/version", health.version, "Which version this is"),
     Route("GET", "/docs", docs.page, "This list, for people"),
@@ -137,6 +139,7 @@ def make_app(front: Front, service: Responses, runner: BatchRunner) -> Guard:
     guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_over, front))
     guard.state.front = front
     guard.state.responses = service
+    guard.state.bills = front.bills = service.bills
     guard.state.jobs = runner.jobs
     guard.state.batch_runner = runner
     guard.state.routes = ROUTES

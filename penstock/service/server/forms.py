@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import RequestError
 from penstock.runtime.core.request import Grammar
+from penstock.runtime.text.grammar.closing import closed_text
 from penstock.runtime.text.grammar.compose import after_thoughts, can_be_ended, free_after_thoughts, thoughts_of
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.segments import MakeContentParser
@@ -39,7 +40,7 @@ def source_of(form: OutputForm) -> Grammar | None:
             return Grammar("json_object", "")
         case "schema":
             kind = "json_schema_lenient" if form.is_lenient else "json_schema"
-            return Grammar(kind, value if isinstance(value, str) else _dumped(value, form.param))
+            return Grammar(kind, closed_text(value if isinstance(value, str) else _dumped(value, form.param)))
         case "regex":
             return Grammar("regex", str(value))
         case "choice":

@@ -36,6 +36,7 @@ from penstock.service.server.http.faults import busy, invalid, unsupported
 from penstock.service.server.http.large import Turns, breathe
 from penstock.service.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
 from penstock.service.server.http.trace import SpanTracer
+from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
 from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel, ServedModels, loading
@@ -97,6 +98,8 @@ class Front:
         self.is_draining = False
         self.tools = Tools(lambda: self.num_open > 0)
         self.refusals = RefusalLog()
+        self.bills: Bills | None = None
+        """Where a gateway finds what answers took that were not sent to their end."""
 
     @staticmethod
     def unix_time() -> int:
@@ -192,10 +195,14 @@ class Front:
     def body_limits(self) -> BodyLimits:
         max_bytes = self.config.max_body_mib << 20
         contexts = [model.max_context for model in self.models.known]
-        max_context = max(contexts, default=0)
+        max_context = self.longest_context
         if not max_context or not all(contexts):  # of a model that was never loaded it may not be known
             return BodyLimits(max_bytes)
         return body_limits(max_bytes, max_context * MAX_CHARACTERS_PER_TOKEN, max_context)
+
+    @property
+    def longest_context(self) -> int:
+        return max((model.max_context for model in self.models.known), default=0)
 
     def check_open(self) -> None:
         if self.is_draining:
@@ -221,7 +228,7 @@ class Front:
             retry_after_s=model.admission.retry_after_s,
             headers=[*model.admission.limits(begun.caller.tenant), *begun.headers],
         )
-        return Counted(self, prepared, answer)
+        return Counted(self, prepared, answer, begun.caller)
 
     # A call that nobody waits for on a connection
 
@@ -290,8 +297,11 @@ def tenant_of(request: Request) -> str:
 
 def caller_of(request: Request) -> Caller:
     scope = request.scope
+    relayed = relayed_of(request)
     return Caller(
         tenant=tenant_of(request),
+        most=relayed.most if relayed is not None else None,
+        account=relayed.account if relayed is not None else "",
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
         request_id=scope.get("penstock.request_id", b"").decode(),
     )
@@ -312,8 +322,9 @@ def _deadline_ms(header: str | None) -> float | None:
 class Counted:
     """An answer that is watched and measured while it runs."""
 
-    def __init__(self, front: Front, prepared: Prepared, answer: HttpAnswer) -> None:
+    def __init__(self, front: Front, prepared: Prepared, answer: HttpAnswer, caller: Caller) -> None:
         self._front = front
+        self._caller = caller
         self._prepared = prepared
         self._answer = answer
 
@@ -333,8 +344,10 @@ class Counted:
         try:
             await self._answer(scope, receive, send)
         finally:
+            if not self._answer.is_sent and front.bills is not None:
+                front.bills.for_call(self._caller, prepared.model.known_name, call)
             front.calls.leave(call)
-            ledger.leave(call, time.monotonic())
+            ledger.leave(call, meters.watches(call), time.monotonic())
             if front.tracer is not None:
                 scope["penstock.timings"] = meters.timings(call)
             meters.leave(call)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from penstock.service.marks import TokenBound
+
 
 class ToolCall(NamedTuple):
     """A call that an earlier answer made. `arguments` is JSON text, as the model wrote it."""
@@ -113,6 +115,13 @@ class CacheHints(NamedTuple):
 NO_HINTS = CacheHints()
 
 
+class Beams(NamedTuple):
+    """A beam search in place of drawing: the n best of so many beams are told."""
+
+    width: int
+    length_penalty: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """How tokens are drawn and when to end, as far as the client said."""
@@ -128,6 +137,10 @@ class SamplingOptions:
     allowed_token_ids: Sequence[int] | None = None
     seed: int | None = None
     n: int | None = None
+    best_of: int | None = None
+    """So many are drawn, and the n likeliest told."""
+    beams: "Beams | None" = None
+    bad_words: tuple[str, ...] = ()
     max_tokens: int | None = None
     min_tokens: int | None = None
     stops: tuple[str, ...] = ()
@@ -186,5 +199,9 @@ class Caller:
     tenant: str = ""
     deadline_ms: float | None = None
     request_id: str = ""
+    most: TokenBound | None = None
+    """Tokens that a gateway set money aside for."""
+    account: str = ""
+    """Under which it is billed where its tokens are made after the answer; empty where nobody pays."""
     is_batch: bool = False
     """A batch request: it is answered whenever no interactive request needs the engine."""

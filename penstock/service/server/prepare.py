@@ -14,18 +14,30 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.errors import RequestError
-from penstock.runtime.core.request import MAX_TOKEN_LIST, SamplingParams
+from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.words import described
+from penstock.runtime.text.tools.words import described, knows_calls, told
+from penstock.service import marks
+from penstock.service.marks import TokenBound
 from penstock.service.server.forms import answer_form
-from penstock.service.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
+from penstock.service.server.generation import (
+    CacheHints,
+    Caller,
+    Chat,
+    ChatMessage,
+    Generation,
+    SamplingOptions,
+    Tool,
+)
 from penstock.service.server.http.call import Call, CallParameters
-from penstock.service.server.http.faults import Overflow, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import stand_back, trim_memory
-from penstock.service.server.http.relay import priority_of, random_seed
+from penstock.service.server.http.relay import priority_of
+from penstock.service.server.sampling.beams import call_of
+from penstock.service.server.sampling.params import check_ids, sampling_params
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
 
 R = TypeVar("R")
@@ -38,8 +50,6 @@ LONG_TEXTS = ThreadPoolExecutor(2, "text", initializer=stand_back)
 SLICE_CHARACTERS = 1 << 18
 """Of many texts, so many are tokenized together: what a tokenizer makes of them on its way is many times larger."""
 MAX_ITEMS = 2048
-MAX_ID_DIGITS = 12
-"""Of a token id; Python itself refuses to read thousands of digits."""
 MAX_CHOICES = 1024
 """Choices of one call, over all its prompts."""
 FEW_CHOICES = 8
@@ -55,15 +65,16 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         is_begun = bool(prompt.begun)
         pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
     else:
-        _check_choices(prompt.given, sampling.n or 1)
+        _check_choices(prompt.given, sampling.best_of or sampling.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
         text, continues, is_begun, pins = "", True, True, ()
     if generation.kept_prompt_tokens is not None:
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
     rules = _text_rules(model, sampling, text, continues=continues, is_begun=is_begun)
     form = await answer_form(model.text, generation, is_open=rules.is_open)
+    bounded = within(caller.most, prompts, sampling_params(model, sampling))
     parameters = CallParameters(
-        sampling=replace(sampling_params(model, sampling), grammar=form.grammar),
+        sampling=replace(bounded, grammar=form.grammar),
         rules=rules._replace(make_parser=form.make_parser, markers=form.markers),
         priority=priority_of(generation.priority),
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
@@ -76,11 +87,36 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)  # before so many are made ready in vain
-    call = Call(model.client, model.tokenizer, prompts, parameters)
+    call = call_of(model, prompts, parameters, sampling.beams)
     _check(call, model, generation.param)
     if not caller.is_batch:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
     return call
+
+
+def within(most: TokenBound | None, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> SamplingParams:
+    """Money was set aside for so many tokens: an answer without a bound of its own gets that one, and a request that may take
+    more is refused with what it may take.
+    """
+    if most is None:
+        return sampling
+    num_choices = max(len(prompts) * sampling.n, 1)
+    share = most.num_output // num_choices
+    wanted = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
+    check_bound(most, sum(map(len, prompts)), wanted * num_choices)
+    return sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=share)
+
+
+def check_bound(most: TokenBound | None, num_prompt: int, num_output: int = 0) -> None:
+    if most is not None and (num_prompt > most.num_prompt or num_output > most.num_output):
+        needs = b"%d %d" % (num_prompt, max(num_output, most.num_output))
+        raise ApiError(
+            ErrorKind.CONFLICT,
+            f"the request may take {num_prompt:,} tokens of prompt and {num_output:,} of answer, more than money was set "
+            "aside for; ask for less",
+            code="bound_exceeded",
+            headers=((marks.MOST_HEADER, needs),),
+        )
 
 
 def _check_choices(given: Any, num_choices: int) -> None:
@@ -210,12 +246,13 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
         "continue_final_message": chat.continues_final,
         "variables": dict(chat.variables),
     }
-    if chat.tools and chat.tool_choice.mode != "none":
-        tools = [template_tool(tool) for tool in chat.tools]
-        if model.text.knows_tools:
-            options["tools"] = tools
-        else:
-            messages = described(messages, tools)
+    tools = [template_tool(tool) for tool in chat.tools if chat.tool_choice.mode != "none"]
+    if tools and model.text.knows_tools:
+        options["tools"] = tools
+    elif tools:
+        messages = described(messages, tools)
+    if not knows_calls(template.tool_source if tools else template.source):
+        messages = told(messages)
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
@@ -230,7 +267,8 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """A message as templates read it."""
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = message.content if message.tool_calls else message.content or ""
+    plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.reasoning:
         plain["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -264,7 +302,7 @@ def _arguments(text: str) -> Any:
     """Templates write the object out themselves; what is no object stays as the model wrote it."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
 
@@ -293,34 +331,6 @@ async def prompts_of(
     return prompts
 
 
-# Sampling
-
-
-def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParams:
-    vocab_size = model.vocab_size
-    ends = () if asked.ignores_eos else model.tokenizer.eos_ids
-    stop_token_ids = {*ends, *_token_set(asked.stop_token_ids, vocab_size, "stop_token_ids")}
-    return SamplingParams(
-        temperature=_or(asked.temperature, 1.0),
-        top_k=max(_or(asked.top_k, 0), 0),
-        top_p=_or(asked.top_p, 1.0),
-        min_p=_or(asked.min_p, 0.0),
-        presence_penalty=_or(asked.presence_penalty, 0.0),
-        frequency_penalty=_or(asked.frequency_penalty, 0.0),
-        repetition_penalty=_or(asked.repetition_penalty, 1.0),
-        logit_bias=_logit_bias(asked, vocab_size),
-        allowed_token_ids=_token_set(asked.allowed_token_ids, vocab_size, "allowed_token_ids"),
-        seed=random_seed() if asked.seed is None else asked.seed,
-        max_tokens=asked.max_tokens,
-        min_tokens=_or(asked.min_tokens, 0),
-        stop=asked.stops,
-        stop_token_ids=tuple(stop_token_ids),
-        logprobs=asked.num_logprobs,
-        prompt_logprobs=asked.num_prompt_logprobs,
-        n=_or(asked.n, 1),
-    )
-
-
 def _text_rules(
     model: ServedModel, asked: SamplingOptions, prompt_text: str, *, continues: bool, is_begun: bool
 ) -> TextRules:
@@ -329,39 +339,12 @@ def _text_rules(
     return TextRules(
         stops=StopSet(asked.stops),
         include_stop=asked.includes_stop,
-        min_tokens=_or(asked.min_tokens, 0),
+        min_tokens=asked.min_tokens or 0,
         style=style,
         is_open=style is not None and style.is_open(prompt_text),
         skip_special=asked.skips_special,
         at_start=not is_begun,
     )
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _logit_bias(asked: SamplingOptions, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    if len(asked.logit_bias or ()) > MAX_TOKEN_LIST:
-        raise invalid(f"logit_bias has more than {MAX_TOKEN_LIST:,} entries; send fewer", "logit_bias")
-    for key, bias in (asked.logit_bias or {}).items():
-        if not key.isdecimal() or not key.isascii() or len(key) > MAX_ID_DIGITS or int(key) >= vocab_size:
-            raise invalid(
-                f"logit_bias has the key {key[:40]!r}; keys are token ids, 0 to {vocab_size - 1:,}", "logit_bias"
-            )
-        pairs.append((int(key), bias))
-    return tuple(pairs)
-
-
-def _token_set(given: Sequence[int] | None, vocab_size: int, param: str) -> tuple[int, ...]:
-    check_ids(given or (), vocab_size, param)
-    return tuple(given or ())
-
-
-def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    if token_ids and max(token_ids) >= vocab_size:
-        raise invalid(f"{param} has the token id {max(token_ids)}; ids are below {vocab_size}", param)
 
 
 def _deadline_s(*deadlines_ms: float | None) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from penstock.errors import PenstockError
 from penstock.tools.calculate.table import calculate, inputs_of
+from penstock.tools.cost.hardware import Hardware, find
 
 SAFE_FRACTION = 0.90
 LARGEST_STEP = 32_768
@@ -37,7 +38,8 @@ class Setup:
     replicas: int | None = None
     policy: str | None = None
     lengths: Literal["even", "mixed"] | None = None
-    speculate: int | None = None
+    draft_tokens: int | None = None
+    """Drafts of every sequence in every step, however many run"""
     acceptance: float | None = None
     speculate_up_to: int | None = None
     draft_tokenizer: Literal["same", "other"] | None = None
@@ -152,11 +154,11 @@ def _sequences(at: Setup) -> str | None:
 
 
 def _tensor(at: Setup) -> str | None:
-    if at.tensor is None or at.tensor == 1 or at.hardware is None:
+    if at.tensor is None or at.tensor == 1:
         return None
-    from penstock.tools.cost.hardware import find
-
-    device = find(at.hardware)
+    device = _device(at)
+    if device is None:
+        return None
     if at.tensor > device.devices_per_machine:
         return f"{at.tensor} devices, {device.devices_per_machine} in a machine: sums of every layer cross the network"
     if device.interconnect == "pcie" and at.tensor > 2:
@@ -167,11 +169,18 @@ def _tensor(at: Setup) -> str | None:
 
 
 def _kv(at: Setup) -> str | None:
-    if at.kv == "fp8" and at.hardware is not None:
-        from penstock.tools.cost.hardware import find
-
-        return _when(not find(at.hardware).peak.flops.fp8, f"fp8 on {at.hardware}, which does not compute in it")
+    device = _device(at)
+    if at.kv == "fp8" and device is not None:
+        return _when(not device.peak.flops.fp8, f"fp8 on {at.hardware}, which does not compute in it")
     return _when(at.kv_bound and at.kv in (None, "auto", "bf16", "fp16"), "16 bits while the cache is what fills up")
+
+
+def _device(at: Setup) -> Hardware | None:
+    """The device, where the setup names one of the table; a plan's may be several, or this machine."""
+    try:
+        return find(at.hardware) if at.hardware else None
+    except PenstockError:
+        return None
 
 
 def _answer(name: str, at: Setup, **more: Any) -> dict[str, Any]:
@@ -205,9 +214,10 @@ RULES: tuple[LintRule, ...] = (
         "speculation-switch",
         "speculation",
         lambda at: _when(
-            at.speculate and at.speculate_up_to is None, "no off switch: a full batch has no idle compute"
+            at.draft_tokens and at.speculate_up_to is None,
+            f"{at.draft_tokens} drafts in every step, without an off switch: a full batch has no idle compute",
         ),
-        "set --speculate-up-to",
+        "let the engine choose: serve without --draft-tokens, simulate with --speculate auto",
     ),
     LintRule(
         "speculation-tokenizer",
@@ -221,7 +231,7 @@ RULES: tuple[LintRule, ...] = (
         "speculation-acceptance",
         "speculation",
         lambda at: _when(
-            at.speculate and at.acceptance is not None and at.acceptance < LEAST_ACCEPTANCE,
+            at.acceptance is not None and at.acceptance < LEAST_ACCEPTANCE,
             f"only {at.acceptance or 0:.0%} of drafts are accepted",
         ),
         "another draft, fewer drafts, or none",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.tools.bench.client.prompts import Segment
-from penstock.tools.workload.trace import BLOCK_TOKENS, Trace
+from penstock.tools.workload.trace import Trace
 from penstock.tools.workload.workload import Recipe
 
 
@@ -88,10 +88,12 @@ def plan_of_recipe(recipe: Recipe, seed: int, name: str = "") -> TrafficPlan:
 def plan_of_trace(trace: Trace, name: str = "") -> TrafficPlan:
     asks = []
     for number, row in enumerate(trace.rows()):
-        segments = [Segment(f"{name}block {block}", BLOCK_TOKENS) for block in row.blocks]
-        left = row.prompt_length - BLOCK_TOKENS * len(segments)
+        size = trace.block_size
+        blocks = row.blocks[: row.prompt_length // size] if trace.names_answers else row.blocks
+        segments = [Segment(f"{name}block {block}", size) for block in blocks]
+        left = row.prompt_length - size * len(segments)
         if left < 0:
-            segments[-1] = Segment(segments[-1].name, BLOCK_TOKENS + left)
+            segments[-1] = Segment(segments[-1].name, size + left)
         elif left:
             segments.append(Segment(f"{name}own {number}", left))
         asks.append(Ask(row.time_s, (Turn(tuple(segments), row.answer_length),)))

@@ -33,6 +33,7 @@ def throughput(inputs: ThroughputInputs, sheet: Sheet) -> None:
     sheet.put("weight_bytes", read, "bytes", "weights read a step", "parameters x bits / 8")
     sheet.put("kv_bytes", kv, "bytes", "KV read a step", "batch x context x kv_bytes_per_token")
     sheet.put("step_bytes", read + kv, "bytes", "bytes read a step", "weight_bytes + kv_bytes")
+    fits = _room(inputs, model, device, sheet)
     if device.has_flops:
         compute_s = figures.forward_flops(model.active_parameters, batch) / device.flops
         sheet.put("compute_s", compute_s, "s", "compute of a step", "2 x active parameters x batch / flops")
@@ -40,7 +41,8 @@ def throughput(inputs: ThroughputInputs, sheet: Sheet) -> None:
         step_s = max(step_s, compute_s)
         sheet.put("bound", bound, "", "bound by", "the longer of step_bytes / bandwidth and compute_s")
     sheet.put("step_s", step_s, "s", "a decode step (TPOT)", "the longer of step_bytes / bandwidth and compute_s")
-    sheet.put("tokens_per_s", batch / step_s, "tokens/s", "tokens a second in all", "batch / step_s")
+    in_all = batch / step_s if fits else None
+    sheet.put("tokens_per_s", in_all, "tokens/s", "tokens a second in all", "batch / step_s; none if it does not fit")
     sheet.put("tokens_per_s_each", 1.0 / step_s, "tokens/s", "tokens a second each", "1 / step_s")
     sheet.put(
         "words_per_s_each", 1.0 / step_s / TOKENS_PER_WORD, "words/s", "words a second each", "tokens_per_s_each / 1.3"
@@ -64,6 +66,31 @@ def throughput(inputs: ThroughputInputs, sheet: Sheet) -> None:
     if inputs.prompt:
         prefill_s = figures.forward_flops(model.active_parameters, inputs.prompt) / device.flops
         sheet.put("prefill_s", prefill_s, "s", "reading the prompt", "2 x active parameters x prompt / flops")
+
+
+def _room(inputs: ThroughputInputs, model: ModelNumbers, device: DeviceNumbers, sheet: Sheet) -> bool:
+    """Whether weights and KV of the batch fit the device, as far as its memory is known; the largest batch that does."""
+    if not device.has_memory:
+        return True
+    free, fits = device.memory_bytes - model.weight_bytes, True
+    if inputs.context:
+        largest = figures.sequences_that_fit(free, model.kv_bytes_per_token, inputs.context)
+        fits = inputs.batch <= largest
+        formula = "(memory - weights) / (context x kv_bytes_per_token)"
+        sheet.put("largest_batch", largest, "", "largest batch that fits", formula)
+    if free <= 0.0:
+        fits = False
+        sheet.notes.append(
+            f"weights alone take {-free / 1e9:,.1f} GB more than the device has: calc memory tells how many do"
+        )
+    elif not fits:
+        needed = inputs.batch * inputs.context * model.kv_bytes_per_token
+        sheet.notes.append(
+            f"batch {inputs.batch:,} cannot exist: its KV takes {needed / 1e9:,.1f} GB and weights leave {free / 1e9:,.1f}; "
+            f"the largest that fits is {largest:,}"
+        )
+    sheet.put("fits", fits, "", "weights and KV fit", "weights + KV <= memory")
+    return fits
 
 
 @dataclass(frozen=True)
@@ -175,7 +202,9 @@ def speculation(inputs: SpeculationInputs, sheet: Sheet) -> None:
     if inputs.step_ms is not None:
         step_s = positive("step_ms", inputs.step_ms) / 1e3
         sheet.put("tpot_s", step_s / gain, "s", "time a token", "step / gain")
-    sheet.notes.append("helps TPOT while the batch leaves compute idle; never TTFT")
+    sheet.notes.append(
+        "helps TPOT while the batch leaves compute idle; a prompt takes as long as before, so TTFT falls only where queues do"
+    )
 
 
 @dataclass(frozen=True)

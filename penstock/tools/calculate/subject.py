@@ -206,6 +206,10 @@ class DeviceNumbers:
         return self._inputs.bandwidth is not None or self._found is not None
 
     @property
+    def has_memory(self) -> bool:
+        return self._inputs.memory is not None or self._found is not None
+
+    @property
     def hardware(self) -> Hardware | None:
         return self._found
 

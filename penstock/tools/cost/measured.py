@@ -14,7 +14,7 @@ counts how often it was asked for more.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from penstock.runtime.core.batch import Batch
@@ -66,6 +66,13 @@ class Fitted:
     """How they lose it."""
     slowdowns: tuple[Slowdown, ...] = ()
     """How even the machine was meanwhile."""
+
+    def slower(self, factor: float) -> "Fitted":
+        """The same on a device that takes so many times as long: one that others share, or at another time."""
+        device, cold = (
+            tuple(ramp._replace(seconds=factor * ramp.seconds) for ramp in ramps) for ramps in (self.device, self.cold)
+        )
+        return replace(self, device=device, cold=cold)
 
 
 class MeasuredCost:

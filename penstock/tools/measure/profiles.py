@@ -40,7 +40,7 @@ class Measuring(NamedTuple):
             "depth": self.depth,
             "sizing": asdict(self.sizing),
             "machine": machine_facts(),
-            "versions": {"python": platform.python_version()} | _versions(),
+            "versions": versions(),
             "config": config,
         }
 
@@ -111,8 +111,9 @@ def _ranks_obstacle(profile: Profile, layout: Layout) -> str | None:
     return f"its machine has {most} processors" if layout.devices_per_copy > most else None
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def versions() -> dict[str, str]:
+    """Of what computes."""
+    found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.console.output import write_file
+from penstock.console.output import cache_folder, write_file
 from penstock.errors import ConfigError
 from penstock.tools.cost import hardware as devices
 from penstock.tools.cost.hardware import Ceilings, Flops, Hardware
@@ -25,12 +25,6 @@ from penstock.tools.measure.ranks import kept_all_reduce
 NAME = "this-machine"
 VERSION = 1
 TYPICAL_BYTES = 256 << 20
-
-
-def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/penstock`, or `~/.cache/penstock`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
 
 
 def machine_facts() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from random import Random
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo, quantile
 from penstock.tools.planner.figures import rate_of_users
-from penstock.tools.workload.arrivals import Gamma, Poisson
+from penstock.tools.workload.asked import arrivals_of
 from penstock.tools.workload.lengths import Lengths
 from penstock.tools.workload.trace import Trace
 from penstock.tools.workload.workload import Conversation, Recipe, SharedPrefix, Workload
@@ -62,7 +62,7 @@ class Demand:
     shared_prefix: int = 0
     """Tokens that all prompts begin with, before those of their own."""
     variation: float = 1.0
-    """Of the gaps between arrivals: 1 as of independent users, more in bursts."""
+    """Of the gaps between arrivals: 0 is even, 1 as of independent users, more in bursts."""
     trace: Trace | None = None
     """Recorded requests to use instead of made-up ones, at their own spacing stretched to the rate."""
     seed: int = 0
@@ -95,7 +95,7 @@ class Demand:
     def _recipe(self, rate: float, num_requests: int, vocab_size: int) -> Recipe:
         begin_rate = rate / self.num_turns
         return Recipe(
-            Poisson(begin_rate) if self.variation == 1.0 else Gamma(begin_rate, self.variation),
+            arrivals_of(begin_rate, self.variation),
             self.prompts,
             self.answers,
             self.num_conversations(num_requests),

@@ -22,8 +22,9 @@ from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.history import History
 from penstock.tools.sim.speculation import Speculation
 from penstock.tools.sim.tracing import SimulationTracer
+from penstock.tools.workload.workload import ANSWERED
 
-TOKEN = 0
+TOKEN = ANSWERED
 """The token a simulated model always draws."""
 
 

@@ -1,6 +1,7 @@
-"""What is asked, as flags: lengths, what prompts share, turns. Bench, simulate and plan take these, and each has more."""
+"""What is asked, as flags: lengths, what prompts share, turns, gaps. Bench, simulate, plan and tune take these and more."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.tools.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
@@ -21,6 +22,10 @@ class Asked:
     """Turns of a conversation, each with all before it as its history; numbers are then of conversations"""
     think_s: float = 0.0
     """Seconds between an answer and the next turn, or the next question of a user"""
+    arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
+    """Gaps between arrivals: of independent users, even, or in bursts"""
+    burstiness: float | None = None
+    """Spread of the gaps over their mean, in place of --arrivals: 0 is even, 1 poisson, 2 comes in bursts"""
     seed: int = 0
     """The same seed gives the same load"""
 
@@ -29,6 +34,17 @@ class Asked:
             raise ConfigError(f"--turns is {self.turns}; choose 1 to 1000")
         if not 0.0 <= self.think_s <= 1e6:
             raise ConfigError(f"--think-s is {self.think_s}; choose 0 or more seconds")
+        if self.burstiness is not None and not 0.0 <= self.burstiness <= 100.0:
+            raise ConfigError(f"--burstiness is {self.burstiness}; choose 0 to 100")
+        if self.burstiness is not None and self.arrivals == "constant":
+            raise ConfigError(
+                "--burstiness is the spread of gaps that --arrivals constant makes even; leave one of the two"
+            )
+
+    @property
+    def variation(self) -> float:
+        """Of the gaps between arrivals: their standard deviation over their mean."""
+        return SPREADS[self.arrivals] if self.burstiness is None else self.burstiness
 
     @property
     def conversation(self) -> Conversation | None:
@@ -38,10 +54,13 @@ class Asked:
         return SharedPrefix(self.shared_prefix, num_prefixes, fraction) if self.shared_prefix else None
 
 
-def arrivals_of(rate: float, burstiness: float) -> Arrivals:
+SPREADS = {"poisson": 1.0, "constant": 0.0, "gamma": 2.0}
+
+
+def arrivals_of(rate: float, variation: float) -> Arrivals:
     """At a rate with gaps so much spread; a rate of 0 is everybody at once."""
     if rate == 0.0:
         return AtOnce()
-    if burstiness == 0.0:
+    if variation == 0.0:
         return Constant(rate)
-    return Poisson(rate) if burstiness == 1.0 else Gamma(rate, burstiness)
+    return Poisson(rate) if variation == 1.0 else Gamma(rate, variation)

@@ -9,18 +9,17 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy
 
 from penstock.errors import ConfigError
 from penstock.runtime.core.request import Request, SamplingParams
-from penstock.tools.workload.workload import Workload
+from penstock.tools.workload.workload import ANSWERED, Workload
 
 BLOCK_TOKENS = 512
-"""Prompt tokens that one block id stands for."""
+"""Prompt tokens that one block id of a published trace stands for."""
 MAX_BLOCK_ID = 2**63 - 1
 
 
@@ -37,6 +36,11 @@ class Trace:
     block_starts: "array[int]"
     num_unanswered: int = 0
     """Rows left out because nothing was generated for them: refused, failed or given up."""
+    block_size: int = BLOCK_TOKENS
+    """Tokens that one id stands for."""
+    names_answers: bool = False
+    """Ids stand for whole blocks of a prompt and its answer, as a server's cache held them; otherwise for a prompt alone, its
+    last part included."""
 
     def __len__(self) -> int:
         return len(self.times_s)
@@ -81,9 +85,7 @@ class Trace:
         if not 1e-6 <= factor <= 1e6:
             raise ConfigError(f"the rate of a trace is scaled by {factor}; choose a number above 0, at most 1,000,000")
         times_s = array("d", (time_s / factor for time_s in self.times_s))
-        return Trace(
-            times_s, self.prompt_lengths, self.answer_lengths, self.blocks, self.block_starts, self.num_unanswered
-        )
+        return replace(self, times_s=times_s)
 
     def workload(self, vocab_size: int) -> Workload:
         """The requests of the trace, made one by one as they are asked for."""
@@ -92,13 +94,13 @@ class Trace:
     def _part(self, low: int, high: int) -> "Trace":
         start_s = self.times_s[low]
         first_block, last_block = self.block_starts[low], self.block_starts[high]
-        return Trace(
-            array("d", (time_s - start_s for time_s in self.times_s[low:high])),
-            self.prompt_lengths[low:high],
-            self.answer_lengths[low:high],
-            self.blocks[first_block:last_block],
-            array("q", (start - first_block for start in self.block_starts[low : high + 1])),
-            self.num_unanswered,
+        return replace(
+            self,
+            times_s=array("d", (time_s - start_s for time_s in self.times_s[low:high])),
+            prompt_lengths=self.prompt_lengths[low:high],
+            answer_lengths=self.answer_lengths[low:high],
+            blocks=self.blocks[first_block:last_block],
+            block_starts=array("q", (start - first_block for start in self.block_starts[low : high + 1])),
         )
 
 
@@ -112,7 +114,9 @@ class TraceRow:
     blocks: Sequence[int] = ()
 
 
-def trace_of_rows(rows: Sequence[TraceRow], num_unanswered: int = 0) -> Trace:
+def trace_of_rows(
+    rows: Sequence[TraceRow], num_unanswered: int = 0, block_size: int = BLOCK_TOKENS, *, names_answers: bool = False
+) -> Trace:
     """Rows in any order."""
     ordered = sorted(rows, key=lambda row: row.time_s)
     start_s = ordered[0].time_s if ordered else 0.0
@@ -127,6 +131,8 @@ def trace_of_rows(rows: Sequence[TraceRow], num_unanswered: int = 0) -> Trace:
         blocks,
         starts,
         num_unanswered,
+        block_size,
+        names_answers,
     )
 
 
@@ -152,6 +158,7 @@ class TracedRequests(Sequence[Request]):
             raise ConfigError(f"a vocabulary of {vocab_size}: choose 1 or more")
         self.trace = trace
         self._vocab_size = vocab_size
+        self._num_asked = _num_asked(trace) if trace.names_answers else {}
 
     def __len__(self) -> int:
         return len(self.trace)
@@ -174,15 +181,25 @@ class TracedRequests(Sequence[Request]):
         )
 
     def _prompt(self, number: int) -> tuple[int, ...]:
-        length = self.trace.prompt_lengths[number]
-        blocks = self.trace.blocks_of(number)
-        num_named = min(length, len(blocks) * BLOCK_TOKENS)
-        tokens: list[int] = []
-        for block in blocks:
-            tokens.extend(_block_tokens(block, self._vocab_size))
-        del tokens[num_named:]
-        tokens.extend(_tokens(-1 - number, length - num_named, self._vocab_size))
+        length, size = self.trace.prompt_lengths[number], self.trace.block_size
+        blocks = self.trace.blocks_of(number)[: -(-length // size)]
+        tokens = _tokens(blocks, size, self._vocab_size)
+        for place, block in enumerate(blocks if self._num_asked else ()):
+            if (num_asked := self._num_asked.get(block, size)) < size:
+                tokens[place * size + num_asked : (place + 1) * size] = [ANSWERED] * (size - num_asked)
+        del tokens[length:]
+        tokens += _tokens([-1 - number], length - len(tokens), self._vocab_size)
         return tuple(tokens)
+
+
+def _num_asked(trace: Trace) -> dict[int, int]:
+    """Of blocks that an answer fills, the tokens before it. A simulated model draws one token for ever, and a later prompt
+    that holds the answer must hold that."""
+    found: dict[int, int] = {}
+    for row in trace.rows():
+        for place in range(row.prompt_length // trace.block_size, len(row.blocks)):
+            found.setdefault(row.blocks[place], max(row.prompt_length - place * trace.block_size, 0))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +224,14 @@ class TracedWorkload(Workload):
         return self.requests.trace.span_s
 
 
-@lru_cache(maxsize=4096)
-def _block_tokens(block: int, vocab_size: int) -> tuple[int, ...]:
-    return tuple(_tokens(block, BLOCK_TOKENS, vocab_size))
-
-
-def _tokens(name: int, count: int, vocab_size: int) -> list[int]:
-    """`count` tokens that depend on a name alone; different names give different ones. A finalizer of 64-bit hashes."""
+def _tokens(names: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """`count` tokens for each name, which depend on it alone; different names give different ones. A finalizer of 64-bit
+    hashes."""
     with numpy.errstate(over="ignore"):
-        value = numpy.arange(count, dtype=numpy.uint64) + _mixed(numpy.asarray([name % 2**64], numpy.uint64))
-        tokens: list[int] = (_mixed(value) % numpy.uint64(vocab_size)).tolist()
+        keys: numpy.typing.NDArray[numpy.uint64] = numpy.array(names, numpy.int64).view(numpy.uint64)
+        places: numpy.typing.NDArray[numpy.uint64] = numpy.arange(count, dtype=numpy.uint64)
+        value: numpy.typing.NDArray[numpy.uint64] = numpy.add.outer(_mixed(keys), places)
+        tokens: list[int] = (_mixed(value) % numpy.uint64(vocab_size)).ravel().tolist()
     return tokens
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -34,13 +34,16 @@ def read(path: Path) -> Trace:
     """The trace in a file. Rows for which nothing was generated are left out and counted."""
     try:
         with path.open("rb") as file:
-            rows = list(_rows(path, file))
+            form = TraceForm()
+            rows = list(_rows(path, file, form))
     except OSError as error:
         raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
     answered = [row for row in rows if row.answer_length]
     if not answered:
         raise ConfigError(f"the trace {path} holds no request that was answered")
-    return trace_of_rows(answered, len(rows) - len(answered))
+    num_unanswered = len(rows) - len(answered)
+    size = form.block_size
+    return trace_of_rows(answered, num_unanswered, size or BLOCK_TOKENS, names_answers=size is not None)
 
 
 def write(path: Path, trace: Trace, form: Format = "mooncake") -> None:
@@ -52,13 +55,28 @@ def write(path: Path, trace: Trace, form: Format = "mooncake") -> None:
         raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
 
 
-def _rows(path: Path, file: BinaryIO) -> Iterator[TraceRow]:
+@dataclass(slots=True)
+class TraceForm:
+    """What ids of a file stand for, as its first line with ids says."""
+
+    is_known: bool = False
+    block_size: int | None = None
+    """Of a server's recording; None for prompts alone, 512 tokens an id."""
+
+    def take(self, block_size: int | None) -> None:
+        if self.is_known and self.block_size != block_size:
+            before, now = (one or BLOCK_TOKENS for one in (self.block_size, block_size))
+            raise ValueError(f"hash_ids of {now} tokens after such of {before}; make a file of each kind")
+        self.is_known, self.block_size = True, block_size
+
+
+def _rows(path: Path, file: BinaryIO, form: TraceForm) -> Iterator[TraceRow]:
     lines = _lines(path, file)
     number, head = next(lines, (0, ""))
     if not head:
         raise ConfigError(f"the trace {path} is empty")
     if head.startswith("{"):
-        parse: Callable[[str], list[TraceRow]] = _row_of_object
+        parse: Callable[[str], list[TraceRow]] = partial(_row_of_object, form)
         pending = [(number, head)]
     else:
         parse = _csv_parser(path, head)
@@ -95,7 +113,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 # Mooncake's objects, and our recordings, which add to them
 
 
-def _row_of_object(line: str) -> list[TraceRow]:
+def _row_of_object(form: TraceForm, line: str) -> list[TraceRow]:
     data = json.loads(line)
     if not isinstance(data, dict):
         raise ValueError("not a JSON object")
@@ -105,14 +123,14 @@ def _row_of_object(line: str) -> list[TraceRow]:
         raise ValueError("hash_ids is no list")
     if not all(type(block) is int and 0 <= block <= MAX_BLOCK_ID for block in blocks):
         raise ValueError(f"hash_ids holds something that is no whole number from 0 to {MAX_BLOCK_ID}")
-    if len(blocks) > math.ceil(prompt / BLOCK_TOKENS):
-        raise ValueError(f"{len(blocks)} hash_ids are too many for {prompt} tokens, {BLOCK_TOKENS} an id")
-    row = TraceRow(
-        _time("timestamp", data["timestamp"]) / 1000,
-        prompt,
-        _count("output_length", data["output_length"], 0),
-        array("q", blocks),
-    )
+    answer = _count("output_length", data["output_length"], 0)
+    size = _count("block_size", data["block_size"], 1) if "block_size" in data else None
+    named = math.ceil(prompt / BLOCK_TOKENS) if size is None else (prompt + answer) // size
+    if len(blocks) > named:
+        raise ValueError(f"{len(blocks)} hash_ids are too many for {prompt} tokens, {size or BLOCK_TOKENS} an id")
+    if blocks:
+        form.take(size)
+    row = TraceRow(_time("timestamp", data["timestamp"]) / 1000, prompt, answer, array("q", blocks))
     return _by_choice(row, _count("num_choices", data.get("num_choices", 1), 1))
 
 
@@ -132,6 +150,8 @@ def _write_mooncake(file: Any, trace: Trace) -> None:
             "output_length": row.answer_length,
             "hash_ids": list(row.blocks),
         }
+        if trace.names_answers:
+            line["block_size"] = trace.block_size
         file.write(json.dumps(line) + "\n")
 
 

@@ -14,6 +14,9 @@ from penstock.runtime.core.request import Request, SamplingParams
 from penstock.tools.workload.arrivals import Arrivals
 from penstock.tools.workload.lengths import Lengths
 
+ANSWERED = 0
+"""The token that a simulated model always draws: what answers consist of where later prompts repeat them."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:

@@ -7,6 +7,7 @@ import torch
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.heads.eagle import EagleHeads, EagleShape
 from penstock.runtime.execution.heads.medusa import MedusaHeads
@@ -29,7 +30,7 @@ class Fed:
 
     def __init__(self, text: Sequence[int]) -> None:
         self.model = tiny_model(VOCABULARY, seed=3)
-        self.runner = ModelRunner(self.model, 16, BLOCK_SIZE, 2, 16 * BLOCK_SIZE)
+        self.runner = ModelRunner(self.model, RunnerShape(16, BLOCK_SIZE, 2, 16 * BLOCK_SIZE))
         self.store = self.runner.states = StateStore(HIDDEN, torch.device("cpu"))
         self.target = FloatTarget(self.model)
         self.text = tuple(text)

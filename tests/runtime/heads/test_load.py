@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from penstock.errors import ConfigError, ModelFileError
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.heads.load import make_heads, open_heads
 from penstock.runtime.execution.heads.states import StateStore
@@ -63,7 +64,7 @@ def folder(path: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str,
 
 
 def guesses(kind: str, path: Path) -> list[int]:
-    runner = ModelRunner(MODEL, 4, BLOCK_SIZE, 1, 4 * BLOCK_SIZE)
+    runner = ModelRunner(MODEL, RunnerShape(4, BLOCK_SIZE, 1, 4 * BLOCK_SIZE))
     store = runner.states = StateStore(SIZE, torch.device("cpu"))
     heads = make_heads(kind, open_heads(kind, path, SPEC, "mine", PLENTY), SPEC, FloatTarget(MODEL), store)
     arrival = Arrival(SamplingParams(temperature=0.0), 0, 4, (), "")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
@@ -20,7 +21,7 @@ from tests.runtime.driving import BLOCK_SIZE, Driver, Text, prompts
 from tests.runtime.parallel.test_split import whole_model
 from tests.runtime.parallel.threads import lead
 
-ROOM = (128, BLOCK_SIZE, 16, 160)
+SHAPE = RunnerShape(128, BLOCK_SIZE, 16, 160)
 FORMS: list[dict[str, Any]] = [
     {},
     {"choice": ("a word that is long enough", "another that is")},
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def driver(runner: LeadingRunner | ModelRunner) -> Driver:
     driver = Driver.__new__(Driver)
-    driver.start(runner, *ROOM[::2])
+    driver.start(runner, SHAPE.num_blocks, SHAPE.max_sequences)
     return driver
 
 
@@ -67,8 +68,8 @@ def computed(driver: Driver, every: Sequence[Text]) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
 def test_ranks_together_give_what_one_gives(ranks: Ranks, folder: Path) -> None:
-    alone = computed(driver(ModelRunner(whole_model(folder), *ROOM)), texts())
-    together = lead(ranks, folder, ROOM, lambda runner: computed(driver(runner), texts()))
+    alone = computed(driver(ModelRunner(whole_model(folder), SHAPE)), texts())
+    together = lead(ranks, folder, SHAPE, lambda runner: computed(driver(runner), texts()))
     assert together == alone
 
 
@@ -79,7 +80,7 @@ def test_likeliest_tokens_are_those_of_one(ranks: Ranks, folder: Path) -> None:
     def answers(runner: LeadingRunner | ModelRunner) -> list[list[int]]:
         return driver(runner).finish([Text(prompt) for prompt in prompts(5, 9, 30)], 12)
 
-    assert lead(ranks, folder, ROOM, answers) == answers(ModelRunner(whole_model(folder), *ROOM))
+    assert lead(ranks, folder, SHAPE, answers) == answers(ModelRunner(whole_model(folder), SHAPE))
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_two_hundred_prompts_over_experts(name: str, tmp_path: Path) -> None:
                 one.leave(text)
         return found
 
-    assert lead(Ranks(expert=2), tmp_path, ROOM, answers) == answers(ModelRunner(whole_model(tmp_path), *ROOM))
+    assert lead(Ranks(expert=2), tmp_path, SHAPE, answers) == answers(ModelRunner(whole_model(tmp_path), SHAPE))
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS, ids=str)
@@ -108,14 +109,14 @@ def test_answers_are_held_to_their_grammars_as_by_one(ranks: Ranks, tmp_path: Pa
 
     def answers(runner: LeadingRunner | ModelRunner) -> dict[tuple[int, int], list[int]]:
         depth = runner.depth if isinstance(runner, LeadingRunner) else 1
-        limits = LIMITS._replace(num_blocks=ROOM[0], block_size=BLOCK_SIZE, max_context=ROOM[3], max_sequences=ROOM[2])
+        limits = LIMITS._replace(**SHAPE._asdict())
         engine = Engine(Scheduler(limits), runner, Clock(), depth=depth, matching=matching())
         for number, form in enumerate(FORMS):
             engine.submit(make_request(number, (5, 6, number + 1), max_tokens=40, seed=number, n=2, **form))
         return {key: answer.tokens for key, answer in drain(engine).items()}
 
-    alone = answers(ModelRunner(whole_model(tmp_path), *ROOM))
-    assert lead(ranks, tmp_path, ROOM, answers) == alone
+    alone = answers(ModelRunner(whole_model(tmp_path), SHAPE))
+    assert lead(ranks, tmp_path, SHAPE, answers) == alone
     assert bytes(alone[1, 0]).decode() in FORMS[1]["choice"]
     assert re.fullmatch(FORMS[2]["regex"], bytes(alone[2, 1]).decode())
 
@@ -127,6 +128,6 @@ def test_a_token_outside_the_vocabulary_fails_its_own_sequence(ranks: Ranks, fol
         driver(runner).finish(every, 3)
         return [text.failure for text in every]
 
-    first, second, third = lead(ranks, folder, ROOM, body)
+    first, second, third = lead(ranks, folder, SHAPE, body)
     assert (first, third) == (None, None)
     assert "outside the vocabulary" in (second or "")

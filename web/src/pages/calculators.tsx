@@ -24,7 +24,7 @@ interface Calculator {
 
 /** What a form begins with, so that there is an answer to look at. */
 const FIRST: Record<string, Record<string, string>> = {
-  throughput: { model: "llama-3-70b", hardware: "h100-sxm", batch: "1", context: "1000" },
+  throughput: { model: "llama-3-8b", hardware: "h100-sxm", batch: "16", context: "1000" },
   kv: { model: "llama-3-70b" },
   memory: { model: "llama-3-70b", hardware: "h100-sxm" },
   users: { model: "llama-3-8b", hardware: "h100-sxm" },

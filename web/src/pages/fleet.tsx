@@ -29,7 +29,7 @@ function Replicas({ fleet: found }: { fleet: FleetView }): JSX.Element {
   const chosen = choices.reduce((sum, [, number]) => sum + number, 0);
   return (
     <>
-      {found.replicas.length === 0 && <Note kind="warn">No replica is known. Add one: penstock route --replica URL, or over the admin API.</Note>}
+      {found.replicas.every((one) => one.is_outside) && <Note kind="warn">No replica is known. Add one: penstock route --replica URL, or over the admin API.</Note>}
       <div class="cards">
         {found.replicas.map((one) => (
           <ReplicaCard key={one.name} one={one} served={served} />
@@ -43,18 +43,18 @@ function Replicas({ fleet: found }: { fleet: FleetView }): JSX.Element {
 }
 
 function ReplicaCard({ one, served }: { one: ReplicaRow; served: number }): JSX.Element {
-  const state = one.is_draining ? "draining" : one.is_breaker_closed === false ? "left alone" : one.state;
+  const state = one.is_outside ? "outside API" : one.is_draining ? "draining" : one.is_breaker_closed === false ? "left alone" : one.state;
   return (
-    <Card title={one.name} aside={<Badge kind={state === "ready" ? "good" : state === "gone" ? "bad" : "warn"}>{state}</Badge>} about={one.models?.join(", ")}>
+    <Card title={one.name} aside={<Badge kind={state === "ready" ? "good" : state === "gone" ? "bad" : one.is_outside ? "" : "warn"}>{state}</Badge>} about={one.models?.join(", ")}>
       <div class="stack">
-        <Bar share={one.kv_usage_fraction ?? 0} label={`KV of ${one.name}`} />
+        {!one.is_outside && <Bar share={one.kv_usage_fraction ?? 0} label={`KV of ${one.name}`} />}
         <Stats>
           <Stat label="pending" value={count(one.num_pending ?? 0)} note="handed over" />
-          <Stat label="waiting" value={count(one.num_waiting ?? 0)} note="there" />
+          <Stat label="waiting" value={one.is_outside ? "–" : count(one.num_waiting ?? 0)} note="there" />
           <Stat label="served" value={count(one.num_served ?? 0)} note={served ? percent((one.num_served ?? 0) / served) : "share"} />
           <Stat label="failed" value={count(one.num_failed ?? 0)} kind={one.num_failed ? "warn" : ""} />
           <Stat label="first byte" value={seconds(one.first_byte_s || null)} note="lately" />
-          <Stat label="KV" value={percent(one.kv_usage_fraction ?? 0)} />
+          <Stat label="KV" value={one.is_outside ? "–" : percent(one.kv_usage_fraction ?? 0)} />
         </Stats>
       </div>
     </Card>

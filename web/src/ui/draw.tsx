@@ -102,7 +102,7 @@ function prepared(canvas: HTMLCanvasElement, width: number, height: number, isCl
 }
 
 /** Diagonal lines over a rectangle: reserved but unused, lost, cut. */
-export function hatch(pen: Pen, x: number, y: number, w: number, h: number, colour: string): void {
+export function hatch(pen: Pick<Pen, "ctx">, x: number, y: number, w: number, h: number, colour: string): void {
   const { ctx } = pen;
   if (w <= 0 || h <= 0) return;
   ctx.save();
@@ -183,6 +183,8 @@ export function Plot(props: {
   format2?: (value: number) => string;
   yMin?: number;
   band?: [number, number];
+  /** From this x on nothing can be had: drawn hatched. */
+  refused?: { from: number; text: string } | undefined;
   mark?: { x: number; text: string } | undefined;
   legend?: boolean;
 }): JSX.Element {
@@ -198,6 +200,7 @@ export function Plot(props: {
     props.logY,
     props.logY2,
     props.band,
+    props.refused,
     props.mark,
   ]);
   const latest = useRef(props);
@@ -252,7 +255,11 @@ export function Plot(props: {
       hooks: {
         drawClear: [
           (u) => {
-            const { band } = latest.current;
+            const { band, refused } = latest.current;
+            if (refused && refused.from < (u.scales["x"]?.max ?? refused.from)) {
+              const from = Math.max(u.valToPos(refused.from, "x", true), u.bbox.left);
+              hatch(u, from, u.bbox.top, u.bbox.left + u.bbox.width - from, u.bbox.height, `${c.bad}66`);
+            }
             if (!band) return;
             const left = u.valToPos(Math.max(band[0], u.scales["x"]?.min ?? band[0]), "x", true);
             const right = u.valToPos(Math.min(band[1], u.scales["x"]?.max ?? band[1]), "x", true);
@@ -262,7 +269,18 @@ export function Plot(props: {
         ],
         draw: [
           (u) => {
-            const { mark } = latest.current;
+            const { mark, refused } = latest.current;
+            if (refused && refused.from < (u.scales["x"]?.max ?? refused.from)) {
+              u.ctx.save();
+              u.ctx.textAlign = "right";
+              const [right, low] = [u.bbox.left + u.bbox.width - 6, u.bbox.top + u.bbox.height - 16];
+              const { width } = u.ctx.measureText(refused.text);
+              u.ctx.fillStyle = c.panel;
+              u.ctx.fillRect(right - width - 4, low - 12, width + 8, 24);
+              u.ctx.fillStyle = c.bad;
+              u.ctx.fillText(refused.text, right, low);
+              u.ctx.restore();
+            }
             if (!mark) return;
             const x = u.valToPos(mark.x, "x", true);
             u.ctx.save();

@@ -93,8 +93,8 @@ class GraphForward:
                 return Replayed(computed, order, self._samples)
         return self._eager(chunks, plan, keeps_states=keeps_states)
 
-    def score(self, states: Tensor) -> Tensor:
-        return self._eager.score(states)
+    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
+        return self._eager.score(states, rows)
 
     def _replay_mixed(self, chunks: list[Chunk], plan: DrawPlan) -> tuple[Computed | None, list[int | None]]:
         """Those with drafts as chunks of a token each, one behind another."""

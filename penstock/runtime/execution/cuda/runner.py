@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
 from penstock.runtime.execution.cuda.forward import GraphForward, Pinned, RecordedSteps
 from penstock.runtime.execution.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder, SampleGraphs, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import MixedGraphs, padded_chunks
@@ -18,7 +19,7 @@ from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.cuda.verify_graphs import VerifyGraphs
 from penstock.runtime.execution.cuda.warm_up import KernelWarmUp
 from penstock.runtime.execution.eager.forward import EagerForward
-from penstock.runtime.execution.eager.runner import EagerTicket, StepRunner, TokenMasks
+from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.eager.sampler import Sampler
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.decoder import Decoder
@@ -57,17 +58,18 @@ class PinnedSender:
 
 
 class CudaRunner(StepRunner):
+    depth = 2
+    """A step is launched while the tokens of the one before it are on their way to the host."""
+
     def __init__(
         self,
         model: Decoder,
-        num_blocks: int,
-        block_size: int,
-        max_sequences: int,
-        max_context: int,
+        shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         """One row and one block more than asked for: padding of recorded batches reads and writes there."""
         spec, device = model.spec, model.device
+        num_blocks, block_size, max_sequences, max_context = shape[:4]
         cache = KVCache(spec, num_blocks + 1, block_size, cache_dtype or model.cache_dtype, device)
         rotations = Rotations(spec, max_context, device)
         rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
@@ -84,6 +86,6 @@ class CudaRunner(StepRunner):
         """Begin to compile kernels now, for steps that come later."""
         self._warm_up.begin()
 
-    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         with nullcontext() if self._warm_up.has_kernels(batch) else plainly():
             return super().launch(batch, masks)

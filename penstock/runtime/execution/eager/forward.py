@@ -59,8 +59,8 @@ class Forward(Protocol):
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         """Compute chunks; `keeps_states` says that hidden states are asked for afterwards."""
 
-    def score(self, states: Tensor) -> Tensor:
-        """Scores over the vocabulary for some hidden states. The next call may write over them."""
+    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Scores over the vocabulary for some hidden states, of these rows. The next call may write over them."""
 
 
 class EagerForward:
@@ -75,12 +75,16 @@ class EagerForward:
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         inputs = make_inputs(chunks, self._rows)
+        if self._rows.adapters is not None:
+            self._rows.adapters.tell(chunks)
         angles = self._rotations.at(inputs.layout.positions)
         step = Step(inputs.layout, angles, self._cache.layers, inputs.others, inputs.states)
         hidden = self._model(inputs.token_ids, step)
         return States(hidden, chunks, inputs.begins, self, self._sampler)
 
-    def score(self, states: Tensor) -> Tensor:
+    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
+        if self._rows.adapters is not None:
+            self._rows.adapters.tell_rows(rows)
         return self._model.scores(states)
 
 
@@ -117,7 +121,8 @@ class States:
         asked = dict(plan.logprobs)
         low = 0
         while low < len(places):
-            scores = self._forward.score(self._hidden.index_select(0, told[0, low : low + self._most]))
+            some = told[:2, low : low + self._most]
+            scores = self._forward.score(self._hidden.index_select(0, some[0]), some[1])
             high = low + len(scores)
             tokens.append(self._sampler.draw(scores, Draws(*told[1:, low:high]), plan.needs))
             here = [number for number in range(low, high) if number in asked]

@@ -25,9 +25,10 @@ def wants_prompt_logprobs(chunk: Chunk, rows: Rows) -> bool:
 
 
 def score_prompt(
-    chunk: Chunk, rows: Rows, hidden: Tensor, score: Callable[[Tensor], Tensor]
+    chunk: Chunk, rows: Rows, hidden: Tensor, score: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[LogprobTensors, ...]:
-    """`hidden` are the chunk's states, of which the last is kept for the next; `score` makes some of them into scores."""
+    """`hidden` are the chunk's states, of which the last is kept for the next; `score` makes some of them into scores,
+    told of which rows they are."""
     sampling = rows.sampling.of(chunk.row)
     before = rows.carried(chunk.row, chunk.start - 1)
     rows.carry(chunk.row, chunk.end - 1, hidden[-1].clone())
@@ -39,4 +40,7 @@ def score_prompt(
     count = sampling.params.prompt_logprobs or 0
     targets = rows.tokens[chunk.row, first:last].long()
     slices = zip(torch.split(states[: last - first], SLICE), torch.split(targets, SLICE))
-    return tuple(find_logprobs(score(some), theirs, [count] * len(theirs)).sent() for some, theirs in slices)
+    own = torch.full((SLICE,), chunk.row, device=hidden.device)
+    return tuple(
+        find_logprobs(score(some, own[: len(some)]), theirs, [count] * len(theirs)).sent() for some, theirs in slices
+    )

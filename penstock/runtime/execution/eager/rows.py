@@ -15,8 +15,9 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Chunk
+from penstock.runtime.execution.adapters.slots import AdapterSlots
 from penstock.runtime.execution.eager.sampling_state import SamplingStates
-from penstock.runtime.models.cache import TableGroup
+from penstock.runtime.models.kinds.cache import TableGroup
 
 Numbers = npt.NDArray[np.int64]
 Run = tuple[int, int, tuple[int, ...]]
@@ -56,6 +57,8 @@ class Rows:
         """(step, blocks before it, those of further groups) of the last steps that brought a row blocks."""
         self.sampling = SamplingStates(num_rows, vocab_size, device)
         self._carried: list[dict[int, Tensor]] = [{} for _ in range(num_rows)]
+        self.adapters: AdapterSlots | None = None
+        """Which adapter each row has; none where a model serves none."""
         self._max_context = max_context
         self._device = device
 
@@ -64,6 +67,8 @@ class Rows:
         arrivals = [(chunk.row, chunk.arrival) for chunk in chunks if chunk.arrival is not None]
         if arrivals:
             self.sampling.take(arrivals)
+            if self.adapters is not None:
+                self.adapters.take(arrivals)
         for chunk in chunks:
             if chunk.arrival is not None:
                 self.num_blocks[chunk.row] = 0

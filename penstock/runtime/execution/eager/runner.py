@@ -7,11 +7,12 @@ the KV cache and the rows, and a step that failed can be launched again.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
-from penstock.runtime.core.batch import Batch, Chunk, StepOutput
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
+from penstock.runtime.execution.adapters.slots import AdapterSlots
 from penstock.runtime.execution.eager.forward import EagerForward, Forward
 from penstock.runtime.execution.eager.launched import LaunchedStep, Refusals, Sender, take_here
 from penstock.runtime.execution.eager.prompt import score_prompt, wants_prompt_logprobs
@@ -24,31 +25,11 @@ from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.step import Rotations
 
 
-class TokenMasks(Protocol):
-    """Which tokens may be drawn in a launch, as the engine hands it over."""
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """The chunks that draw under a mask, in ascending order."""
-
-    @property
-    def num_rows(self) -> int:
-        """TokenMasks: one for each of those chunks, and one more for each of its drafts."""
-
-    def fill(self, bits: memoryview) -> None:
-        """Write all of them, one after another. It is called once, as late as can be."""
-
-
-class EagerTicket(Protocol):
-    """A launched step, as the engine takes it."""
-
-    def draw(self) -> None: ...
-
-    def result(self) -> StepOutput: ...
-
-
 class StepRunner:
     """Every runner: its parts, and a step through them."""
+
+    depth = 1
+    """Steps worth having under way at once."""
 
     def __init__(
         self, rows: Rows, cache: KVCache, forward: Forward, sampler: Sampler, vocab_size: int, send: Sender = take_here
@@ -62,8 +43,20 @@ class StepRunner:
         self.states: StateSink | None = None
         """Where hidden states are left for whoever guesses from them; none where nobody does."""
 
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """What rows may have laid over the model."""
+        return self._rows.adapters
+
+    @adapters.setter
+    def adapters(self, slots: AdapterSlots | None) -> None:
+        self._rows.adapters = slots
+
+    def warm_up(self) -> None:
+        """Make kernels ready for steps that come later, where they have to be compiled."""
+
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         self._cache.copy(batch.copies)
         refusals = self._refusals(batch.chunks)
         chunks = [chunk for index, chunk in enumerate(batch.chunks) if index not in refusals]
@@ -92,7 +85,7 @@ class StepRunner:
                     refusals[index] = f"token id {token} is outside the vocabulary of {self._vocab_size}"
         return refusals
 
-    def _filling(self, masks: TokenMasks | None) -> Callable[[], None] | None:
+    def _filling(self, masks: Masks | None) -> Callable[[], None] | None:
         if masks is None:
             return None
 
@@ -121,20 +114,14 @@ class ModelRunner(StepRunner):
     def __init__(
         self,
         model: Decoder | NativeDecoder,
-        num_blocks: int,
-        block_size: int,
-        max_sequences: int,
-        max_context: int,
+        shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
         cache: KVCache | None = None,
-        *,
-        frees: bool = False,
-        num_states: int = 0,
     ) -> None:
-        """With `frees`, batches name the blocks of every group, and windows give theirs back."""
         spec, device = model.spec, model.device
-        dtype = cache_dtype or model.cache_dtype
-        cache = cache or KVCache(spec, num_blocks, block_size, dtype, device, frees=frees, num_states=num_states)
+        dtype, frees = cache_dtype or model.cache_dtype, shape.frees
+        num_blocks, block_size, max_sequences, max_context = shape[:4]
+        cache = cache or KVCache(spec, num_blocks, block_size, dtype, device, frees=frees, num_states=shape.num_states)
         groups = spec.cache_layout(frees=frees).groups
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device, groups)
         sampler = Sampler(rows.tokens, rows.sampling)

@@ -6,7 +6,7 @@ block (see `ops/cpu/native/abi.h`), so a cache it has written is read by it alon
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -62,14 +62,6 @@ def native_obstacle(spec: ModelSpec) -> str | None:
     return None if len({each.mlp for each in spec.layers}) == 1 else "layers of different shapes"
 
 
-def _renamed(parameters: dict[str, Parameter], names: dict[str, str]) -> dict[str, Parameter]:
-    """Those of the layers that stay under their new numbers, and all that are of no layer."""
-    kept = {name: each for name, each in parameters.items() if not name.startswith("layers.")}
-    for old, new in names.items():
-        kept |= {new + name.removeprefix(old): each for name, each in parameters.items() if name.startswith(old)}
-    return kept
-
-
 def _shape(attention: GQA) -> tuple[object, ...]:
     rotary_dim = None if attention.rope is None else attention.rope.dim
     return attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.qk_norm, rotary_dim
@@ -101,13 +93,6 @@ class NativeDecoder:
         """A packed matrix by its name; `output` is the embedding where they are one."""
         is_shared = name == "output" and self.spec.tied_embedding
         return self._weights.matrices["embedding.weight" if is_shared else f"{name}.weight"]
-
-    def with_layers(self, layers: Sequence[int]) -> "NativeDecoder":
-        """The model with those of its layers only, over the same weights."""
-        spec = replace(self.spec, layers=tuple(self.spec.layers[number] for number in layers))
-        names = {f"layers.{number}.": f"layers.{place}." for place, number in enumerate(layers)}
-        kept = NativeWeights(_renamed(self._weights.matrices, names), _renamed(self._weights.vectors, names))
-        return NativeDecoder(spec, kept, self._library, self._is_invariant)
 
     def with_vocabulary(self, count: int) -> "NativeDecoder":
         """The model over the same weights, whose likeliest token is one of the first so many: vocabularies are mostly in the

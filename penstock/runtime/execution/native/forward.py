@@ -109,7 +109,7 @@ class NativeForward:
         """The likeliest token after each state, of those that its mask allows, if it has one."""
         return self._decoder.likeliest(states, (self._rows.sampling.bits, masks))
 
-    def score(self, states: Tensor) -> Tensor:
+    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
         return self._decoder.scores(states)
 
     @property

@@ -11,8 +11,9 @@ import torch
 
 from penstock.errors import StepInterruptedError
 from penstock.runtime.core.batch import Batch, StepOutput, make
+from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
 from penstock.runtime.execution.eager.rows import Rows
-from penstock.runtime.execution.eager.runner import EagerTicket, StepRunner, TokenMasks
+from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.eager.sampler import NOT_FINITE, Sampler
 from penstock.runtime.execution.native.cache import NativeCache
 from penstock.runtime.execution.native.decoder import NativeDecoder
@@ -28,13 +29,11 @@ class NativeRunner(StepRunner):
     def __init__(
         self,
         model: NativeDecoder,
-        num_blocks: int,
-        block_size: int,
-        max_sequences: int,
-        max_context: int,
+        shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         spec = model.spec
+        num_blocks, block_size, max_sequences, max_context = shape[:4]
         cache = NativeCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype)
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, model.device)
         sampler = Sampler(rows.tokens, rows.sampling)
@@ -61,7 +60,7 @@ class NativeRunner(StepRunner):
         """From any thread: steps that may be are interrupted, from now on and until told otherwise."""
         self._decoder.interrupt(is_on=is_on)
 
-    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         try:
             return self._launch(batch, masks)
         except StepInterruptedError:
@@ -69,7 +68,7 @@ class NativeRunner(StepRunner):
             self._rows.shrink(batch.step, batch.chunks)
             raise
 
-    def _launch(self, batch: Batch, masks: TokenMasks | None) -> EagerTicket:
+    def _launch(self, batch: Batch, masks: Masks | None) -> Ticket:
         step, chunks, copies, _ = batch
         if step > self._last_step:
             self._last_step = step

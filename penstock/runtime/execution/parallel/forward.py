@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.runtime.core.batch import Chunk
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager.forward import Drawn, EagerForward, Forwarded, States
 from penstock.runtime.execution.eager.inputs import make_inputs
 from penstock.runtime.execution.eager.rows import Rows
@@ -79,22 +80,20 @@ class SharedRunner(StepRunner):
         self,
         model: Decoder | NativePart,
         table: SharedTable,
-        room: tuple[int, int, int, int],
+        shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
-        num_blocks, block_size, max_sequences, max_context = room
+        _, block_size, max_sequences, max_context = shape[:4]
         spec, device = model.spec, model.device
-        cache = make_cache(model, num_blocks, block_size, cache_dtype)
+        cache = make_cache(model, shape, cache_dtype)
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device)
         sampler = Sampler(rows.tokens, rows.sampling)
         forward = SharedForward(model, table, rows, cache, Rotations(spec, max_context, device), sampler)
         super().__init__(rows, cache, forward, sampler, spec.vocab_size)
 
 
-def make_cache(
-    model: Decoder | NativePart | StagedDecoder, num_blocks: int, block_size: int, dtype: torch.dtype | None
-) -> KVCache:
+def make_cache(model: Decoder | NativePart | StagedDecoder, shape: RunnerShape, dtype: torch.dtype | None) -> KVCache:
     """Of the rank's own layers and heads, laid out as its steps write it."""
     if isinstance(model, NativePart):
-        return NativeCache(model.spec, num_blocks, block_size, dtype or model.cache_dtype)
-    return KVCache(model.spec, num_blocks, block_size, dtype or model.cache_dtype, model.device)
+        return NativeCache(model.spec, shape.num_blocks, shape.block_size, dtype or model.cache_dtype)
+    return KVCache(model.spec, shape.num_blocks, shape.block_size, dtype or model.cache_dtype, model.device)

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 
-from penstock.runtime.execution.cuda.runner import CudaRunner
-from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.core.runner import Runner, RunnerShape
+from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.load.parameters import check_all_used, fill_dummy, fill_model
 from penstock.runtime.execution.parallel.forward import SharedRunner
 from penstock.runtime.execution.parallel.native import NativePart
-from penstock.runtime.execution.parallel.runner import RankRunner, StageRunner
+from penstock.runtime.execution.parallel.runner import StageRunner
 from penstock.runtime.execution.parallel.split import build_shard, join_shard
 from penstock.runtime.execution.parallel.stage import StagedDecoder
 from penstock.runtime.execution.parallel.world import World
@@ -49,18 +49,14 @@ class ModelPart:
         return StagedDecoder(self.model, world) if world.place.ranks.pipeline > 1 else self.model
 
 
-def rank_runner(
-    network: object, world: World, room: tuple[int, int, int, int], cache_dtype: torch.dtype | None
-) -> RankRunner:
+def rank_runner(network: object, world: World, shape: RunnerShape, cache_dtype: torch.dtype | None) -> Runner:
+    """Stages draw in the last of them; ranks that share a vocabulary lay no scores down; others run as a whole model does."""
     if isinstance(network, StagedDecoder) or (isinstance(network, NativePart) and world.place.ranks.pipeline > 1):
-        return StageRunner(network, world, room, cache_dtype)
+        return StageRunner(network, world, shape, cache_dtype)
     if isinstance(network, NativePart):
-        return SharedRunner(network, network, room, cache_dtype)
-    if not isinstance(network, Decoder):
-        raise TypeError(f"{type(network).__name__} is no part of a model")
-    if world.device.type == "cuda":
-        return CudaRunner(network, *room, cache_dtype)
-    table = network.embedding if network.output is None else network.output
-    if isinstance(table, VocabularyScores):
-        return SharedRunner(network, table, room, cache_dtype)
-    return ModelRunner(network, *room, cache_dtype)
+        return SharedRunner(network, network, shape, cache_dtype)
+    if isinstance(network, Decoder) and world.device.type != "cuda":
+        table = network.embedding if network.output is None else network.output
+        if isinstance(table, VocabularyScores):
+            return SharedRunner(network, table, shape, cache_dtype)
+    return make_runner(network, shape, cache_dtype)

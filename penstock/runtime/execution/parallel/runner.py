@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from penstock.errors import RankLostError
 from penstock.runtime.core.batch import Batch, StepOutput
-from penstock.runtime.execution.eager.runner import EagerTicket, ModelRunner, TokenMasks
+from penstock.runtime.core.runner import Masks, Runner, RunnerShape, Ticket
+from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.parallel.forward import make_cache
 from penstock.runtime.execution.parallel.frames import (
     FilledMasks,
@@ -34,12 +34,6 @@ DEPTH = 2
 """Steps under way at once, at most."""
 
 
-class RankRunner(Protocol):
-    """What each rank computes its part of a step by."""
-
-    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket: ...
-
-
 class LeadingRunner:
     """The first rank's: implements the engine's `Runner` for all of them.
 
@@ -47,7 +41,7 @@ class LeadingRunner:
     announced when it is to draw, and before any other.
     """
 
-    def __init__(self, runner: RankRunner, world: World, vocab_size: int) -> None:
+    def __init__(self, runner: Runner, world: World, vocab_size: int) -> None:
         self._runner = runner
         self._world = world
         self._mask_bytes = -(-vocab_size // 32) * 4
@@ -59,7 +53,7 @@ class LeadingRunner:
         """Steps worth having under way: stages compute one while another is on its way back; a GPU never waits."""
         return DEPTH if self._world.place.ranks.pipeline > 1 or self._world.device.type == "cuda" else 1
 
-    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         if self._held is not None:
             self._held.draw()
         if masks is not None:
@@ -67,7 +61,7 @@ class LeadingRunner:
             return self._held
         return self.announce(batch, None)
 
-    def announce(self, batch: Batch, masks: TokenMasks | None) -> "LeadTicket":
+    def announce(self, batch: Batch, masks: Masks | None) -> "LeadTicket":
         """Have all ranks compute the step, under masks as they are now."""
         self._held = None
         with together():
@@ -76,7 +70,7 @@ class LeadingRunner:
                 self._world.announce(encode_step(batch, filled))
             return LeadTicket(self._runner.launch(batch, filled))
 
-    def _filled(self, masks: TokenMasks) -> FilledMasks:
+    def _filled(self, masks: Masks) -> FilledMasks:
         bits = bytearray(masks.num_rows * self._mask_bytes)
         masks.fill(memoryview(bits))
         return FilledMasks(masks.chunks, masks.num_rows, bytes(bits))
@@ -88,7 +82,7 @@ class LeadingRunner:
 
 @dataclass(frozen=True, slots=True)
 class LeadTicket:
-    ticket: EagerTicket
+    ticket: Ticket
 
     def draw(self) -> None:
         with together():
@@ -105,7 +99,7 @@ class HeldTicket:
 
     runner: LeadingRunner
     batch: Batch
-    masks: TokenMasks
+    masks: Masks
     ticket: LeadTicket | None = None
 
     def draw(self) -> None:
@@ -131,9 +125,9 @@ def together() -> Iterator[None]:
         raise RankLostError(f"a step failed on one rank, and so on all: {type(error).__name__}: {error}") from error
 
 
-def follow(runner: RankRunner, world: World) -> None:
+def follow(runner: Runner, world: World) -> None:
     """Compute what the first rank announces until it has no more."""
-    launched: deque[EagerTicket] = deque()
+    launched: deque[Ticket] = deque()
     while True:
         batch, masks = decode_step(world.listen())
         if batch is None:
@@ -158,17 +152,17 @@ class StageRunner(ModelRunner):
         self,
         model: StagedDecoder | NativePart,
         world: World,
-        room: tuple[int, int, int, int],
+        shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
-        cache = make_cache(model, room[0], room[1], cache_dtype)
-        super().__init__(model, *room, cache_dtype, cache)  # type: ignore[arg-type]  # it stands where a decoder stands
+        cache = make_cache(model, shape, cache_dtype)
+        super().__init__(model, shape, cache_dtype, cache)  # type: ignore[arg-type]  # it stands where a decoder stands
         self._world = world
         self._awaited: deque[MicroStep] = deque()
         """Parts of steps whose tokens have not come back, oldest first."""
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> EagerTicket:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         place = self._world.place
         parts = micro_batches(batch, place.ranks.pipeline)
         if place.is_last_stage:

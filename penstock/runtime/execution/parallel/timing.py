@@ -1,7 +1,7 @@
 """How long ranks of this machine take to add up their numbers: two processes that do nothing else, by size.
 
-`python -m penstock.runtime.execution.parallel.timing` prints a line of JSON for each way that ranks can take here. Its second process
-is the same module, told by its input where to meet.
+`python -m penstock.runtime.execution.parallel.timing` prints a line of JSON for each way that ranks can take here. Its
+second process is the same module; its input says where the two meet.
 """
 
 import json

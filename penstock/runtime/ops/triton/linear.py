@@ -13,6 +13,7 @@ from penstock.runtime.ops.activation import CLAMP, SHARPNESS
 from penstock.runtime.ops.linear import gated_linear, linear
 from penstock.runtime.ops.triton.activation import KINDS, gated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
+from penstock.runtime.ops.triton.host.chosen import CHOSEN
 from penstock.runtime.ops.triton.host.launch import entry
 from penstock.runtime.ops.triton.small_batch import Cut, small_batch
 
@@ -97,7 +98,11 @@ def _one_cut(size: int, is_gated: bool) -> tuple[int, int, int]:
 
 
 def cut_of(num_out: int, size: int, is_gated: bool = False) -> Cut:
-    """Measured on an H200, in the chain of a whole step: few rows of the matrix alone do not keep the whole chip busy."""
+    """As chosen for this device; else measured on an H200, in the chain of a whole step: few rows of the matrix alone do not
+    keep the whole chip busy."""
+    chosen = CHOSEN.get(("gated" if is_gated else "linear", num_out, size))
+    if chosen is not None:
+        return chosen
     if num_out <= 2048:
         return NARROW
     if is_gated:

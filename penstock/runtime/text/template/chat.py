@@ -5,7 +5,7 @@ template's author saw; how templates are kept from doing harm is the sandbox's. 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,14 @@ _RESERVED = frozenset(
     )
 )
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+Cover = Callable[[dict[str, Any]], dict[str, Any]]
+"""What is done to the values of a client before a template sees them: `messages`, `tools`, `documents`, variables."""
+
+
+def _as_it_is(values: dict[str, Any]) -> dict[str, Any]:
+    return values
 
 
 class ChatTemplate:
@@ -108,21 +116,23 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         name: str | None = None,
         now: datetime | None = None,
+        cover: Cover = _as_it_is,
     ) -> str:
         """The prompt of a conversation.
 
         `add_generation_prompt` ends it where the assistant's answer begins; `continue_final_message` ends it inside the
         last message. `variables` are extra ones for the template: reserved names are refused, names it does not read
-        have no effect. `now` is what the template takes for the time; without it, it is told none.
+        have no effect. `now` is what the template takes for the time; without it, it is told none. `cover` is applied to
+        all that a client wrote, in the form in which the template sees it.
         """
         template = self._template(self._name(name, has_tools=tools is not None))
         values: dict[str, Any] = {
             key: _plain(value, "variables") for key, value in _checked_variables(variables or {}).items()
         }
-        values |= self._special_tokens
-        values["messages"] = template.shape.fit(_checked_messages(messages))
         values["tools"] = None if tools is None else _checked_objects(tools, "tools")
         values["documents"] = None if documents is None else _checked_objects(documents, "documents")
+        values["messages"] = template.shape.fit(_checked_messages(messages))
+        values = cover(values) | self._special_tokens
         values["add_generation_prompt"] = add_generation_prompt
         if now is not None:
             values["strftime_now"] = Clock(now)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.runtime.text.grammar.closing import closed
 from penstock.runtime.text.grammar.compose import COMPOSED, TEXT_RULE, Markers, composed
 from penstock.runtime.text.grammar.kinds import quoted, schema_text, translate
 from penstock.runtime.text.grammar.limits import parse_schema
@@ -138,7 +139,7 @@ class _Rules:
 
 def _schema(tool: ToolSchema) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, whatever was sent."""
-    schema = parse_schema(json.dumps(dict(tool.parameters or {})))
+    schema = closed(parse_schema(json.dumps(dict(tool.parameters or {}))))
     schema.setdefault("type", "object")
     if not {"$ref", "anyOf", "oneOf", "allOf", "additionalProperties", "patternProperties"} & schema.keys():
         schema["additionalProperties"] = False  # arguments that nobody has described help nobody

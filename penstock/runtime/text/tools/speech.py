@@ -15,7 +15,7 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tools.formats import FALLBACK, format_of_template
 from penstock.runtime.text.tools.grammar import ToolSchema, tools_grammar
 from penstock.runtime.text.tools.parser import ToolParser
-from penstock.runtime.text.tools.words import described
+from penstock.runtime.text.tools.words import described, knows_calls, told
 
 Described = Mapping[str, Any]
 
@@ -24,6 +24,7 @@ class ToolSpeech:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         source = "" if template is None else template.tool_source
         self._knows_tools = "tools" in source
+        self._knows_calls = knows_calls(source)
         self._markers = Markers(tokenizer)
         self.format = format_of_template(source) or FALLBACK
 
@@ -35,7 +36,7 @@ class ToolSpeech:
     def tell(self, messages: Sequence[Described], tools: Sequence[Described]) -> tuple[list[Described], dict[str, Any]]:
         """The messages, and what else the template is given."""
         if self._knows_tools:
-            return list(messages), {"tools": list(tools)}
+            return list(messages if self._knows_calls else told(messages)), {"tools": list(tools)}
         return list(described(messages, tools)), {}
 
     def grammar(

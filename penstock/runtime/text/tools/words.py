@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+RESULT_ROLES = ("tool", "function")
 HEAD = """You may call functions. The functions are, one JSON object a line:
 <tools>
 {tools}
@@ -16,15 +17,35 @@ To call one, write a JSON object with its name and arguments between these tags:
 
 def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The conversation for a template that knows no tools: they stand in the system message, calls and results in texts."""
-    told = HEAD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    plain = [_plain(message) for message in messages]
+    plain = told(messages)
+    text = HEAD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if plain and plain[0]["role"] == "system":
-        return [plain[0] | {"content": f"{plain[0]['content']}\n\n{told}"}, *plain[1:]]
-    return [{"role": "system", "content": told}, *plain]
+        return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def told(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with calls and results as texts. Results, and what the user says after them, are one turn."""
+    plain: list[dict[str, Any]] = []
+    is_answered = False
+    for message in messages:
+        is_result = message["role"] in RESULT_ROLES
+        turn = _plain(message)
+        if is_answered and turn["role"] == "user" and isinstance(turn["content"], str):
+            plain[-1] = turn | {"content": f"{plain[-1]['content']}\n{turn['content']}"}
+        else:
+            plain.append(turn)
+        is_answered = is_result
+    return plain
+
+
+def knows_calls(source: str) -> bool:
+    """A template of this source writes calls and their results itself."""
+    return "tool_calls" in source
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    if message["role"] in ("tool", "function"):
+    if message["role"] in RESULT_ROLES:
         return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
     calls = message.get("tool_calls")
     if not calls:

@@ -5,7 +5,7 @@ shown up to its last mark; one of another engine as it comes.
 """
 
 from penstock.service import marks
-from penstock.service.marks import TokenCount
+from penstock.service.marks import TokenBound, TokenCount
 from penstock.service.router.proxy.asked import usage_in
 from penstock.service.router.proxy.endpoint import Headers
 
@@ -43,6 +43,7 @@ class ReplicaAnswer:
         "is_stream",
         "lines",
         "marks",
+        "needs",
         "status",
     )
 
@@ -50,6 +51,8 @@ class ReplicaAnswer:
         self.status = status
         self.count: TokenCount | None = None
         """Tokens it took, by its own account."""
+        self.needs: TokenBound | None = None
+        """Tokens that it may take, where fewer were allowed."""
         self.is_stream = self.is_marked = self.is_lost = False
         lines = []
         for name, value in headers:
@@ -60,6 +63,9 @@ class ReplicaAnswer:
                 continue
             elif name == marks.USAGE_HEADER:
                 self.count = marks.count_of(value)
+                continue
+            elif name == marks.MOST_HEADER:
+                self.needs = marks.bound_of(value)
                 continue
             elif name in LEFT_OUT:
                 self.is_lost |= name == marks.LOST_HEADER

@@ -5,6 +5,7 @@ share the names of what they share from the beginning on, which is what a prefix
 it works in front of any engine.
 """
 
+import contextlib
 from hashlib import blake2b
 
 import msgspec
@@ -80,8 +81,24 @@ def wanted_of(body: bytes) -> Wanted | None:
         return NOTHING
     try:
         return _decoder.decode(body)
+    except msgspec.ValidationError:
+        return _what_fits(body)
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def _what_fits(body: bytes) -> Wanted | None:
+    """Fields that are of their kind; what a replica takes no notice of steers nothing here either."""
+    try:
+        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    fits = {}
+    for one in msgspec.structs.fields(Wanted):
+        if one.name in given:
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                fits[one.name] = msgspec.json.decode(given[one.name], type=one.type)
+    return Wanted(**fits)
 
 
 def chunk_hashes(prompt: bytes, root: bytes) -> tuple[bytes, ...]:

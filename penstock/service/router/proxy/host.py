@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from penstock.config import RouterConfig
+from penstock.service.marks import TokenBound
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.proxy.endpoint import ConnectionPool
@@ -31,6 +32,9 @@ class RelayHost(Protocol):
 
     def is_elsewhere(self, relay: Any, status: int) -> bool:
         """What was asked for is not kept there: the next replica may keep it."""
+
+    def asks_more(self, relay: Any, needs: TokenBound) -> bool:
+        """It may take more than money was set aside for: the relay is started again, or refused. False if it stays refused."""
 
     def learn_ids(self, relay: Any, answer: bytes) -> None:
         """The replica that answers keeps what it names there."""

@@ -52,6 +52,7 @@ class Job:
         "is_trial",
         "model",
         "next_models",
+        "num_enlarged",
         "num_prompt",
         "relay_key",
         "request",
@@ -103,6 +104,8 @@ class Job:
         """Under which the next replica's span goes; the client's own if there is none."""
         self.ticket: Any = None
         """What the gateway gave."""
+        self.num_enlarged = 0
+        """Times that more money was set aside for it."""
         self.cache_key = b""
         """Where its answer is kept, if it may be given again."""
         self.extra: dict[str, object] = {}
@@ -143,6 +146,7 @@ class Job:
         body = self.body(pool)
         if not pool.model:  # one of ours, or one that takes no notice
             lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._relay_value()))
+            lines.append(self._billing())
             if shown:
                 prefix = marks.resumed(shown)
                 lines.append(b"%b: %d\r\n" % (marks.RESUME_HEADER, len(prefix)))
@@ -156,6 +160,15 @@ class Job:
         """The same request, asked only what blocks its prompt is made of."""
         head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
         return head + b"\r\n%b: 1" % kv_events.BLOCKS_HEADER + end + body
+
+    def _billing(self) -> bytes:
+        """Who pays, and for how many tokens at most."""
+        ticket = self.ticket
+        if ticket is None or ticket.ask.is_free:
+            return b""
+        most = ticket.most
+        line = b"%b: %b\r\n" % (marks.ACCOUNT_HEADER, ticket.account.encode())
+        return line if most is None else line + b"%b: %d %d\r\n" % (marks.MOST_HEADER, *most)
 
     def _relay_value(self) -> bytes:
         """Key, time, and for whom: tenants behind one key are kept apart by their names."""

@@ -139,6 +139,9 @@ class Relay:
         if is_error and self._outlived(attempt, None if status in BUSY else False):
             return
         self._prefer(attempt)
+        if answer.needs is not None and not self.has_begun and self._app.asks_more(self, answer.needs):
+            self._leave(is_good=None)
+            return
         if not self.first_byte_s:
             self.first_byte_s = self._app.now()
         self._status = status

@@ -133,6 +133,11 @@ class MessagesBody(CountBody, kw_only=True):
     include_progress: bool | None = None
     """Ours: say how far a call that waits has come, in events of their own."""
 
+    @property
+    def max_answer(self) -> int | None:
+        """Tokens the answer may have: one at least is drawn."""
+        return self.max_tokens or 1
+
 
 REFUSED = {
     "container": "run code on your side",

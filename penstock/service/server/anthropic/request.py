@@ -45,7 +45,7 @@ def generation_of(body: MessagesBody) -> Generation:
             top_p=body.top_p,
             top_k=body.top_k,
             seed=body.seed,
-            max_tokens=body.max_tokens or 1,
+            max_tokens=body.max_answer,
             stops=tuple(body.stop_sequences or ()),
         ),
         output=_output(body),

@@ -51,6 +51,8 @@ class HttpAnswer:
         self._retry_after_s = retry_after_s
         self._headers = headers
         self._is_resumed = False
+        self.is_sent = False
+        """All of it is on its way, with what it took."""
         self._scope: Any = None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -99,6 +101,7 @@ class HttpAnswer:
             headers.append((marks.USAGE_HEADER, b"%d %d %d" % token_count(call)))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+        self.is_sent = True
 
     async def _stream(self, send: Send, pipe: Pipe) -> None:
         call, encoder = self._call, self._encoder
@@ -131,6 +134,7 @@ class HttpAnswer:
             if marker is not None:
                 data += marks.end_mark(token_count(call))
             await send({"type": "http.response.body", "body": data})
+            self.is_sent = True
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return
@@ -184,5 +188,8 @@ class Json:
             (b"content-length", str(len(self._body)).encode()),
             *self._headers,
         ]
+        relayed = RELAYED.get()
+        if relayed is not None and relayed.count is not None:
+            headers.append((marks.USAGE_HEADER, b"%d %d %d" % relayed.count))
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})

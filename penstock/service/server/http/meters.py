@@ -1,7 +1,6 @@
 """What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
 
 import time
-from typing import Any
 
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
@@ -15,12 +14,15 @@ from penstock.metrics.exposition import (
     Metric,
 )
 from penstock.metrics.timeline import Outcome, Timeline
-from penstock.runtime.core.batch import Drafted
+from penstock.runtime.core.batch import Drafted, PrefixHit
+from penstock.runtime.core.request import Request
 from penstock.runtime.engine.client import EngineClient, GrammarTime, MatchingCounts, StepReport
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
 
+RECORDED_BLOCK = 16
+"""Tokens that a name of a recording stands for while no engine says how large its blocks are."""
 FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
 
 GRAMMARS = (
@@ -37,15 +39,22 @@ GRAMMARS = (
 class Watch:
     """One request of a call in progress."""
 
-    __slots__ = ("admitted_s", "call", "grammar", "prompt", "timeline")
+    __slots__ = ("answer", "call", "grammar", "prefix", "request", "timeline")
 
-    def __init__(self, call: Call, prompt: tuple[int, ...]) -> None:
+    def __init__(self, call: Call, request: Request) -> None:
         self.call = call
-        self.prompt = prompt
-        self.timeline = Timeline(call.arrival_s, len(prompt), call.parameters.sampling.n)
-        self.admitted_s: float | None = None
+        self.request = request
+        self.answer: list[int] = []
+        """Tokens of the first choice, where they are recorded."""
+        self.timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
+        self.prefix: PrefixHit | None = None
+        """What the prefix cache gave, once it was admitted."""
         self.grammar: GrammarTime | None = None
         """What its grammar took, once it has ended."""
+
+    @property
+    def admitted_s(self) -> float | None:
+        return None if self.prefix is None else self.prefix.admitted_s
 
 
 class Meters:
@@ -85,7 +94,7 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            self._open[request.request_id] = Watch(call, request.prompt)
+            self._open[request.request_id] = Watch(call, request)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""
@@ -112,6 +121,8 @@ class Meters:
             if watch is None:
                 continue
             num_tokens += len(delta.token_ids)
+            if self.recorder is not None and delta.choice == 0:
+                watch.answer += delta.token_ids
             for drafts in delta.drafts:
                 self._count_drafts(drafts)
             timeline = watch.timeline
@@ -137,9 +148,9 @@ class Meters:
         for place in range(drafts.num_accepted):
             self.accepted_at.add(1, (("position", str(place)),))
 
-    def _begin(self, watch: Watch, prefix: Any, now: float) -> None:
+    def _begin(self, watch: Watch, prefix: PrefixHit, now: float) -> None:
         timeline = watch.timeline
-        watch.admitted_s = prefix.admitted_s
+        watch.prefix = prefix
         self.prompt_tokens.add(timeline.num_prompt)
         self.cached_tokens.add(prefix.num_tokens)
         self.cache_queries.add(timeline.num_prompt)
@@ -164,12 +175,18 @@ class Meters:
             if timeline.tpot_s is not None:
                 self.tpot.add(timeline.tpot_s)
         if self.recorder is not None:
-            self.recorder.write(watch.prompt, timeline, outcome, now)
+            facts, request = self._client.facts, watch.request
+            size = RECORDED_BLOCK if facts is None else facts.block_size
+            self.recorder.write(request, watch.answer, size, timeline, outcome, now)
+
+    def watches(self, call: Call) -> list[Watch]:
+        """Of a call's requests, as many as are in progress or have ended."""
+        return [*call.ended, *(self._open[one.request_id] for one in call.requests if one.request_id in self._open)]
 
     def timings(self, call: Call) -> dict[str, float]:
         """Milliseconds of the parts of a call that has ended; of several prompts, the slowest."""
         now = time.monotonic()
-        watches = [*call.ended, *(self._open[one.request_id] for one in call.requests if one.request_id in self._open)]
+        watches = self.watches(call)
         parts = {"queue_ms": 0.0, "prefill_ms": 0.0, "decode_ms": 0.0}
         for watch in watches:
             timeline, admitted_s = watch.timeline, watch.admitted_s

@@ -1,20 +1,22 @@
 """A trace of what was served, without a word of it: times, counts, and which prompts began alike.
 
 One JSON object a line, in the fields that published traces use, so that simulator and bench read ours and theirs alike.
-Runs of tokens are named by a keyed hash; the key is forgotten with the process, so names mean nothing outside one file.
+Blocks of a prompt and its answer, as large as the cache's, are named by a keyed hash: a replay meets the prefixes that the
+server met. The key is forgotten with the process, so names mean nothing outside one file.
 """
 
 import hashlib
 import secrets
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from penstock.lines import LineFile
 from penstock.metrics.timeline import Outcome, Timeline
-
-BLOCK_TOKENS = 512
+from penstock.runtime.core.prefix import Namespace
+from penstock.runtime.core.request import Request
 
 
 class TraceRecorder:
@@ -28,13 +30,16 @@ class TraceRecorder:
         """Lines that could not be written."""
         return self._file.num_lost
 
-    def write(self, prompt: tuple[int, ...], timeline: Timeline, outcome: Outcome, now: float) -> None:
+    def write(
+        self, request: Request, answer: Sequence[int], block_size: int, timeline: Timeline, outcome: Outcome, now: float
+    ) -> None:
         """Never fails a request: a full disk loses lines, not answers."""
         line = {
             "timestamp": round((timeline.arrival_s - self._start_s) * 1000),
             "input_length": timeline.num_prompt,
             "output_length": timeline.num_tokens,
-            "hash_ids": self._names(prompt),
+            "block_size": block_size,
+            "hash_ids": self._names(request, answer, block_size),
             "cached_length": timeline.num_cached,
             "num_choices": timeline.num_choices,
             "outcome": outcome.value,
@@ -46,12 +51,13 @@ class TraceRecorder:
     def close(self) -> None:
         self._file.close()
 
-    def _names(self, prompt: tuple[int, ...]) -> list[int]:
-        """One number a block; equal numbers mean equal tokens up to there."""
+    def _names(self, request: Request, answer: Sequence[int], block_size: int) -> list[int]:
+        """One number a whole block; equal numbers mean equal tokens up to there, in the same namespace of the cache."""
         names = []
-        parent = b""
-        for start in range(0, len(prompt), BLOCK_TOKENS):
-            tokens = array("I", prompt[start : start + BLOCK_TOKENS]).tobytes()
-            parent = hashlib.blake2b(parent + tokens, digest_size=8, key=self._key).digest()
+        parent = Namespace(request.salt, request.adapter).hash
+        words = array("I", (*request.prompt, *answer))
+        for start in range(0, len(words) - block_size + 1, block_size):
+            block = words[start : start + block_size].tobytes()
+            parent = hashlib.blake2b(parent + block, digest_size=8, key=self._key).digest()
             names.append(int.from_bytes(parent, "little") >> 11)
         return names

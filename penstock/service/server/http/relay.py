@@ -32,6 +32,12 @@ class Relayed:
     priority: int
     resumed: dict[int, list[int]] | None = None
     """Tokens by choice that the client has seen; None where the answer begins here."""
+    most: marks.TokenBound | None = None
+    """Tokens that a gateway set money aside for."""
+    account: str = ""
+    """What the gateway calls the request."""
+    count: marks.TokenCount | None = None
+    """Tokens that an answer took which is no generation."""
     asks_blocks: bool = False
     """It is only asked what blocks the prompt is made of."""
     _num_drawn: int = field(default=0)
@@ -54,7 +60,10 @@ def relayed_of(request: Request) -> Relayed | None:
     number = int(priority) if priority.removeprefix("-").isdecimal() and len(priority) < 6 else 0
     asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
     name = "" if tenant == "-" else tenant[:128]
-    return Relayed(key.encode("latin-1"), int(created), name, number, asks_blocks=asks_blocks)
+    most = marks.bound_of(request.headers.get(marks.MOST_HEADER.decode(), "").encode("latin-1"))
+    account = request.headers.get(marks.ACCOUNT_HEADER.decode(), "")[:_KEY_LENGTH]
+    key_bytes = key.encode("latin-1")
+    return Relayed(key_bytes, int(created), name, number, most=most, account=account, asks_blocks=asks_blocks)
 
 
 def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:

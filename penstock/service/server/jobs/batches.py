@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import tenant_of
+from penstock.service.server.front import caller_of, tenant_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.jobs.endpoints import ENDPOINTS
 from penstock.service.server.jobs.files import file_row
+from penstock.service.server.jobs.lines import batch_bound
 from penstock.service.server.jobs.protocol import REFUSED, BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
+from penstock.service.server.prepare import check_bound
 from penstock.service.server.responses.routes import page_of
 from penstock.service.store import jobs as tables
 from penstock.service.store.jobs import OPEN, BatchRow
@@ -26,7 +28,8 @@ async def create_batch(request: Request) -> Json:
     jobs: Jobs = request.app.state.jobs
     runner: BatchRunner = request.app.state.batch_runner
     body, _ = await jobs.floor.front.body(request, BatchBody, REFUSED)
-    tenant = tenant_of(request)
+    caller = caller_of(request)
+    tenant = caller.tenant
     if body.endpoint not in ENDPOINTS:
         raise invalid(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
     file = await file_row(jobs, body.input_file_id, tenant)
@@ -41,6 +44,11 @@ async def create_batch(request: Request) -> Json:
     row = BatchRow(
         jobs.new_id("batch_"), tenant, "validating", now, file.id, body.endpoint, 0, 0, 0, 0, 0, 0, 0, _text(value)
     )
+    if caller.most is not None:
+        path = jobs.storage.blobs.path(file.id)
+        max_context = jobs.floor.front.longest_context
+        check_bound(caller.most, *await asyncio.to_thread(batch_bound, path, body.endpoint, max_context))
+    await jobs.floor.responses.bills.open(row.id, caller)
     await asyncio.wrap_future(jobs.storage.database.write(lambda transaction: tables.add_batch(transaction, row)))
     runner.take(row)
     return Json(batch_value(row))

@@ -50,7 +50,7 @@ async def _text(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) 
 
 
 async def _embeddings(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    value = await embed_body(model, body)
+    value = await embed_body(model, caller, body)
     return LineAnswer(value, LineUsage(num_input=value["usage"]["prompt_tokens"]))
 
 

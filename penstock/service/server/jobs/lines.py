@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.service.marks import TokenBound
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.jobs.endpoints import ENDPOINTS, checked_body
 from penstock.service.server.openai.dialect import error_value
+from penstock.service.server.reading import UNBOUNDED
+from penstock.service.server.reading import read_line as reading_of_line
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 << 20
@@ -33,6 +36,7 @@ class BatchLine(NamedTuple):
     custom_id: str
     url: str
     body: Any
+    num_bytes: int = 0
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -67,10 +71,30 @@ def check_lines(path: Path, endpoint: str | None, max_lines: int = MAX_LINES) ->
     return count, faults
 
 
+def batch_bound(path: Path, endpoint: str, max_context: int) -> TokenBound:
+    """Tokens that all lines may take; those of a file that is refused count for nothing. Blocks."""
+    num_prompt = num_output = 0
+    for number, data in lines_of(path):
+        if _fault_of(number, data, endpoint, set()) is None:
+            body = checked_body(ENDPOINTS[endpoint], msgspec.json.decode(data)["body"])
+            one = line_bound(endpoint, body, len(data), max_context)
+            num_prompt, num_output = num_prompt + one.num_prompt, num_output + one.num_output
+    return TokenBound(num_prompt, num_output)
+
+
+def line_bound(endpoint: str, body: Any, num_bytes: int, max_context: int) -> TokenBound:
+    """Tokens that a line may take: it is held to them. What came before it may fill the context."""
+    reading = reading_of_line(endpoint, body, num_bytes)
+    bound = reading.bound(min(UNBOUNDED, max_context or UNBOUNDED))
+    if getattr(body, "previous_response_id", None) or getattr(body, "conversation", None):
+        bound = bound._replace(num_prompt=max(bound.num_prompt, max_context))
+    return bound
+
+
 def read_line(number: int, data: bytes) -> BatchLine:
     """A line of a file that was checked."""
     raw = msgspec.json.decode(data)
-    return BatchLine(number, raw["custom_id"], raw["url"], raw["body"])
+    return BatchLine(number, raw["custom_id"], raw["url"], raw["body"], len(data))
 
 
 def _fault_of(number: int, data: bytes, endpoint: str | None, seen: set[str]) -> LineFault | None:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,18 +25,21 @@ from penstock.errors import CapacityError, PenstockError, RequestError, StoreErr
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.call import Failure
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, error_of_finish, failed
+from penstock.service.server.jobs.bills import bill_of, last_bill
 from penstock.service.server.jobs.endpoints import ENDPOINTS, JobFloor, LineAnswer, checked_body
 from penstock.service.server.jobs.lines import (
     BatchLine,
     answer_line,
     check_lines,
     failed_line,
+    line_bound,
     lines_of,
     read_line,
     unanswered_line,
 )
 from penstock.service.server.jobs.service import Jobs
 from penstock.service.store import jobs as tables
+from penstock.service.store.bills import AccountRow, account_of, add_bill
 from penstock.service.store.database import Transaction
 from penstock.service.store.jobs import BatchRow, FileRow, LineUsage
 
@@ -62,6 +66,8 @@ class BatchRunner:
         self.jobs = jobs
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
+        self._payers: dict[str, AccountRow] = {}
+        """Who pays for a batch, where a gateway does."""
         self._gate: asyncio.Semaphore | None = None
 
     async def resume(self) -> None:
@@ -94,6 +100,7 @@ class BatchRunner:
         self._tasks.pop(batch_id, None)
         self.jobs.open_batches.pop(batch_id, None)
         self._cancelled.discard(batch_id)
+        self._payers.pop(batch_id, None)
 
     # One batch
 
@@ -111,6 +118,9 @@ class BatchRunner:
                 found = await self._read(partial(tables.batch_of, batch_id=row.id))
 
     async def _go_through(self, row: BatchRow) -> None:
+        payer = await self._read(partial(account_of, job=row.id))
+        if payer is not None:
+            self._payers[row.id] = payer
         if row.status == "validating" and not await self._validate(row):
             return
         expires_s = msgspec.json.decode(row.value)["expires_at"]
@@ -128,7 +138,12 @@ class BatchRunner:
         now = int(time.time())
         if faults:
             errors = {"errors": [fault.value for fault in faults], "failed_at": now}
-            await self._set(row.id, "failed", errors, num_total)
+
+            def work(transaction: Transaction) -> None:
+                _merge(transaction, row.id, "failed", errors, num_total)
+                last_bill(transaction, row.id)
+
+            await self._write(work)
             return False
         model = self._first_model(row)
         if row.id not in self._cancelled:
@@ -197,15 +212,27 @@ class BatchRunner:
     async def _answer(self, row: BatchRow, line: BatchLine) -> None:
         request_id = self.jobs.new_id("req_")
         usage = LineUsage()
+        caller = Caller(tenant=row.tenant, request_id=request_id, is_batch=True)
+        payer = self._payers.get(row.id)
+        model = ""
         try:
-            caller = Caller(tenant=row.tenant, request_id=request_id, is_batch=True)
+            if payer is not None and payer.is_bounded:
+                body = checked_body(ENDPOINTS[row.endpoint], line.body)
+                most = line_bound(row.endpoint, body, line.num_bytes, self.jobs.floor.front.longest_context)
+                caller = replace(caller, most=most)
             answer = await answer_request(self.jobs.floor, row.endpoint, line.body, caller)
             data, usage, is_error = answer_line(line.custom_id, 200, answer.body, request_id), answer.usage, False
+            model = str(answer.body.get("model") or "")
         except ApiError as error:
             data, is_error = failed_line(line.custom_id, error, request_id), True
-        await self._write(
-            lambda transaction: tables.add_line(transaction, row.id, line.number, data, usage, is_error=is_error)
-        )
+
+        def work(transaction: Transaction) -> None:
+            is_new = tables.add_line(transaction, row.id, line.number, data, usage, is_error=is_error)
+            if is_new and payer is not None and not is_error:
+                bill_id = f"{row.id}.{line.number}"
+                add_bill(transaction, bill_of(payer, bill_id, model, *usage[:3], is_last=False))
+
+        await self._write(work)
 
     # The end of a batch
 
@@ -227,6 +254,7 @@ class BatchRunner:
                 tables.add_file(transaction, file)
             _merge(transaction, row.id, outcome, fields)
             tables.drop_lines(transaction, row.id)
+            last_bill(transaction, row.id)
 
         await self._write(work)
 

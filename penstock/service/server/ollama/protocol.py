@@ -76,6 +76,12 @@ class OllamaSampling(Struct, kw_only=True):
     include_progress: bool | None = None
     """Ours: say how far a call that waits has come, in lines of their own."""
 
+    @property
+    def max_answer(self) -> int | None:
+        """Tokens the answer may have; None is until the model ends."""
+        asked = self.options.num_predict if self.options is not None else None
+        return asked if asked is not None and asked > 0 else None
+
 
 class OllamaChatBody(OllamaSampling, kw_only=True):
     """A chat. Without messages the model is loaded, or with `keep_alive` 0 unloaded."""

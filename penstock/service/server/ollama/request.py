@@ -67,7 +67,6 @@ def prompt_generation(body: GenerateBody, context: tuple[int, ...] = ()) -> Gene
 def _generation(body: OllamaSampling, prompt: Chat | Texts, num_messages: int, param: str) -> Generation:
     options = body.options or DEFAULTS
     stops = () if options.stop is None else (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
-    max_tokens = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
     ttl_s = keep_alive_s(body.keep_alive)
     if ttl_s is not None and ttl_s < 0.0:
         ttl_s = LONGEST_PIN_S
@@ -83,7 +82,7 @@ def _generation(body: OllamaSampling, prompt: Chat | Texts, num_messages: int, p
             frequency_penalty=options.frequency_penalty,
             repetition_penalty=options.repeat_penalty,
             seed=options.seed,
-            max_tokens=max_tokens,
+            max_tokens=body.max_answer,
             stops=stops,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),

@@ -126,7 +126,7 @@ async def embed(request: Request) -> Json:
     prompts = await prompts_of(model, body.input, "input")
     if body.truncate is not False:
         prompts = [prompt[: model.facts.max_context] for prompt in prompts]
-    vectors = await embedded(model, prompts, "input", body.dimensions)
+    vectors = await embedded(model, begun.caller, prompts, "input", body.dimensions)
     return Json(
         {
             "model": body.model,
@@ -142,5 +142,5 @@ async def embed_legacy(request: Request) -> Json:
     front: Front = request.app.state.front
     begun = await front.begin(request, LegacyEmbedBody, REFUSED, _kept)
     prompts = await prompts_of(begun.model, begun.body.prompt, "prompt")
-    (vector,) = await embedded(begun.model, prompts, "prompt")
+    (vector,) = await embedded(begun.model, begun.caller, prompts, "prompt")
     return Json({"embedding": list(vector)})

@@ -8,24 +8,27 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.runtime.engine.client import Vector
+from penstock.service.marks import TokenCount
 from penstock.service.server.front import Front
+from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import Overflow, invalid
+from penstock.service.server.http.relay import RELAYED
 from penstock.service.server.openai.protocol import REFUSED, EmbeddingBody, RerankBody
-from penstock.service.server.prepare import prompts_of
+from penstock.service.server.prepare import check_bound, prompts_of
 from penstock.service.server.served import ServedModel
 
 
 async def embed(request: Request) -> Json:
     front: Front = request.app.state.front
     begun = await front.begin(request, EmbeddingBody, REFUSED)
-    return Json(await embed_body(begun.model, begun.body), headers=begun.headers)
+    return Json(await embed_body(begun.model, begun.caller, begun.body), headers=begun.headers)
 
 
-async def embed_body(model: ServedModel, body: EmbeddingBody) -> dict[str, Any]:
+async def embed_body(model: ServedModel, caller: Caller, body: EmbeddingBody) -> dict[str, Any]:
     check_embeds(model)
     prompts = await prompts_of(model, body.input, "input")
-    vectors = await embedded(model, prompts, "input", body.dimensions)
+    vectors = await embedded(model, caller, prompts, "input", body.dimensions)
     data = [
         {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
@@ -41,7 +44,7 @@ async def rerank(request: Request) -> Json:
     check_embeds(model)
     texts = [_document(document, number) for number, document in enumerate(body.documents)]
     prompts = await prompts_of(model, [body.query, *texts], "documents", max_items=len(texts) + 1)
-    query, *documents = await embedded(model, prompts, "documents")
+    query, *documents = await embedded(model, begun.caller, prompts, "documents")
     scores = [sum(a * b for a, b in zip(query, document, strict=True)) for document in documents]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or len(scores)]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
@@ -58,7 +61,7 @@ def check_embeds(model: ServedModel) -> int:
 
 
 async def embedded(
-    model: ServedModel, prompts: list[tuple[int, ...]], param: str, dimensions: int | None = None
+    model: ServedModel, caller: Caller, prompts: list[tuple[int, ...]], param: str, dimensions: int | None = None
 ) -> tuple[Vector, ...]:
     """The vectors of prompts, cut to so many dimensions and made of length 1 again."""
     size, max_context = check_embeds(model), model.facts.max_context
@@ -73,7 +76,12 @@ async def embedded(
             "context_length_exceeded",
             Overflow(longest, 0, max_context),
         )
+    num_prompt = sum(map(len, prompts))
+    check_bound(caller.most, num_prompt)
     vectors = await model.client.embed(prompts)
+    relayed = RELAYED.get()
+    if relayed is not None:
+        relayed.count = TokenCount(num_prompt)
     return vectors if dimensions is None else tuple(_unit(vector[:dimensions]) for vector in vectors)
 
 

@@ -11,6 +11,8 @@ from msgspec import Meta, Struct
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_ITEMS = 2048
+DEFAULT_TOKENS = 16
+"""Of a completion that asks for no number."""
 
 Count = Annotated[int, Meta(ge=1, le=2**31)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -57,6 +59,15 @@ class Sampling(Struct, kw_only=True):
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=4096)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    """Draw so many answers and tell the n likeliest."""
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Beams that a search keeps; told are the n best of them (default: n)."""
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | None = None
+    """Of a beam search: above 1 favours longer answers."""
+    bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=256)] | None = None
+    """Words that are never written, as the tokenizer writes them with and without a space before."""
     max_tokens: Count | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     stop: Stop | None = None
@@ -151,6 +162,11 @@ class ChatBody(Sampling, kw_only=True):
     prompt_cache_options: dict[str, Any] | None = None
     safety_identifier: Name | None = None
 
+    @property
+    def max_answer(self) -> int | None:
+        """Tokens a choice may have; None is until the model ends."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
 
 class CompletionBody(Sampling, kw_only=True):
     """A text completion."""
@@ -161,9 +177,12 @@ class CompletionBody(Sampling, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
+
+    @property
+    def max_answer(self) -> int | None:
+        return DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
 
 
 class EmbeddingBody(Struct, kw_only=True):
@@ -205,8 +224,6 @@ REFUSED = {
     "audio": "ask for text",
     "moderation": "check texts elsewhere",
     "web_search_options": "put what the model should know into the messages",
-    "use_beam_search": "raise n instead",
-    "length_penalty": "leave it out",
     "prompt_embeds": "send text or token ids",
     "chat_template": "the model's own template is used",
     "documents": "put them into the messages",

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from penstock.errors import CapacityError, PenstockError
 from penstock.service.server.front import Front, Prepared
-from penstock.service.server.http.call import Failure
+from penstock.service.server.http.call import Call, Failure
 from penstock.service.server.http.faults import ApiError, busy, error_of, error_of_finish
 from penstock.service.server.responses.encoder import ResponseEncoder
 from penstock.service.server.served import ServedModel
@@ -23,6 +23,8 @@ RETRY_S = 0.25
 MakePrepared = Callable[[], Awaitable[tuple[Prepared, ResponseEncoder]]]
 FindModel = Callable[[], ServedModel]
 OnFailed = Callable[[ApiError], None]
+OnOver = Callable[[Call | None], None]
+"""Receives the call that was made, once: not where the next run of the server goes on."""
 
 
 class EventLog:
@@ -67,6 +69,7 @@ class BackgroundResponses:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
         self._gate = asyncio.Semaphore(MAX_RUNNING)
+        self._is_stopping = False
 
     @property
     def num_running(self) -> int:
@@ -75,11 +78,13 @@ class BackgroundResponses:
     def log_of(self, response_id: str) -> EventLog | None:
         return self._logs.get(response_id)
 
-    def start(self, response_id: str, find: FindModel, make: MakePrepared, on_failed: OnFailed) -> EventLog:
+    def start(
+        self, response_id: str, find: FindModel, make: MakePrepared, on_failed: OnFailed, on_over: OnOver
+    ) -> EventLog:
         log = self._logs[response_id] = EventLog()
         while len(self._logs) > MAX_LOGS and next(iter(self._logs.values())).is_over:
             self._logs.popitem(last=False)
-        task = asyncio.create_task(self._run(find, make, on_failed, log))
+        task = asyncio.create_task(self._run(find, make, on_failed, on_over, log))
         self._tasks[response_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(response_id, None))
         return log
@@ -95,21 +100,28 @@ class BackgroundResponses:
 
     async def stop(self) -> None:
         """What is not over stays kept as it is, for the next run."""
+        self._is_stopping = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, find: FindModel, make: MakePrepared, on_failed: OnFailed, log: EventLog) -> None:
+    async def _run(
+        self, find: FindModel, make: MakePrepared, on_failed: OnFailed, on_over: OnOver, log: EventLog
+    ) -> None:
+        call: Call | None = None
         try:
             async with self._gate, self._front.having(find()):
                 prepared, encoder = await make()
+                call = prepared.call
                 await self._generate(prepared, encoder, log)
         except ApiError as error:
             on_failed(error)
         except PenstockError as error:
             on_failed(error_of(error))
         finally:
+            if not self._is_stopping:
+                on_over(call)
             log.end()
 
     async def _generate(self, prepared: Prepared, encoder: ResponseEncoder, log: EventLog) -> None:

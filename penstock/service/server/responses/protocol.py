@@ -92,6 +92,11 @@ class ResponseBody(InputBody, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     """Ours: the same draws every time."""
 
+    @property
+    def max_answer(self) -> int | None:
+        """Tokens the answer may have; None is until the model ends."""
+        return self.max_output_tokens
+
 
 class ConversationBody(Struct, kw_only=True):
     items: Annotated[list[Item], Meta(max_length=20)] | None = None

@@ -33,7 +33,7 @@ def generation_of(body: ResponseBody, items: Sequence[Item]) -> Generation:
             temperature=body.temperature,
             top_p=body.top_p,
             seed=body.seed,
-            max_tokens=body.max_output_tokens,
+            max_tokens=body.max_answer,
             num_logprobs=num_top_of(body),
         ),
         output=_output(body),

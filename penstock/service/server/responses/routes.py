@@ -145,6 +145,7 @@ async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items
         service, begun.model, begun.caller, body, items, response_id
     )  # refuses now what it would later
     queued = head_of(begun.model, body, response_id) | {"status": "queued", "output": [], "usage": None}
+    await service.bills.open(response_id, begun.caller)
     await asyncio.wrap_future(service.kept.put(begun.caller.tenant, queued, items, msgspec.json.encode(body)))
     log = start_in_background(service, begun.caller, body, items, queued)
     if body.stream:
@@ -168,7 +169,8 @@ def start_in_background(
         failed = {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
         service.kept.put(caller.tenant, queued | failed, items)
 
-    return service.background.start(queued["id"], find, make, on_failed)
+    on_over = partial(service.bills.for_response, caller, queued["id"], queued["model"])
+    return service.background.start(queued["id"], find, make, on_failed, on_over)
 
 
 async def resume_background(service: Responses) -> None:
@@ -176,7 +178,8 @@ async def resume_background(service: Responses) -> None:
     for row in await service.kept.unfinished():
         body = msgspec.json.decode(row.body, type=ResponseBody)
         queued = msgspec.json.decode(row.value) | {"status": "queued", "output": [], "usage": None}
-        start_in_background(service, Caller(tenant=row.tenant), body, msgspec.json.decode(row.input), queued)
+        caller = await service.bills.payer(row.id, row.tenant)
+        start_in_background(service, caller, body, msgspec.json.decode(row.input), queued)
 
 
 class Followed:

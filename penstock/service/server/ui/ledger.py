@@ -1,15 +1,18 @@
 """The requests of the last minutes, each with its times: what waterfalls, percentiles and the request table are made of.
 
-Keeps counts and times, never a prompt or an answer. Records only while a page is open, and for a while after.
+Keeps counts and times, never a prompt or an answer. Times of single tokens are kept only while a page is open, and for a while
+after; of every other request the meters tell outcome, counts and times when it ends.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.runtime.core.batch import Delta, PrefixHit
 from penstock.runtime.engine.client import StepReport
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.meters import Watch
 
 MAX_RECORDS = 400
 MAX_TIMES = 2048
@@ -67,6 +70,15 @@ class RequestRecord:
         if delta.finish is not None:
             self.outcome = delta.finish.reason.value
 
+    def settle(self, watch: Watch) -> None:
+        """What the meters saw of it, who watch every step: some steps may have passed before anybody looked."""
+        timeline = watch.timeline
+        if watch.prefix is not None:
+            self._begin(watch.prefix)
+        self.first_s, self.last_s, self.num_tokens = timeline.first_token_s, timeline.last_token_s, timeline.num_tokens
+        if timeline.is_over and timeline.outcome is not None:
+            self.outcome = timeline.outcome.value
+
     def _begin(self, prefix: PrefixHit) -> None:
         self.admitted_s = prefix.admitted_s
         self.num_cached = prefix.num_tokens
@@ -79,14 +91,11 @@ class RequestLedger:
     def __init__(self) -> None:
         self.open: dict[int, RequestRecord] = {}
         self.ended: deque[RequestRecord] = deque(maxlen=MAX_RECORDS)
-        self.num_arrivals = 0
-        self.num_ended = 0
         self.calls: dict[int, Call] = {}
 
     def enter(self, call: Call, scope: Any) -> None:
         begin_s = scope.get("penstock.start_s", call.arrival_s)
         for request in call.requests:
-            self.num_arrivals += 1
             self.calls[request.request_id] = call
             self.open[request.request_id] = RequestRecord(
                 request_id=request.request_id,
@@ -106,14 +115,17 @@ class RequestLedger:
             if record is not None:
                 record.observe(delta, now)
 
-    def leave(self, call: Call, now: float) -> None:
+    def leave(self, call: Call, watches: Iterable[Watch], now: float) -> None:
+        is_written = all(writer.finish_reason for writer in call.writers)
+        found = {watch.request.request_id: watch for watch in watches}
         for request in call.requests:
             self.calls.pop(request.request_id, None)
             record = self.open.pop(request.request_id, None)
             if record is not None:
-                self.num_ended += 1
+                if request.request_id in found:
+                    record.settle(found[request.request_id])
                 record.end_s = now
-                record.outcome = record.outcome or "cancelled"
+                record.outcome = record.outcome or ("stop" if is_written else "cancelled")
                 self.ended.append(record)
 
     def find(self, name: str) -> RequestRecord | None:

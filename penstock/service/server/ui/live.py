@@ -18,7 +18,14 @@ from penstock.runtime.engine.client import NO_PREFIX, EngineClient, EngineView, 
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.meters import Meters
 from penstock.service.server.ui.ledger import RequestLedger, RequestRecord
-from penstock.service.server.ui.utilisation import RequestMix, capacity_per_s, frontier, full_batch, step_times
+from penstock.service.server.ui.utilisation import (
+    RequestMix,
+    capacity_per_s,
+    frontier,
+    full_batch,
+    queue_of,
+    step_times,
+)
 from penstock.tools.doctor.rule import diagnose
 from penstock.tools.doctor.rules import RULES
 from penstock.tools.doctor.signs import Look, Signs, signs_of
@@ -60,8 +67,7 @@ class LiveView:
         self._doctor_s = 0.0
         self._producer: asyncio.Task[None] | None = None
         self._left_s = 0.0
-        self._since_s = 0.0
-        """Requests have been written down since then."""
+        self._start_s = time.monotonic()
         client.on_view = self._see
 
     # Readers
@@ -69,8 +75,6 @@ class LiveView:
     def watch(self) -> None:
         """Somebody reads: begin to produce."""
         self.num_readers += 1
-        if not self.is_listening:
-            self._since_s = time.monotonic()
         self.is_listening = True
         if self._producer is None or self._producer.done():
             self._producer = asyncio.create_task(self._produce())
@@ -93,7 +97,6 @@ class LiveView:
                 ticked.set()
             await asyncio.sleep(TICK_S)
         self.is_listening = False
-        self.ledger.ended.clear()
         self.view = None
 
     def _see(self, view: EngineView) -> None:
@@ -104,9 +107,8 @@ class LiveView:
     def _count(self) -> None:
         now = time.monotonic()
         meters = self._meters
-        totals = (meters.prompt_tokens, meters.cached_tokens, meters.output_tokens, meters.ended)
-        load = self._client.load
-        self._counts.append((now, *(metric.total for metric in totals), load.num_running + load.num_waiting))
+        totals = (meters.prompt_tokens, meters.cached_tokens, meters.output_tokens)
+        self._counts.append((now, *(metric.total for metric in totals)))
         while self._counts[0][0] < now - RATE_S:
             self._counts.popleft()
         if now - self._doctor_s >= DOCTOR_S:
@@ -158,12 +160,13 @@ class LiveView:
         return body, self._num_steps
 
     def _rates(self) -> dict[str, float]:
+        names = ("prompt_per_s", "cached_per_s", "output_per_s")
         if len(self._counts) < 2:
-            return dict.fromkeys(("prompt_per_s", "cached_per_s", "output_per_s", "requests_per_s"), 0.0)
+            return dict.fromkeys(names, 0.0) | {"window_s": RATE_S}
         first, last = self._counts[0], self._counts[-1]
         seconds = max(last[0] - first[0], 1e-3)
-        names = ("prompt_per_s", "cached_per_s", "output_per_s", "requests_per_s")
-        return {name: (after - before) / seconds for name, before, after in zip(names, first[1:], last[1:])}
+        rates = {name: (after - before) / seconds for name, before, after in zip(names, first[1:], last[1:])}
+        return rates | {"window_s": seconds}
 
     def _ended(self, tenant: str | None) -> list[RequestRecord]:
         return [one for one in reversed(self.ledger.ended) if tenant is None or one.tenant == tenant]
@@ -185,19 +188,17 @@ class LiveView:
         }
 
     def _queue(self, now: float) -> dict[str, Any]:
-        """Utilisation and Little's law, of everybody's requests: how many came, how long they stayed, how many were inside."""
-        ended = [one for one in self.ledger.ended if now - (one.end_s or now) < WINDOW_S and one.last_s is not None]
-        arrivals = [one for one in (*ended, *self.ledger.open.values()) if now - one.arrival_s < WINDOW_S]
-        rate = len(arrivals) / max(min(WINDOW_S, now - self._since_s), 1.0)
-        stays = [one.last_s - one.arrival_s for one in ended if one.last_s is not None]
-        inside = [counts[-1] for counts in self._counts]
-        capacity, points = self._capacity(ended)
+        """Utilisation and Little's law, of everybody's requests, all of one window."""
+        found = queue_of(self.ledger, max(now - WINDOW_S, self._start_s), now)
+        capacity, points = self._capacity(found.ended)
         return {
-            "arrivals_per_s": rate,
-            "mean_time_s": sum(stays) / len(stays) if stays else None,
-            "mean_inside": sum(inside) / len(inside) if inside else None,
+            "window_s": found.window_s,
+            "arrivals_per_s": found.arrivals_per_s,
+            "ended_per_s": len(found.ended) / found.window_s,
+            "mean_time_s": found.mean_time_s,
+            "mean_inside": found.mean_inside,
             "capacity_per_s": capacity,
-            "rho": rate / capacity if capacity else None,
+            "rho": found.arrivals_per_s / capacity if capacity else None,
             "frontier": points,
         }
 

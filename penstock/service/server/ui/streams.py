@@ -97,7 +97,7 @@ async def _tell(front: Front, prepared: Prepared, scope: dict[str, Any], put: Ca
             timings = model.meters.timings(call) if prepared.delivery.reports_timings else None
             put("chunk", {"data": encoder.closing(call, timings).decode()})
         finally:
-            ledger.leave(call, time.monotonic())
+            ledger.leave(call, model.meters.watches(call), time.monotonic())
 
 
 def _put(news: "asyncio.Queue[News | None]", index: int, name: str, value: dict[str, Any]) -> None:

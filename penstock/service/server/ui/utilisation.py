@@ -6,12 +6,39 @@ batches would give, with requests like those of the last minute. Pure.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 from penstock.runtime.engine.client import StepView
+from penstock.service.server.ui.ledger import RequestLedger, RequestRecord
 
 MIN_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWindow:
+    """The requests of one window: how many came, how long those stayed that ended, how many were inside on average."""
+
+    window_s: float
+    arrivals_per_s: float
+    mean_time_s: float | None
+    mean_inside: float
+    ended: list[RequestRecord]
+
+
+def queue_of(ledger: RequestLedger, start_s: float, now: float) -> QueueWindow:
+    """From `start_s`, or from when the ledger's kept requests begin, to now. In a steady state mean_inside is rate x time."""
+    if len(ledger.ended) == ledger.ended.maxlen:
+        start_s = max(start_s, ledger.ended[0].end_s or start_s)  # of earlier ones some are forgotten
+    window_s = max(now - start_s, 1.0)
+    ended = [one for one in ledger.ended if (one.end_s or now) >= start_s]
+    inside = [*ended, *ledger.open.values()]
+    stays = [(one.end_s or now) - one.arrival_s for one in ended]
+    area_s = sum(min(one.end_s or now, now) - max(one.arrival_s, start_s) for one in inside)
+    num_arrivals = sum(one.arrival_s >= start_s for one in inside)
+    mean_time_s = sum(stays) / len(stays) if stays else None
+    return QueueWindow(window_s, num_arrivals / window_s, mean_time_s, max(area_s, 0.0) / window_s, ended)
 
 
 class StepTimes(NamedTuple):

@@ -53,12 +53,12 @@ export function Machine(): JSX.Element {
   const rho = queue.rho;
   const per = (value: number) => (done.spent ? value / done.spent : 0);
   return (
-    <Card class="c6" title="Utilisation" about="Busy is not utilised: a step of one sequence keeps the machine as busy as a step of a hundred.">
+    <Card class="c6" title="Utilisation" about={`ρ, λ, W and L are of the last ${seconds(queue.window_s)}. Busy is not utilised: a step of one sequence keeps the machine as busy as a step of a hundred.`}>
       <div class="stack">
         <Stats>
-          <Stat label="ρ = λ / μ" name="rho" value={rho === null ? "–" : significant(rho, 2)} kind={rho === null ? "" : rho > 1 ? "bad" : rho > 0.8 ? "warn" : "good"} note={queue.capacity_per_s === null ? "needs some requests" : `μ about ${significant(queue.capacity_per_s)} requests/s`} title="Requests that came, a second, over those that full batches would carry: by the steps of the last minutes, for requests like the last ones" />
-          <Stat label="L = λ W" name="little" value={inside === null ? "–" : significant(inside)} note={`λ ${significant(queue.arrivals_per_s)}/s, W ${seconds(queue.mean_time_s)}`} title="Little's law: mean requests inside, from their rate and their time; over the last minute" />
-          <Stat label="L counted" value={queue.mean_inside === null ? "–" : significant(queue.mean_inside)} note="inside, last 10 s" />
+          <Stat label="ρ = λ / μ" name="rho" value={rho === null ? "–" : significant(rho, 2)} kind={rho === null ? "" : rho > 1 ? "bad" : rho > 0.8 ? "warn" : "good"} note={queue.capacity_per_s === null ? "needs some requests" : `λ ${significant(queue.arrivals_per_s)}, μ about ${significant(queue.capacity_per_s)} requests/s`} title="Requests that came, a second, over those that full batches would carry: by the steps of the last minutes, for requests like the last ones" />
+          <Stat label="L = λ W" name="little" value={inside === null ? "–" : significant(inside)} note={`λ ${significant(queue.arrivals_per_s)}/s, W ${seconds(queue.mean_time_s)}`} title={`Little's law: mean requests inside, from their rate and their time; over the last ${seconds(queue.window_s)}`} />
+          <Stat label="L counted" name="inside" value={significant(queue.mean_inside)} note={`inside, mean of ${seconds(queue.window_s)}`} />
           <Stat label="sequences" value={percent(load.num_running / capacity)} note={`${count(load.num_running)} of ${count(capacity)}`} />
           <Stat label="busy" value={percent(done.share)} note="share of time in a step" />
           <Stat label="MBU" name="mbu" value={machine && done.spent ? percent(per(done.read) / machine.peak.bandwidth_bytes_per_s) : "–"} note={done.spent ? `${bytes(per(done.read))}/s${machine ? ` of ${bytes(machine.peak.bandwidth_bytes_per_s)}/s` : " read"}` : "no step lately"} title="Bytes of weights and KV that steps read a second, of what this machine was measured to read" />

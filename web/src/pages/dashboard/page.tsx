@@ -23,13 +23,13 @@ export function Dashboard(): JSX.Element {
   const isThere = useComputed(() => live.value !== null);
   return (
     <div class="page">
-      <PageHead title="Dashboard" about="What the engine does, as it does it. Nothing is recorded while nobody looks.">
+      <PageHead title="Dashboard" about="What the engine does, as it does it. Of requests that ended while nobody looked, outcome, counts and times are kept; steps and blocks are not.">
         <ModelPicker />
         <Connection />
-        <SourceBadge source="live" />
       </PageHead>
       <Standing />
-      {isThere.value ? <Parts /> : <Note>Waiting for the first view of the engine.</Note>}
+      <Down />
+      {isThere.value ? <div class={isCurrent() ? "stack" : "stack stale"}><Parts /></div> : <Note>Waiting for the first view of the engine.</Note>}
     </div>
   );
 }
@@ -114,10 +114,21 @@ function Heats(): JSX.Element {
   );
 }
 
+/** The figures are of an engine that answers now. */
+const isCurrent = (): boolean => connection.value === "open" && live.value?.is_ready === true;
+
 function Connection(): JSX.Element {
   const state = connection.value;
   if (state === "broken") return <Badge kind="bad">connection lost, trying again</Badge>;
-  return state === "open" ? <Badge kind="good">streaming</Badge> : <Badge>connecting</Badge>;
+  if (state !== "open") return <Badge>connecting</Badge>;
+  return isCurrent() ? <SourceBadge source="live" /> : <Badge kind="warn">engine not ready</Badge>;
+}
+
+/** Why there is nothing current to see, if there is nothing. */
+function Down(): JSX.Element | null {
+  if (isCurrent() || live.value === null) return null;
+  if (connection.value !== "open") return <Note kind="bad" title="The server does not answer">What stands below is what it said last. The page goes on by itself when it is back.</Note>;
+  return <Note kind="warn" title="The engine is not ready">{live.value.num_restarts ? `It is being started again (${count(live.value.num_restarts)} restarts so far).` : "It is being loaded."} Requests wait until it is.</Note>;
 }
 
 function Numbers(): JSX.Element {
@@ -130,9 +141,9 @@ function Numbers(): JSX.Element {
     <Stats>
       <Stat label="running" value={count(load.num_running)} note={`of ${count(most)}`} />
       <Stat label="waiting" value={count(load.num_waiting)} kind={load.num_waiting > 0 ? "warn" : ""} note={`${count(load.num_waiting_tokens)} tokens`} />
-      <Stat label="tokens/s out" value={significant(rates.output_per_s)} />
+      <Stat label="tokens/s out" value={significant(rates.output_per_s)} note={`last ${seconds(rates.window_s)}`} />
       <Stat label="tokens/s in" value={significant(rates.prompt_per_s)} note={Number.isFinite(hit) ? `${percent(hit)} cached` : "no prompts"} />
-      <Stat label="requests/s" value={significant(rates.requests_per_s)} />
+      <Stat label="requests/s" value={significant(now.queue.ended_per_s)} note={`ended, last ${seconds(now.queue.window_s)}`} />
       <Stat label="TTFT p50 / p99" value={seconds(latency.ttft.p50)} note={`p99 ${seconds(latency.ttft.p99)}`} />
       <Stat label="TPOT p50 / p99" value={seconds(latency.tpot.p50)} note={`p99 ${seconds(latency.tpot.p99)}`} />
       <Stat label="KV used" name="kv-used" value={percent(load.kv_usage_fraction)} kind={load.kv_usage_fraction > 0.95 ? "bad" : load.kv_usage_fraction > 0.8 ? "warn" : ""} note={`${count(load.num_preemptions)} preemptions`} />
@@ -141,8 +152,9 @@ function Numbers(): JSX.Element {
   );
 }
 
-function Why(): JSX.Element {
+function Why(): JSX.Element | null {
   const { findings, load } = (useLive(0) ?? live.peek())!;
+  if (!isCurrent()) return null;
   const first = findings.find((one) => one.verdict !== "ok");
   if (!first) {
     return <Note title="Why is it slow?">{load.num_running + load.num_waiting ? "No rule of the doctor fires: nothing stands in the way but the work itself." : "It is idle."}</Note>;

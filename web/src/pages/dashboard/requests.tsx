@@ -112,7 +112,7 @@ function Phase({ row }: { row: OpenRow }): JSX.Element {
 }
 
 function Ended(props: { rows: RequestRow[]; picked: number | null; onPick: (id: number) => void }): JSX.Element {
-  if (!props.rows.length) return <p class="empty">Nothing has ended since somebody looked.</p>;
+  if (!props.rows.length) return <p class="empty">Nothing has ended yet.</p>;
   return (
     <div class="table-wrap" tabIndex={0} role="region" aria-label="Requests that ended">
       <table>

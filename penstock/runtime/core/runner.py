@@ -1,8 +1,20 @@
-"""What the engine needs of whatever computes a batch."""
+"""What computes batches, as the engine, drafters and ranks see it. Knows a `Batch` and nothing of devices."""
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.runtime.core.batch import Batch, StepOutput
+
+
+class RunnerShape(NamedTuple):
+    """How much a runner holds."""
+
+    num_blocks: int
+    block_size: int
+    max_sequences: int
+    max_context: int
+    frees: bool = False
+    """Batches name the blocks of every group of caches, and windows give theirs back; else there is one block table a row."""
+    num_states: int = 0
 
 
 class Masks(Protocol):

@@ -1,0 +1,338 @@
+"""`penstock tune`: profile, search, contest, evidence.
+
+Puts the parts of `penstock.tools.tune` together; they are imported when the command runs.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.tune.config import Config, TuneLoad
+from penstock.config import EngineConfig
+from penstock.console.output import check_writable
+from penstock.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from penstock.cli.tune.live import LiveContest
+    from penstock.runtime.sizing import Sizing
+    from penstock.tools.bench.plan import TrafficPlan
+    from penstock.tools.cost.measured import MeasuredCost
+    from penstock.tools.cost.profile import Profile
+    from penstock.tools.sim.simulation import Fleet
+    from penstock.tools.tune.evidence import Tuned
+    from penstock.tools.tune.search import Loads, Ranked
+    from penstock.tools.tune.setting import Setting, TunedMachine
+    from penstock.tools.workload.trace import Trace
+    from penstock.tools.workload.workload import Recipe
+
+PROFILE_SHARE, MOST_PROFILE_S = 0.2, 45.0
+RUN_SHARE = 1 / 16
+"""Of the time for measuring, what one run takes: a default and three contenders, four rounds."""
+RUN_S = (6.0, 40.0)
+LEAST_REQUESTS, MOST_REQUESTS = 16, 400
+NUM_LOADS = 3
+NOISY_FRACTION = 0.1
+"""Of the machine: what others may use before it is said."""
+SERVER_BYTES = 1 << 30
+"""What a server takes beside weights and cache."""
+
+
+def run(config: Config) -> int:
+    check_writable(config.out)
+    if config.kernels:
+        from penstock.cli.tune.kernels import run as run_kernels
+
+        return run_kernels(config)
+    from penstock.cli.tune.kept import keep, tuned_path
+
+    tuned = Tuning(config).run()
+    path = config.out or tuned_path(config.model.model)
+    keep(path, tuned)
+    if config.json:
+        print(tuned.to_json(), end="")
+    else:
+        report(tuned, path)
+    return 0
+
+
+@dataclass(frozen=True)
+class TunedLoad:
+    """The load as flags give it, at any multiple of its rate, for a run of so many seconds."""
+
+    asked: TuneLoad
+    rate: float
+    run_s: float
+    vocab_size: int
+
+    @cached_property
+    def trace(self) -> "Trace | None":
+        from penstock.tools.workload.trace_files import read
+
+        return None if self.asked.trace is None else read(self.asked.trace)
+
+    def recipe(self, factor: float) -> "Recipe":
+        from penstock.tools.workload import lengths
+        from penstock.tools.workload.asked import arrivals_of
+        from penstock.tools.workload.workload import Recipe
+
+        asked, rate = self.asked, self.rate * factor
+        return Recipe(
+            arrivals=arrivals_of(rate, asked.variation),
+            prompts=lengths.parse(asked.prompts),
+            answers=lengths.parse(asked.answers),
+            num_requests=min(max(round(rate * self.run_s), LEAST_REQUESTS), MOST_REQUESTS),
+            prefix=asked.prefix(asked.num_prefixes),
+            vocab_size=self.vocab_size,
+        )
+
+    def part(self, factor: float, number: int) -> "Trace":
+        """A stretch of the trace as long as a run, another one for each number; round again at its end."""
+        if self.trace is None:
+            raise ConfigError("there is no trace to take a part of")
+        faster = self.trace.faster(factor)
+        num_parts = max(int(faster.span_s // self.run_s), 1)
+        start_s = (number % num_parts) * self.run_s
+        part = faster if num_parts == 1 else faster.window(start_s, start_s + self.run_s)
+        return part.first(MOST_REQUESTS)
+
+    def loads(self, factor: float) -> "Loads":
+        if self.trace is not None:
+            return [self.part(factor, number).workload(self.vocab_size) for number in range(NUM_LOADS)]
+        return [self.recipe(factor).make(self.asked.seed + number) for number in range(NUM_LOADS)]
+
+    def plan(self, factor: float, number: int, name: str) -> "TrafficPlan":
+        from penstock.tools.bench.plan import plan_of_recipe, plan_of_trace
+
+        if self.trace is not None:
+            return plan_of_trace(self.part(factor, number), name)
+        return plan_of_recipe(self.recipe(factor), self.asked.seed + number, name)
+
+    def words(self, factor: float) -> str:
+        times = "" if factor == 1.0 else f" at {factor:g} times its rate, where the default misses some"
+        if self.trace is not None and self.asked.trace is not None:
+            return f"{self.asked.trace.name}{times}"
+        asked = self.asked
+        shared = f", {asked.shared_prefix:,} shared" if asked.shared_prefix else ""
+        return f"{self.rate * factor:.3g} requests/s, prompts of {asked.prompts}{shared}, answers of {asked.answers}"
+
+
+class Tuning:
+    """One run of the command."""
+
+    def __init__(self, config: Config) -> None:
+        from penstock.cli.bench.config import parse_slo
+
+        self.config = config
+        self.slo = parse_slo(config.slo)
+        self.begin_s = time.monotonic()
+        self.end_s = self.begin_s + 60.0 * config.minutes
+        self.base = EngineConfig(model=config.model)
+        self._costs: dict[tuple[int, int], MeasuredCost] = {}
+        """By replicas and ranks: what one simulation has worked out serves the others."""
+
+    def run(self) -> "Tuned":
+        from penstock.tools.tune.search import SettingSearch, finalists, shares
+        from penstock.tools.tune.setting import unsimulated
+
+        profile = self._profile()
+        machine = self._machine(profile)
+        run_s = min(max(RUN_SHARE * (self.end_s - time.monotonic()), RUN_S[0]), RUN_S[1])
+        load = TunedLoad(self.config.load, self._rate(profile), run_s, profile.vocab_size)
+        search = SettingSearch(lambda one: self._fleet(profile, one), self.slo, machine, self._show_search)
+        begin_s = time.monotonic()
+        factor = search.strained(load.loads)
+        loads = load.loads(factor)
+        ranked = search.run(loads)
+        simulated_s = time.monotonic() - begin_s
+        chosen = finalists(ranked)
+        self._show(f"{len(ranked)} settings simulated in {simulated_s:.1f} s; {len(chosen)} better than the default")
+        best = chosen[0].setting if chosen else ranked[0].setting
+        further = unsimulated(best, machine, speculates=not machine.is_gpu, lossy=self.config.lossy)
+        settings = [*(one.setting for one in chosen[: 4 - min(len(further), 1)]), *further]
+        contest = self._contest(settings, load, factor, machine)
+        winner = next((one for one in settings if one.label == contest.contest.winner), None)
+        found = self._tuned(load.words(factor), ranked, settings, contest, winner)
+        worth = {} if winner is None else shares(winner, lambda one: self._fleet(profile, one), loads, self.slo)
+        return replace(found, simulated_s=simulated_s, shares=worth)
+
+    def _profile(self) -> "Profile":
+        """By a process of its own: what it loads is gone when it ends."""
+        from penstock.console.args import arguments_of
+        from penstock.tools.measure.profiles import open_profile
+
+        if self.config.profile is not None:
+            return open_profile(self.config.profile)
+        seconds = min(MOST_PROFILE_S, PROFILE_SHARE * 60.0 * self.config.minutes)
+        self._show(f"measuring steps for {seconds:.0f} s")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "profile.json"
+            words = ["--seconds", f"{seconds:.1f}", "--out", str(path), *arguments_of(self.config.model)]
+            done = subprocess.run(
+                [sys.executable, "-m", "penstock", "profile", *words], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise EngineError(f"steps could not be measured: {done.stderr.strip()[-400:]}")
+            return open_profile(path)
+
+    def _machine(self, profile: "Profile") -> "TunedMachine":
+        from penstock.tools.tune.setting import TunedMachine
+
+        facts, sizing = profile.machine, self._sizing(profile)
+        is_gpu = bool(facts.get("gpus")) and self.config.model.device != "cpu"
+        processors, gpus = int(facts.get("num_processors", 1)), len(facts.get("gpus", ()))
+        has_link = bool(profile.all_reduce) and not is_gpu
+        return TunedMachine(is_gpu, processors, gpus, sizing.max_context, sizing, has_link)
+
+    def _sizing(self, profile: "Profile") -> "Sizing":
+        from penstock.runtime.sizing import Sizing
+
+        return Sizing(**profile.sizing)
+
+    def _fleet(self, profile: "Profile", setting: "Setting") -> "Fleet":
+        """Slow moments are left out: they would be the same for all. Replicas on one processor share it."""
+        from penstock.tools.cost.layout import Layout
+        from penstock.tools.measure.profiles import cost_of
+        from penstock.tools.sim.simulation import Fleet
+
+        key = setting.replicas, setting.tensor
+        if key not in self._costs:
+            is_shared = setting.replicas > 1 and not profile.machine.get("gpus")
+            fitted = profile.fitted.slower(float(setting.replicas)) if is_shared else profile.fitted
+            even = replace(profile, fitted=replace(fitted, slowdowns=()))
+            self._costs[key] = cost_of(even, Layout(tensor=setting.tensor))
+        engine = setting.engine(self.base)
+        sizing = setting.sizing(self._sizing(profile))
+        return Fleet(engine, sizing, self._costs[key], num_replicas=setting.replicas, depth=profile.depth)
+
+    def _rate(self, profile: "Profile") -> float:
+        """As asked, or half of what the engine does at most."""
+        from penstock.tools.sim.simulation import simulate
+        from penstock.tools.tune.setting import DEFAULT
+
+        if self.config.load.rate is not None or self.config.load.trace is not None:
+            return self.config.load.rate or 1.0
+        load = TunedLoad(self.config.load, 100.0, 1.0, profile.vocab_size)
+        at_once = replace(load.recipe(1.0), num_requests=64).make(self.config.load.seed)
+        requests = [replace(one, arrival_s=0.0) for one in at_once.requests]
+        return max(0.5 * simulate(self._fleet(profile, DEFAULT), requests).summary.requests_per_s, 0.01)
+
+    def _contest(
+        self, settings: Sequence["Setting"], load: TunedLoad, factor: float, machine: "TunedMachine"
+    ) -> "LiveContest":
+        import asyncio
+
+        import uvloop
+
+        from penstock.cli.tune.live import LiveContest, LiveServer
+        from penstock.tools.tune.setting import DEFAULT
+
+        servers = [LiveServer(one, self.config.model) for one in (DEFAULT, *settings)]
+        measured = machine.measured
+        each = [measured.weight_bytes + one.sizing(measured).kv_bytes + SERVER_BYTES for one in (DEFAULT, *settings)]
+        keeps = not machine.is_gpu and sum(each) < measured.free_bytes
+        contest = LiveContest(
+            servers, lambda number, name: load.plan(factor, number, name), self.slo, keeps, self._show
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(contest.run(self.end_s))
+        return contest
+
+    def _tuned(
+        self,
+        load: str,
+        ranked: Sequence["Ranked"],
+        settings: Sequence["Setting"],
+        live: "LiveContest",
+        winner: "Setting | None",
+    ) -> "Tuned":
+        from penstock.tools.measure.profiles import versions
+        from penstock.tools.measure.this_machine import machine_facts
+        from penstock.tools.tune.evidence import TriedSetting, Tuned
+        from penstock.tools.tune.turns import kendall_tau
+
+        predicted = {one.setting: one.score.good_fraction for one in ranked}
+        means = {name: sum(values) / len(values) for name, values in live.good.items()}
+        tried = [
+            TriedSetting.of(one, predicted.get(one), means.get(one.label), live.contest.gain(one.label))
+            for one in settings
+        ]
+        both = [one for one in tried if one.predicted is not None and one.measured is not None]
+        default = next((one.score.good_fraction for one in ranked if not one.setting.changes), 0.0)
+        tau = kendall_tau(
+            [default, *(one.predicted or 0.0 for one in both)],
+            [means.get("default", 0.0), *(one.measured or 0.0 for one in both)],
+        )
+        return Tuned(
+            model=self.config.model.model,
+            machine=machine_facts(),
+            versions=versions(),
+            when=time.strftime("%Y-%m-%d %H:%M"),
+            slo=self.config.slo,
+            load=load,
+            winner=None if winner is None else tried[settings.index(winner)],
+            default_good=means.get("default"),
+            tried=tried,
+            num_simulated=len(ranked),
+            simulated_s=0.0,
+            measured_s=time.monotonic() - self.begin_s,
+            tau=tau,
+            doubts=doubts_of(live),
+        )
+
+    def _show(self, words: str) -> None:
+        left_s = max(self.end_s - time.monotonic(), 0.0)
+        print(f"penstock: {words}; {left_s:.0f} s left", file=sys.stderr)
+
+    def _show_search(self, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\rpenstock: simulating {done} of {total} ", end="", file=sys.stderr, flush=True)
+
+
+def doubts_of(live: "LiveContest") -> list[str]:
+    """Why what was measured may not hold."""
+    from penstock.tools.tune.turns import LEAST_ROUNDS, NOISY_SPREAD
+
+    found = list(live.doubts)
+    idle = sorted(live.idle_fractions)
+    others = idle[len(idle) // 2] if idle else 0.0
+    if others > NOISY_FRACTION:
+        found.append(
+            f"other programs used {100 * others:.0f} % of this machine between runs; tune again when it is quiet"
+        )
+    if live.contest.spread > NOISY_SPREAD:
+        found.append(
+            f"the default's own rounds differ by {100 * live.contest.spread:.0f} %: a noisy machine, or short runs"
+        )
+    if len(live.contest.rounds) < LEAST_ROUNDS:
+        found.append(f"only {len(live.contest.rounds)} rounds fitted into the time; give more --minutes")
+    return found
+
+
+def report(tuned: "Tuned", path: Path) -> None:
+    from penstock.console.show import print_table, printable
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.1f} %"
+
+    print(f"load        {printable(tuned.load)}; {tuned.slo}")
+    print(f"simulated   {tuned.num_simulated} settings in {tuned.simulated_s:.1f} s, {tuned.measured_s:.0f} s in all")
+    rows: list[tuple[Any, ...]] = [("default", "", percent(tuned.default_good), "")]
+    for one in tuned.tried:
+        label = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in one.changes.items())
+        rows.append((label, percent(one.predicted), percent(one.measured), one.words))
+    print_table(("served in time", "simulated", "measured", "against the default"), rows)
+    if tuned.tau is not None:
+        print(f"agreement of the two rankings (Kendall's tau): {tuned.tau:+.2f}")
+    for doubt in tuned.doubts:
+        print(f"doubt: {printable(doubt)}")
+    if tuned.winner is None:
+        print("\nthe default is kept: nothing was better beyond chance")
+    else:
+        print(f"\ntuned: {tuned.winner.words}")
+    print(f"penstock serve --config {path}")

@@ -1,0 +1,1 @@
+"""Adapters on a device: slots, what lies in them, and which slot each row has."""

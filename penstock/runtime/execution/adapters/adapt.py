@@ -1,0 +1,34 @@
+"""Adapters made ready for a runner: its model's sublayers swapped, its rows told which adapter they have."""
+
+from penstock.config import AdapterConfig
+from penstock.errors import ConfigError
+from penstock.runtime.execution.adapters.modules import ModuleBank
+from penstock.runtime.execution.adapters.slots import AdapterSlots
+from penstock.runtime.execution.eager.runner import StepRunner
+from penstock.runtime.layers.adapted.step import AdapterStep
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.sharding import ModelShard
+
+
+def adapt(
+    runner: StepRunner, network: object, config: AdapterConfig, max_sequences: int, shard: ModelShard | None = None
+) -> AdapterSlots | None:
+    """None where no adapters are served: the model stays as it is."""
+    if not config.are_served:
+        return None
+    if not isinstance(network, Decoder):
+        raise ConfigError("adapters over this model are not served; leave --adapter out")
+    step, spec = AdapterStep(), network.spec
+    bank = ModuleBank(network, spec if shard is None else shard.whole, step, config.max_adapters, shard)
+    slots = AdapterSlots(
+        bank,
+        spec if shard is None else shard.whole,
+        num_slots=config.max_adapters,
+        max_rank=config.max_adapter_rank,
+        num_rows=max_sequences + 1,
+        device=network.device,
+        shard=shard,
+        step=step,
+    )
+    runner.adapters = slots
+    return slots

@@ -1,0 +1,147 @@
+"""Which adapter lies in which slot, and which slot each row has. Slot 0 is none.
+
+What lies in a slot is a bank's to know: torch modules and native steps have one each.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError
+from penstock.runtime.core.batch import Arrival, Chunk
+from penstock.runtime.execution.load.adapters import Adapter, read_adapter
+from penstock.runtime.layers.adapted.step import AdapterStep, TokenSlots
+from penstock.runtime.models.sharding import ModelShard
+from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.ops.lora import group_tokens
+
+
+class AdapterBank(Protocol):
+    """Where a model's sublayers, or its native steps, find adapters by slot."""
+
+    epoch: int
+    """Counts what was recorded before and does not hold any more."""
+
+    def prepare(self, adapter: Adapter) -> Adapter:
+        """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found."""
+
+    def put(self, slot: int, adapter: Adapter) -> None: ...
+
+    def clear(self, slot: int) -> None: ...
+
+    def is_plain(self, slot: int) -> bool:
+        """All it changes are matrices of layers: nothing is looked through slot by slot."""
+
+
+class AdapterSlots:
+    """Which adapter lies in which slot, and which slot each row has. Belongs to the thread that launches steps."""
+
+    def __init__(
+        self,
+        bank: AdapterBank,
+        spec: ModelSpec,
+        *,
+        num_slots: int,
+        max_rank: int,
+        num_rows: int,
+        device: torch.device,
+        shard: ModelShard | None = None,
+        step: AdapterStep | None = None,
+    ) -> None:
+        self.bank = bank
+        self.num_slots = num_slots
+        self.step = step or AdapterStep()
+        self._spec = spec
+        self._shard = shard
+        self._max_rank = max_rank
+        self._slots: dict[str, int] = {}
+        self._free = list(range(num_slots, 0, -1))
+        self._of_rows = np.zeros(num_rows, dtype=np.int32)
+        self.on_device = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        """Slots of all rows at one address, for recorded steps."""
+        self._device = device
+        self._is_adapted = False
+
+    # Adapters
+
+    def read(self, path: str) -> Adapter:
+        """From any thread; ModelFileError says why an adapter is refused."""
+        return self.bank.prepare(read_adapter(Path(path), self._spec, self._max_rank, self._shard))
+
+    @torch.inference_mode()
+    def place(self, adapter: Adapter) -> None:
+        """Lay an adapter into a free slot; there is one."""
+        if adapter.digest in self._slots:
+            return
+        slot = self._free.pop()
+        try:
+            self.bank.put(slot, adapter)
+        except BaseException:
+            self._free.append(slot)
+            raise
+        self._slots[adapter.digest] = slot
+
+    @torch.inference_mode()
+    def remove(self, digest: str) -> None:
+        """No row has it any more."""
+        slot = self._slots.pop(digest)
+        self._free.append(slot)
+        self.bank.clear(slot)
+
+    # Rows
+
+    def take(self, arrivals: Sequence[tuple[int, Arrival]]) -> None:
+        rows = [row for row, _ in arrivals]
+        slots = [self._slot(arrival.adapter) for _, arrival in arrivals]
+        if not any(slots) and not self._of_rows[rows].any():
+            return
+        self._of_rows[rows] = slots
+        told = torch.tensor([rows, slots]).to(self._device, non_blocking=True)
+        self.on_device[told[0]] = told[1].int()
+
+    def _slot(self, digest: str) -> int:
+        if digest and digest not in self._slots:
+            raise EngineError(f"the adapter {digest[:12]} is not on the device")
+        return self._slots.get(digest, 0)
+
+    def of(self, rows: Sequence[int]) -> list[int]:
+        return self._of_rows[list(rows)].tolist()  # type: ignore[no-any-return]
+
+    def are_plain(self, chunks: Sequence[Chunk]) -> bool:
+        """Steps of these can be recorded."""
+        return all(self.bank.is_plain(slot) for slot in set(self.of([chunk.row for chunk in chunks])) if slot)
+
+    # Steps
+
+    def tell(self, chunks: Sequence[Chunk]) -> bool:
+        """Tell the sublayers whose tokens come; whether any has an adapter."""
+        slots = self._of_rows[[chunk.row for chunk in chunks]]
+        self._is_adapted = bool(slots.any())
+        if self._is_adapted:
+            lengths = [chunk.length for chunk in chunks]
+            self._tell(torch.from_numpy(np.repeat(slots, lengths)).to(self._device, non_blocking=True))
+        else:
+            self.step.tokens = None
+        return self._is_adapted
+
+    def tell_rows(self, rows: Tensor | None) -> None:
+        """The same for scores of these rows, one each; none for a step without adapters."""
+        if rows is None or not self._is_adapted:
+            self.step.tokens = None
+        else:
+            self._tell(self.on_device[rows.long()])
+
+    def record(self, rows: Tensor | None) -> None:
+        """The same while a step is recorded, or played back: rows are on the device."""
+        if rows is None:
+            self.step.tokens = None
+        else:
+            self._tell(self.on_device[rows])
+
+    def _tell(self, slots: Tensor) -> None:
+        groups = None if slots.device.type == "cpu" else group_tokens(slots, self.num_slots + 1)
+        self.step.tokens = TokenSlots(slots, groups)

@@ -1,0 +1,103 @@
+"""Requests whose tokens are made after they were answered: batches, responses in the background, answers whose client left.
+
+The reservation stays until the server that made the tokens has sent its bills; each bill is written once. What nobody bills
+in time is charged in full where money was set aside, and said.
+"""
+
+import logging
+from typing import NamedTuple
+
+from penstock.service.gateway import budgets
+from penstock.service.gateway.settings import GatewaySettings
+from penstock.service.gateway.usage import UsageRecord, insert_record
+from penstock.service.store.database import Transaction
+
+LOGGER = logging.getLogger(__name__)
+COLUMNS = "account, reservation, scopes, key_id, tenant, request_id, tag, tier, expires_at"
+
+
+class LaterRow(NamedTuple):
+    account: str
+    reservation: str
+    """Its id; empty where no money is set aside."""
+    scopes: str
+    key_id: str
+    tenant: str
+    request_id: str
+    tag: str
+    tier: str
+    expires_at: float
+
+
+class LaterBill(NamedTuple):
+    """As a server writes it."""
+
+    id: str
+    account: str
+    model: str
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    is_last: int
+
+
+class Billed(NamedTuple):
+    """What came of a bill."""
+
+    is_known: bool
+    record: UsageRecord | None = None
+    """What was charged, where it is new and holds tokens."""
+
+
+def open_later(transaction: Transaction, row: LaterRow) -> None:
+    sql = f"INSERT INTO later ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    transaction.run(sql, row)
+    if row.reservation:
+        transaction.run("UPDATE reservations SET gateway = '' WHERE id = ?", (row.reservation,))
+
+
+def count_later(transaction: Transaction) -> int:
+    return int(transaction.rows("SELECT COUNT(*) FROM later")[0][0])
+
+
+def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySettings, unix_s: float) -> Billed:
+    """Once, however often it is brought."""
+    rows = transaction.rows(f"SELECT {COLUMNS} FROM later WHERE account = ?", (bill.account,))
+    if not rows:
+        return Billed(False)
+    row = LaterRow(*rows[0])
+    price = settings.price(bill.model) or settings.dearest
+    cost = price.cost(bill.num_prompt, bill.num_cached, bill.num_output, row.tier)
+    counts = (bill.num_prompt, bill.num_cached, bill.num_output)
+    record = UsageRecord(
+        unix_s, row.request_id, row.key_id, row.tenant, bill.model, row.tag, *counts, cost, "later", bill.id
+    )
+    has_tokens = any(counts)
+    is_new = insert_record(transaction, record) if has_tokens else bool(bill.is_last)
+    if is_new:
+        scopes = [scope for scope in row.scopes.split(",") if scope]
+        budgets.spend(transaction, row.reservation, scopes, cost, is_last=bool(bill.is_last))
+        if bill.is_last:
+            transaction.run("DELETE FROM later WHERE account = ?", (bill.account,))
+    return Billed(True, record if is_new and has_tokens else None)
+
+
+def expire_later(transaction: Transaction, unix_s: float) -> int:
+    """Charge in full what nobody billed in time; returns how many that was."""
+    rows = transaction.rows(f"SELECT {COLUMNS} FROM later WHERE expires_at < ?", (unix_s,))
+    for row in map(LaterRow._make, rows):
+        left = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (row.reservation,))
+        cost = int(left[0][0]) if left else 0
+        scopes = [scope for scope in row.scopes.split(",") if scope]
+        budgets.spend(transaction, row.reservation, scopes, cost, is_last=True)
+        insert_record(
+            transaction,
+            UsageRecord(
+                unix_s, row.request_id, row.key_id, row.tenant, "", row.tag, 0, 0, 0, cost, "unbilled", row.account
+            ),
+        )
+        transaction.run("DELETE FROM later WHERE account = ?", (row.account,))
+        LOGGER.warning(
+            "request %s was never billed; %d nanodollars that were set aside are spent", row.request_id, cost
+        )
+    return len(rows)

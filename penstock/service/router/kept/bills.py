@@ -1,0 +1,72 @@
+"""Fetches bills from replicas: tokens they made after a request was answered, or after its client had left."""
+
+import asyncio
+import contextlib
+import time
+
+import msgspec
+
+from penstock.errors import StoreError
+from penstock.service.gateway.gateway import Gateway
+from penstock.service.gateway.later import LaterBill
+from penstock.service.router.fleet import ReplicaState
+from penstock.service.router.members import Members
+from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
+
+COLLECT_S = 1.0
+"""Between two rounds, while there are requests whose bills are to come."""
+TIMEOUT_S = 5.0
+PATH = "/bills"
+
+
+class _Bill(msgspec.Struct):
+    id: str
+    account: str
+    model: str
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    is_last: int
+
+
+class _Bills(msgspec.Struct):
+    data: list[_Bill]
+
+
+class BillCollector:
+    """A bill leaves its replica once the gateway's database has it."""
+
+    def __init__(self, gateway: Gateway, members: Members) -> None:
+        self._gateway = gateway
+        self._members = members
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            if self._gateway.num_later:
+                await self.collect()
+
+    async def collect(self) -> None:
+        pools = [pool for one, pool in self._members if one.state is ReplicaState.READY and pool.is_ours]
+        for pool in pools:
+            with contextlib.suppress(OSError, StoreError, msgspec.DecodeError):
+                await self._collect_from(pool)
+
+    async def _collect_from(self, pool: ConnectionPool) -> None:
+        status, data = await fetch(pool, _request(pool, "GET", b""), TIMEOUT_S)
+        if status != 200:
+            return
+        bills = [LaterBill(*msgspec.structs.astuple(one)) for one in msgspec.json.decode(data, type=_Bills).data]
+        if not bills:
+            return
+        loop = asyncio.get_running_loop()
+        done = await loop.run_in_executor(None, self._gateway.take_bills, bills, time.monotonic(), time.time())
+        if done:
+            await fetch(pool, _request(pool, "POST", msgspec.json.encode({"taken": done})), TIMEOUT_S)
+
+
+def _request(pool: ConnectionPool, method: str, body: bytes) -> bytes:
+    endpoint = pool.endpoint
+    key = b"authorization: Bearer %b\r\n" % pool.key if pool.key else b""
+    head = f"{method} {endpoint.path}{PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
+    return head + key + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body

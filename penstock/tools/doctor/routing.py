@@ -1,0 +1,278 @@
+"""What can be wrong with a router: its signs, replica by replica, out of two pages of its metrics, and rules over them.
+
+A router has no engine. What happens inside a replica only that replica's own metrics tell.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.metrics.page import Page
+from penstock.tools.doctor.finding import Finding, ServiceLayer, Verdict
+from penstock.tools.doctor.page import Change, Where
+
+MANY = 20
+"""Requests below which shares say nothing."""
+FULL_KV = 0.95
+OFTEN = 0.05
+SLOW_S = 0.01
+UNEVEN = 2.0
+"""Times the even share from which on one replica has too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSigns:
+    """One replica as its router sees it, and what was sent to it in the window."""
+
+    name: str
+    is_ready: bool
+    is_breaker_open: bool
+    num_pending: float
+    num_waiting: float
+    kv_usage_fraction: float
+    num_sent: float
+    num_failed: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSigns:
+    """NaN where the page does not tell, or nothing happened."""
+
+    window_s: float
+    policy: str
+    replicas: tuple[ReplicaSigns, ...]
+    num_open: float
+    num_parked: float
+    num_ended: float
+    num_sent: float
+    num_refused: float
+    num_retries: float
+    num_failovers: float
+    tokens_per_s: float
+    first_byte_p50_s: float
+    first_byte_p99_s: float
+    overhead_p99_s: float
+
+    @property
+    def ready(self) -> tuple[ReplicaSigns, ...]:
+        return tuple(one for one in self.replicas if one.is_ready)
+
+    @property
+    def busiest(self) -> ReplicaSigns | None:
+        return max(self.replicas, key=lambda one: one.num_sent, default=None)
+
+    def share(self, replica: ReplicaSigns) -> float:
+        return replica.num_sent / self.num_sent if self.num_sent else math.nan
+
+
+def is_router(page: Page) -> bool:
+    return "penstock_router_open" in page
+
+
+def router_signs(before: Page, after: Page, window_s: float) -> RouterSigns:
+    change = Change(before, after, window_s)
+    info = after.get("penstock_router_info", ())
+    names = [sample.labels.get("replica", "") for sample in after.get("penstock_router_replica_ready", ())]
+    replicas = tuple(_replica(name, change, after) for name in names)
+    return RouterSigns(
+        window_s=window_s,
+        policy=info[0].labels.get("policy", "") if info else "",
+        replicas=replicas,
+        num_open=change.gauge("penstock_router_open"),
+        num_parked=change.gauge("penstock_router_parked"),
+        num_ended=change.count("penstock_router_requests_total"),
+        num_sent=sum(one.num_sent for one in replicas),
+        num_refused=change.count("penstock_router_refused_total"),
+        num_retries=change.count("penstock_router_retries_total"),
+        num_failovers=change.count("penstock_router_failovers_total"),
+        tokens_per_s=change.rate("penstock_router_tokens_total", lambda labels: labels.get("kind") == "output"),
+        first_byte_p50_s=change.quantile(0.5, "penstock_router_first_byte_seconds"),
+        first_byte_p99_s=change.quantile(0.99, "penstock_router_first_byte_seconds"),
+        overhead_p99_s=change.quantile(0.99, "penstock_router_overhead_seconds"),
+    )
+
+
+def _replica(name: str, change: Change, after: Page) -> ReplicaSigns:
+    is_it: Where = lambda labels: labels.get("replica") == name  # noqa: E731
+
+    def gauge(kind: str) -> float:
+        samples = after.get(f"penstock_router_replica_{kind}", ())
+        return next((sample.value for sample in samples if is_it(sample.labels)), math.nan)
+
+    sent, failed = (
+        change.count(total, is_it)
+        for total in ("penstock_router_choices_total", "penstock_router_replica_failures_total")
+    )
+    return ReplicaSigns(
+        name=name,
+        is_ready=gauge("ready") > 0.0,
+        is_breaker_open=gauge("breaker_open") > 0.0,
+        num_pending=gauge("pending"),
+        num_waiting=gauge("waiting"),
+        kv_usage_fraction=gauge("kv_usage"),
+        num_sent=0.0 if math.isnan(sent) else sent,
+        num_failed=0.0 if math.isnan(failed) else failed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRule:
+    id: str
+    layer: ServiceLayer
+    verdict: Verdict
+    symptom: str
+    evidence: Callable[[RouterSigns], str]
+    """What is seen of it; empty where it is not there."""
+    remedy: str
+
+
+def diagnose_router(signs: RouterSigns) -> tuple[Finding, ...]:
+    """In the order of the table: what comes first is likelier the cause of what follows."""
+    found = ((rule, rule.evidence(signs)) for rule in ROUTER_RULES)
+    return tuple(
+        Finding(rule.id, rule.layer, rule.verdict, rule.symptom, seen, rule.remedy) for rule, seen in found if seen
+    )
+
+
+def _names(replicas: list[ReplicaSigns]) -> str:
+    return ", ".join(one.name for one in replicas)
+
+
+def _down(signs: RouterSigns) -> str:
+    lost = [one for one in signs.replicas if not one.is_ready and not one.is_breaker_open]
+    return f"not ready: {_names(lost)}; {len(signs.ready)} of {len(signs.replicas)} are" if lost and signs.ready else ""
+
+
+def _broken(signs: RouterSigns) -> str:
+    lost = [one for one in signs.replicas if one.is_breaker_open]
+    return f"left alone after failures: {_names(lost)}" if lost else ""
+
+
+def _failing(signs: RouterSigns) -> str:
+    found = [one for one in signs.replicas if one.num_failed]
+    return "; ".join(f"{one.name} failed {one.num_failed:.0f} of {one.num_sent:.0f}" for one in found)
+
+
+def _idle_beside_queue(signs: RouterSigns) -> str:
+    full = [one for one in signs.ready if one.num_waiting > 0.0]
+    idle = [one for one in signs.ready if not one.num_pending]
+    if not full or not idle:
+        return ""
+    waiting = ", ".join(f"{one.num_waiting:.0f} at {one.name}" for one in full)
+    return f"waiting: {waiting}; nothing to do: {_names(idle)}"
+
+
+def _skew(signs: RouterSigns) -> str:
+    most = signs.busiest
+    if most is None or len(signs.ready) < 2 or signs.num_sent < MANY:
+        return ""
+    share, even = signs.share(most), 1.0 / len(signs.ready)
+    if share < UNEVEN * even and not (share > 0.9 and len(signs.ready) == 2):
+        return ""
+    return f"{most.name} got {share:.0%} of {signs.num_sent:.0f} requests, an even share is {even:.0%}"
+
+
+def _full(signs: RouterSigns) -> str:
+    found = [one for one in signs.ready if one.kv_usage_fraction >= FULL_KV]
+    return ", ".join(f"{one.name} {one.kv_usage_fraction:.0%}" for one in found)
+
+
+def _often(number: float, signs: RouterSigns, words: str) -> str:
+    return (
+        f"{number:.0f} of {signs.num_sent:.0f} requests {words}" if number > OFTEN * max(signs.num_sent, MANY) else ""
+    )
+
+
+ROUTER_RULES: tuple[RouterRule, ...] = (
+    RouterRule(
+        "no-replica",
+        ServiceLayer.L4,
+        Verdict.FAULT,
+        "no replica takes requests",
+        lambda signs: "" if signs.ready else f"none of {len(signs.replicas)} is ready",
+        "start one and name it with --replica, or see why those that are named do not answer: penstock doctor URL of each",
+    ),
+    RouterRule(
+        "breaker",
+        ServiceLayer.L4,
+        Verdict.WARNING,
+        "a replica's circuit breaker is open",
+        _broken,
+        "look at that replica (penstock doctor URL): it failed several requests in a row; the router tries it again by itself",
+    ),
+    RouterRule(
+        "replica-down",
+        ServiceLayer.L4,
+        Verdict.WARNING,
+        "a replica takes no requests",
+        _down,
+        "it loads, drains or does not answer: penstock doctor URL of that replica tells which",
+    ),
+    RouterRule(
+        "replica-failing",
+        ServiceLayer.L3,
+        Verdict.WARNING,
+        "a replica fails requests",
+        _failing,
+        "read its log; what it failed before a first byte went to another one",
+    ),
+    RouterRule(
+        "parked",
+        ServiceLayer.L4,
+        Verdict.WARNING,
+        "requests wait for a replica",
+        lambda signs: f"{signs.num_parked:.0f} wait in the router" if signs.num_parked > 0.0 else "",
+        "add replicas, or see why those that are there take none",
+    ),
+    RouterRule(
+        "idle-beside-queue",
+        ServiceLayer.L4,
+        Verdict.WARNING,
+        "one replica has a queue while another idles",
+        _idle_beside_queue,
+        "route by load: --policy least-pending, or auto; sticky sessions and prefix policies trade evenness for cache hits",
+    ),
+    RouterRule(
+        "skew",
+        ServiceLayer.L4,
+        Verdict.WARNING,
+        "one replica gets far more than its share",
+        _skew,
+        "a prefix policy does so where prompts begin alike: see that its cache hits pay for it, else --policy least-pending",
+    ),
+    RouterRule(
+        "replica-kv-full",
+        ServiceLayer.L3,
+        Verdict.WARNING,
+        "a replica's KV cache is full",
+        _full,
+        "add replicas, serve with --kv fp8, or cap contexts with --max-context",
+    ),
+    RouterRule(
+        "router-refuses",
+        ServiceLayer.L5,
+        Verdict.WARNING,
+        "the router refuses requests itself",
+        lambda signs: _often(signs.num_refused, signs, "refused"),
+        "see penstock_router_refused_total by code: limits of keys, bodies too large, or no replica in time",
+    ),
+    RouterRule(
+        "retries",
+        ServiceLayer.L4,
+        Verdict.WARNING,
+        "many requests are sent twice",
+        lambda signs: (
+            _often(signs.num_retries, signs, "retried") or _often(signs.num_failovers, signs, "continued elsewhere")
+        ),
+        "replicas fail or refuse: look at the one with most failures below",
+    ),
+    RouterRule(
+        "router-slow",
+        ServiceLayer.L5,
+        Verdict.WARNING,
+        "the router itself is slow",
+        lambda signs: f"overhead p99 {1e3 * signs.overhead_p99_s:,.1f} ms" if signs.overhead_p99_s > SLOW_S else "",
+        "give it a core of its own, or run several routers behind a load balancer",
+    ),
+)
+"""Heaviest first."""

@@ -1,0 +1,61 @@
+"""Laws of `tune` around its search: what it kept is found by `serve`, flags win over it, and old settings are not used."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.cli.serve import found_values
+from penstock.cli.tune.kept import keep, tuned_path
+from penstock.tools.measure.profiles import versions
+from penstock.tools.measure.tiles import read_tiles, tiles_path
+from tests.tune.test_search import tuned
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_serve_finds_what_was_tuned_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert found_values({}) == {}
+    keep(tuned_path("default"), replace(tuned(winner=True), versions=versions()))
+    assert found_values({}) == {"max_batch_tokens": 256}
+    assert "tuned: +22 %" in capsys.readouterr().err
+    assert found_values({"max_batch_tokens": 64}) == {}
+    assert found_values({"tuned": False}) == {}
+    assert found_values({"model": "another"}) == {}
+
+
+def test_settings_of_another_version_are_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tuned_path("default"), replace(tuned(winner=True), versions={"penstock": "0.0.1"}))
+    assert found_values({}) == {}
+    assert "penstock is another version since" in capsys.readouterr().err
+
+
+def test_damaged_evidence_is_as_good_as_none() -> None:
+    keep(tuned_path("default"), tuned(winner=True))
+    tuned_path("default").with_suffix(".json").write_text('{"penstock_tuned": 1}')
+    assert found_values({}) == {}
+    tiles_path("x").parent.mkdir(parents=True)
+    tiles_path("x").write_text('{"penstock_tiles": 1, "tiles": [["linear", 1, 2, [0, 1, 1, 1, 1]]]}')
+    assert read_tiles(tiles_path("x")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("--minutes", "0"), "--minutes is 0"),
+        (("--rate", "1", "--trace", "x"), "leave --rate"),
+        (("--turns", "3"), "serve --record"),
+        (("--out", "x.json"), ".toml"),
+        (("--slo", "fast"), "cannot read"),
+        (("--kernels", "--device", "cpu"), "native library"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(
+    words: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *words]) == 2
+    assert fault in capsys.readouterr().err
