@@ -85,7 +85,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
     from penstock.assembly.engine import load, make_engine, size
 
     with ProgressBar() as progress:
-        loaded = load(config, progress=progress)
+        loaded = load(config, progress=progress, warms_up=True)
     on_phase("load the model")
     if not loaded.spec.generates:
         return _encoder(config, loaded, on_phase)

@@ -39,6 +39,7 @@ from penstock.service.server.text import Text
 from penstock.service.server.threads import on_daemon_thread
 from penstock.service.store import bills, jobs, responses
 from penstock.service.store.storage import open_storage
+from penstock.tools.measure.signals import machine_metrics
 
 LOGGER = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
@@ -181,6 +182,10 @@ class Serving:
             recorder = TraceRecorder(self._config.record, self._start_s)
             for model in self._front.models:
                 model.meters.recorder = recorder
+        self._front.machine_metrics = machine_metrics()
+        if self._config.watch_prefixes != "off":
+            for model in self._front.models:
+                model.watch_prefixes(keeps_words=self._config.watch_prefixes == "text")
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = bind(self._config.host, self._config.port)

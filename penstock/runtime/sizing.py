@@ -17,7 +17,7 @@ GIB = 2**30
 MAX_BATCH_TOKENS = 2048
 """Most tokens of a step where nothing is asked and nothing is known of the device: enough to keep any busy."""
 MIN_BATCH_TOKENS = 128
-SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.06, 0.25, 1.0
+SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.12, 0.25, 1.0
 """How long a step may take, unless asked: on a GPU with somebody reading along and with nobody, and on a CPU."""
 MOST_STEP_TOKENS = {"gpu": 8192, "cpu": 1024}
 """Longer steps than these are no faster a token, and each token of a step takes memory."""

@@ -59,6 +59,14 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class RehearsingRunner(Runner, Protocol):
+    """Makes later steps faster while there is nothing to compute."""
+
+    def rehearse(self) -> bool:
+        """A part of that, some milliseconds; False if none is left."""
+
+
+@runtime_checkable
 class InterruptibleRunner(Runner, Protocol):
     """Can give up a step halfway, with StepInterruptedError and every row as it was before."""
 

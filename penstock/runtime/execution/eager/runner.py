@@ -52,8 +52,8 @@ class StepRunner:
     def adapters(self, slots: AdapterSlots | None) -> None:
         self._rows.adapters = slots
 
-    def warm_up(self) -> None:
-        """Make kernels ready for steps that come later, where they have to be compiled."""
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """Make ready for steps of up to so many tokens, where kernels have to be compiled."""
 
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
