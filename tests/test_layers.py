@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "layers": ("errors", "ops", "models.spec"),
     "execution": (
         "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
-        "models.spec", "models.weights", "models.ranks", "models.sharding", "models.adapters",
+        "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding", "models.adapters",
     ),
     "draft": ("errors", "core"),
     "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "execution", "ops"),
@@ -76,6 +76,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "draft", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
         "formats", "execution", "ops", "console",
     ),
+    "quantize": ("errors", "files", "formats", "models", "text", "layers", "ops", "execution"),
     "assembly": ANYTHING,
     "offline": ANYTHING,
     "cli": ANYTHING,
@@ -84,7 +85,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("ops", "layers", "execution", "train"),
+    "torch": ("ops", "layers", "execution", "train", "quantize"),
     "triton": ("ops",),
     "numpy": (
         "formats",
@@ -99,6 +100,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
         "planner",
         "bench",
         "offline",
+        "quantize",
     ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
@@ -134,6 +136,7 @@ NO_CLOCK = (
     "doctor",
     "draft",
     "train",
+    "quantize",
 )
 """Time is an argument there."""
 

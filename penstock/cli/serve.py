@@ -189,4 +189,7 @@ def with_key_of_environment(server: ServerConfig) -> ServerConfig:
         server = replace(server, api_key=(*server.api_key, key))
     if router_key:
         server = replace(server, router_key=router_key)
-    return replace(server, admin_key=(*server.admin_key, admin_key)) if admin_key else server
+    if admin_key:
+        server = replace(server, admin_key=(*server.admin_key, admin_key))
+    server.check_keyed()
+    return server

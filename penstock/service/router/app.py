@@ -8,11 +8,11 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.config import ListenConfig, RouterConfig
 from penstock.service import kv_events
-from penstock.service.edge.access import Access, ApiKeys, is_public
+from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.memory import owes_memory, trim_memory
@@ -32,10 +32,10 @@ from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
-from penstock.service.router.proxy.incoming import Incoming
-from penstock.service.router.proxy.job import Job, RelayOutcome
+from penstock.service.router.proxy.incoming import Incoming, PlainCaller
+from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
-from penstock.service.router.surface import OWN_ROUTES
+from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
 from penstock.service.router.trace import RouterTracer
 
 SWEEP_S = 0.25
@@ -43,6 +43,7 @@ BLOCKS_S = 0.5
 """How long a replica may take to say what blocks a prompt is made of."""
 BLOCK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
 PROXIED = ("/v1/", "/api/")
+METRICS_PATH = "/metrics"
 PROXIED_PATHS = frozenset(
     (
         "/tokenize",
@@ -61,25 +62,6 @@ SHORT_PATHS = re.compile(r"/(?:chat/completions|completions|embeddings|responses
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-class PlainCaller(NamedTuple):
-    """The holder of a key of the command line."""
-
-    tenant: str
-    """Empty where there is no key to tell callers apart by."""
-
-
-class AdmittedRequest(NamedTuple):
-    """A request for work that was let in, on its way to a relay."""
-
-    request: Incoming
-    request_id: bytes
-    client: InboundConnection
-    wanted: Wanted
-    call: RoutedCall
-    model: str
-    ticket: Admittance | None = None
-
-
 class RouterApp:
     """Lives on one event loop; `start` once it runs."""
 
@@ -91,6 +73,7 @@ class RouterApp:
         replica_key: str = "",
         version: str = "",
         gateway: Gateway | None = None,
+        metrics_key: str = "",
         tracer: RouterTracer | None = None,
     ) -> None:
         self.listen = listen
@@ -102,6 +85,7 @@ class RouterApp:
         self._stalls = StallWatch()
         self.fleet = LiveFleet(config.slow_start_s)
         self.access = Access(listen, ApiKeys(listen.api_key))
+        self._metrics_keys = ApiKeys((metrics_key,) if metrics_key else ())
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
         self.meters = self.dispatch.meters
@@ -189,6 +173,8 @@ class RouterApp:
         self.access.check(method, headers)
         if is_public(path) or method == "OPTIONS":
             return None
+        if path == METRICS_PATH and self._metrics_keys.tenant_of(key_of(headers)) is not None:
+            return PlainCaller("")
         if self.gate is not None:
             return self.gate.key(headers)
         return PlainCaller(self.access.tenant(method, path, headers))
@@ -202,12 +188,13 @@ class RouterApp:
             if page is not None:
                 client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
             elif own is not None:
+                if own is metrics and "metrics" not in getattr(request.caller, "scopes", ("metrics",)):
+                    own = metrics_of_no_tenant
                 client.respond(*self._own_answer(request, request_id, *own(self)))
             elif request.method == "OPTIONS":
                 client.respond(*self._own_answer(request, request_id, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                body = self.gate.usage(request.caller)
-                client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+                self._run(self._tell_usage(request, request_id, client, self.gate, request.caller))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
                 self._route(request, request_id, client)
             else:
@@ -217,6 +204,17 @@ class RouterApp:
 
     def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
         self._refuse(request, self._request_id(request), client, error)
+
+    async def _tell_usage(
+        self, request: Incoming, request_id: bytes, client: InboundConnection, gate: Gate, key: KeyRecord
+    ) -> None:
+        try:
+            body = await asyncio.to_thread(gate.usage, key)
+            if client.is_open:
+                client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+        except Refusal as error:
+            if client.is_open:
+                self._refuse(request, request_id, client, error)
 
     def _refuse(self, request: Incoming, request_id: bytes, client: InboundConnection, error: Refusal) -> None:
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))

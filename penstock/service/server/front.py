@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from penstock.config import ServerConfig
-from penstock.metrics.exposition import Counter, exposition_of_all
+from penstock.metrics.exposition import Counter, Metric, exposition_of_all
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.memory import LARGE_BYTES
 from penstock.service.server.blocks import PromptBlocks
@@ -93,6 +93,8 @@ class Front:
         self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), has_tenants=config.num_tenants > 1)
         self.turns = Turns()
         self.tracer: SpanTracer | None = None
+        self.machine_metrics: Callable[[], list[Metric]] | None = None
+        """What the machine says of itself, told with everything else."""
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
         self.tools = Tools(lambda: self.num_open > 0)
@@ -257,7 +259,10 @@ class Front:
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
         if self.pool is not None:
             groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
-        return exposition_of_all([*groups, ([self.http_responses], {"model_name": self.models.first.known_name})])
+        groups.append(([self.http_responses], {"model_name": self.models.first.known_name}))
+        if self.machine_metrics is not None:
+            groups.append((self.machine_metrics(), {}))
+        return exposition_of_all(groups)
 
     @property
     def is_alive(self) -> bool:

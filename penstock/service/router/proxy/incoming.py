@@ -33,6 +33,13 @@ class Incoming(NamedTuple):
         return quote(self.path, safe=_PLAIN, encoding="latin-1")
 
 
+class PlainCaller(NamedTuple):
+    """The holder of a key of the command line."""
+
+    tenant: str
+    """Empty where there is no key to tell callers apart by."""
+
+
 def target_of(url: bytes) -> tuple[str, str]:
     """Path and query. Raises Refusal for a path that another reader might take for another one."""
     parsed = httptools.parse_url(url) if url[:1] == b"/" else None

@@ -1,13 +1,15 @@
 """A request as the router handles it: what was asked, for whom, and the bytes a replica is sent."""
 
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.service import kv_events, marks
 from penstock.service.edge.stamp import RelayStamp
+from penstock.service.gateway.ticket import Admittance
 from penstock.service.marks import TokenCount
 from penstock.service.router.policy import RouteChoice, RoutedCall
 from penstock.service.router.proxy.asked import Wanted, replaced
+from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import ConnectionPool
 from penstock.service.router.proxy.incoming import Incoming
 
@@ -34,6 +36,18 @@ class RelayOutcome(Enum):
     """There was no replica to ask."""
     LEFT = "left"
     """Its client went away."""
+
+
+class AdmittedRequest(NamedTuple):
+    """A request for work that was let in, on its way to a relay."""
+
+    request: Incoming
+    request_id: bytes
+    client: InboundConnection
+    wanted: Wanted
+    call: RoutedCall
+    model: str
+    ticket: Admittance | None = None
 
 
 class Job:
