@@ -55,7 +55,7 @@ from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import shard_model
-from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.spec import GQA, ModelSpec
 from penstock.runtime.ops.packed import TILE
 from penstock.runtime.sizing import (
     CPU_STEP_S,
@@ -231,7 +231,7 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
         kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
     )
-    return size_engine(config, spec, memory, pace)
+    return size_engine(config, spec, memory, pace, frees=_frees(config, loaded))
 
 
 def _use_tiles(device: str) -> None:
@@ -288,9 +288,16 @@ def make_engine(
     return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
 
 
+def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
+    """Windows give blocks back where one process computes the model piece by piece."""
+    is_eager = isinstance(loaded.network, Decoder) and loaded.device.torch_device.type != "cuda"
+    return is_eager and config.parallel.tensor * config.parallel.pipeline == 1
+
+
 def check_heads(spec: ModelSpec) -> None:
     """Refuse a model whose heads the kernels of a GPU cannot multiply, before every request fails for it."""
-    narrowest = min(layer.grouped.head_dim for layer in spec.layers)
+    heads = [layer.attention.head_dim for layer in spec.layers if isinstance(layer.attention, GQA)]
+    narrowest = min(heads, default=LEAST_GPU_HEAD_DIM)
     if narrowest < LEAST_GPU_HEAD_DIM:
         raise ConfigError(
             f"attention heads of {narrowest} numbers are too narrow for a GPU's matrix units, which take "
@@ -341,7 +348,11 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
 
 
 def _shape(config: EngineConfig, sizing: Sizing) -> RunnerShape:
-    return RunnerShape(sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context)
+    num_rows, groups = config.scheduler.max_sequences, sizing.groups
+    frees = not groups._replace(num_states=0).is_plain
+    return RunnerShape(
+        sizing.num_blocks, sizing.block_size, num_rows, sizing.max_context, frees, num_states=groups.num_states
+    )
 
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:

@@ -12,6 +12,9 @@ class RunnerShape(NamedTuple):
     block_size: int
     max_sequences: int
     max_context: int
+    frees: bool = False
+    """Batches name the blocks of every group of caches, and windows give theirs back; else there is one block table a row."""
+    num_states: int = 0
 
 
 class Masks(Protocol):

@@ -74,7 +74,7 @@ class CudaRunner(StepRunner):
     ) -> None:
         """One row and one block more than asked for: padding of recorded batches reads and writes there."""
         spec, device = model.spec, model.device
-        num_blocks, block_size, max_sequences, max_context = shape
+        num_blocks, block_size, max_sequences, max_context = shape[:4]
         cache = KVCache(spec, num_blocks + 1, block_size, cache_dtype or model.cache_dtype, device)
         rotations = Rotations(spec, max_context, device)
         rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
