@@ -117,7 +117,9 @@ class DiskTier:
         offset = file.tell()
         file.write(data)
         file.flush()
-        self._index.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", (key, self._segment, offset, len(data)))
+        self._index.execute(
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", (key, self._segment, offset, len(data))
+        )
         self._index.execute("UPDATE segments SET num_bytes = ? WHERE id = ?", (offset + len(data), self._segment))
         self.num_bytes += len(data)
 
@@ -143,7 +145,9 @@ class DiskTier:
             ).fetchone()
             if row is None:
                 break
-            gone = [bytes(key) for (key,) in self._index.execute("SELECT key FROM records WHERE segment = ?", (row[0],))]
+            gone = [
+                bytes(key) for (key,) in self._index.execute("SELECT key FROM records WHERE segment = ?", (row[0],))
+            ]
             self._index.execute("DELETE FROM records WHERE segment = ?", (row[0],))
             self._index.execute("DELETE FROM segments WHERE id = ?", (row[0],))
             self._path(row[0]).unlink(missing_ok=True)

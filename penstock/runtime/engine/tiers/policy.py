@@ -4,6 +4,8 @@ from collections import OrderedDict
 
 NEWS = 0.25
 """Weight of the latest measurement in a moving average."""
+TRIES = 16
+"""One in so many that should be slower is read all the same: what was measured may not be so any more."""
 MAX_GHOSTS = 1 << 16
 
 
@@ -33,6 +35,7 @@ class Rates:
     def __init__(self) -> None:
         self.read_bytes_s: float | None = None
         self.prompt_tokens_s: float | None = None
+        self._num_declined = 0
 
     def note_read(self, num_bytes: int, seconds: float) -> None:
         self.read_bytes_s = _moved(self.read_bytes_s, num_bytes / max(seconds, 1e-6))
@@ -47,7 +50,9 @@ class Rates:
         """
         if self.read_bytes_s is None or self.prompt_tokens_s is None:
             return True
-        return (num_bytes + waiting_bytes) / self.read_bytes_s < num_tokens / self.prompt_tokens_s
+        is_faster = (num_bytes + waiting_bytes) / self.read_bytes_s < num_tokens / self.prompt_tokens_s
+        self._num_declined += not is_faster
+        return is_faster or self._num_declined % TRIES == 0
 
 
 def _moved(average: float | None, latest: float) -> float:

@@ -2,8 +2,8 @@
 
     | magic 4 | crc 4 | key 16 | hash 16 | tokens' bytes 4 | KV bytes 4 | tokens | KV of all layers |
 
-The key names the content *and* the format, so a changed model, number type or block size cannot be hit. The checksum is over all
-that follows it. A record that is not what was asked for is a miss, never an answer.
+The key names the content *and* the format, so a changed model, number type or block size cannot be hit. The checksum is over
+all that follows it. A record that is not what was asked for is a miss, never an answer.
 """
 
 import struct

@@ -8,14 +8,15 @@ Both happen on the loop's thread between two steps, in the order of the device's
 is filled and never filled while it is read. Disk and checksums belong to a thread of their own.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import NamedTuple
 
+from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.blocks import BlockPool
-from penstock.runtime.core.prefix import Holding, Namespace, packed
+from penstock.runtime.core.prefix import Content, Holding, Namespace, packed
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.core.scheduler import Scheduler
@@ -23,8 +24,6 @@ from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.policy import Ghosts, Rates
 from penstock.runtime.engine.tiers.record import KVRecord, key_of
-
-LOGGER = logging.getLogger(__name__)
 
 LEAST_BLOCKS = 2
 """Fewer are computed at once."""
@@ -34,9 +33,8 @@ class TierCounts(NamedTuple):
     """Since the start; bytes are those of records there now."""
 
     stored_blocks: int = 0
-    host_blocks: int = 0
-    """Blocks that came back from host memory."""
-    disk_blocks: int = 0
+    loaded_blocks: int = 0
+    """Blocks that came back to the device."""
     declined_blocks: int = 0
     """Blocks that a tier had and that were computed all the same: that was faster."""
     faults: int = 0
@@ -51,6 +49,8 @@ class Fetched(NamedTuple):
     first: int
     """Number of the first of its blocks that they are for."""
     records: tuple[KVRecord, ...]
+    num_bytes: int = 0
+    """Asked of the disk."""
 
 
 class KVTiers:
@@ -83,7 +83,7 @@ class KVTiers:
         self._fetching: dict[int, Request] = {}
         self._waiting_bytes = 0
         self._counts = TierCounts()
-        self._pool.add_listener(self)
+        self._pool.on_evict = self._leave
 
     @property
     def is_fetching(self) -> bool:
@@ -98,22 +98,14 @@ class KVTiers:
             faults=self._counts.faults + (0 if disk is None else disk.num_faults),
         )
 
-    # What the pool reports
-
-    def published(self, hash: bytes, parent: bytes, tokens: bytes) -> None:
-        """Publication alone keeps nothing."""
-
-    def removed(self, hash: bytes) -> None:
-        """Only what is taken while it is sound is kept: see `leaving`."""
-
-    def leaving(self, block: int, hash: bytes, tokens: bytes) -> None:
-        """A cached block is being taken; until the next launch its content is still there."""
-        is_worth = self._keeps_all or hash in self._ghosts
-        self._ghosts.note(hash)
-        if is_worth and not self._has(key_of(self._format, hash)):
-            self._leaving.append((block, hash, tokens))
-
     # Out
+
+    def _leave(self, block: int, content: Content) -> None:
+        """A cached block is being taken; until the next launch its content is still there."""
+        is_worth = self._keeps_all or content.hash in self._ghosts
+        self._ghosts.note(content.hash)
+        if is_worth and not self._has(key_of(self._format, content.hash)):
+            self._leaving.append((block, content.hash, content.tokens))
 
     def copy_out(self) -> None:
         """Read the blocks that are leaving. To be called between a plan and its launch."""
@@ -138,10 +130,11 @@ class KVTiers:
         """Keep what the device still has cached, then all that host memory has, on the disk."""
         if self._disk is not None:
             self.copy_out()
+            _, contents, _ = self._pool.books
             cached = [
                 (block, content.hash, content.tokens)
-                for block, content in self._pool.cached_contents()
-                if not self._has(key_of(self._format, content.hash))
+                for block, content in enumerate(contents)
+                if content is not None and not self._has(key_of(self._format, content.hash))
             ]
             for begin in range(0, len(cached), 64):
                 self._keep(cached[begin : begin + 64])
@@ -153,12 +146,10 @@ class KVTiers:
 
     def fetch(self, request: Request, put: Callable[[Fetched], None]) -> bool:
         """Begin to read what tiers have of a prompt and the device has not; False if nothing is worth waiting for."""
-        holding = Holding(list(request.prompt), Namespace(request.salt, request.adapter))
-        num_full = max(len(request.prompt) - 1, 0) // self._pool.block_size
-        hashes = self._pool.hashes(holding, num_full)
+        holding = _holding(request, request.prompt)
+        first, hashes = len(self._pool.match(holding).blocks), holding.hashes
         for hash in hashes:
             self._ghosts.note(hash)
-        first = len(self._pool.match(holding).blocks)
         keys = [key_of(self._format, hash) for hash in hashes[first:]]
         count = next((place for place, key in enumerate(keys) if not self._has(key)), len(keys))
         if count < LEAST_BLOCKS:
@@ -193,12 +184,13 @@ class KVTiers:
             if record is None:
                 break
             records.append(record)
-        self.rates.note_read(max(sum(record.num_bytes for record in records), 1), time.monotonic() - begun)
-        self._waiting_bytes -= num_bytes
-        put(Fetched(request, first, tuple(records)))
+        if records:
+            self.rates.note_read(sum(record.num_bytes for record in records), time.monotonic() - begun)
+        put(Fetched(request, first, tuple(records), num_bytes))
 
     def take(self, fetched: Fetched) -> bool:
         """Write what was read into the cache; False if nobody waits for it any more."""
+        self._waiting_bytes -= fetched.num_bytes
         request = self._fetching.pop(fetched.request.request_id, None)
         if request is None:
             return False
@@ -215,21 +207,31 @@ class KVTiers:
 
     def _write(self, request: Request, first: int, records: list[KVRecord]) -> None:
         """Blocks that have come to the device meanwhile are left as they are."""
-        size = self._pool.block_size
-        prompt = request.prompt[: (first + len(records)) * size]
-        before = len(self._pool.match(Holding(list(prompt), Namespace(request.salt, request.adapter))).blocks)
-        if before < first or not self._scheduler.adopt(request.with_prompt(prompt)):
+        prompt = request.prompt[: (first + len(records)) * self._pool.block_size]
+        whole = (*prompt, 0)  # a match leaves a token to compute
+        before = len(self._pool.match(_holding(request, whole)).blocks)
+        if before < first or not self._scheduler.adopt(replace(request, prompt=prompt)):
             return  # what they continue has left the device, or there is no room: it is computed
         self.copy_out()
-        blocks = self._pool.match(Holding(list(prompt), Namespace(request.salt, request.adapter))).blocks
-        targets = blocks[before:]
-        self._runner.write_blocks(list(targets), [record.kv for record in records[before - first :][: len(targets)]])
-        self._counts = self._counts._replace(disk_blocks=self._counts.disk_blocks + len(targets))
-        for record in records:
+        targets = self._pool.match(_holding(request, whole)).blocks[before:]
+        wanted = records[before - first :]
+        self._runner.write_blocks(targets, [record.kv for record in wanted])
+        self._counts = self._counts._replace(loaded_blocks=self._counts.loaded_blocks + len(targets))
+        for record in wanted:
             self._to_disk(self._host.put(key_of(self._format, record.hash), record))
 
     def cancel(self, request_id: int) -> Request | None:
         return self._fetching.pop(request_id, None)
 
+    def note_step(self, batch: Batch, seconds: float) -> None:
+        """How long a step took: steps of prompts tell what computing costs."""
+        num_prompt = sum(chunk.length for chunk in batch.chunks if len(chunk.token_ids) > chunk.num_drafts)
+        if 2 * num_prompt > batch.num_tokens:
+            self.rates.note_prompt(batch.num_tokens, seconds)
+
     def _has(self, key: bytes) -> bool:
         return key in self._host or (self._disk is not None and key in self._disk)
+
+
+def _holding(request: Request, tokens: tuple[int, ...]) -> Holding:
+    return Holding(list(tokens), Namespace(request.salt, request.adapter))
