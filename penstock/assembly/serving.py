@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.log import say
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.engine.spawn import Spawned
+from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
@@ -83,7 +84,10 @@ def serve(
     def make() -> Engines:
         client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
         start_s = time.monotonic() if spawned is None else spawned.start_s
-        return SingleEngine(client, server, text, start_s, verifier)
+        engines = SingleEngine(client, server, text, start_s, verifier)
+        if engine.adapter.are_served:
+            engines.front.models.adapters = AdapterTable(engines.front.models.first, engine.adapter)
+        return engines
 
     return serve_engines(make, server)
 

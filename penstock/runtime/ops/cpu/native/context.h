@@ -69,7 +69,7 @@ struct RowsBuffer {
 
 // What `run_rows` gathers for a step.
 struct RowsMemory {
-  Buffer ids, slots, tables, starts, contexts, angles, places, states, found;
+  Buffer ids, slots, tables, starts, contexts, angles, places, states, found, adapters;
 };
 
 struct Context {
@@ -80,7 +80,7 @@ struct Context {
   const Kernels* kernels;
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
-  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels;
+  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, order, wide;
   std::mutex panels_lock;
   RowsMemory rows;
   std::atomic<bool> is_interrupted{false};  // set from outside: steps that yield are left halfway
