@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.errors import RequestError
-from penstock.offline.beam import Beam, BeamRules, beam_search
+from penstock.runtime.text.beam import Beam, BeamRules, beam_search
 from tests.offline import tiny_llm
 from tests.runtime.driving import all_logits, tiny_model
 

@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "draft", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
         "formats", "execution", "ops", "console",
     ),
+    "quantize": ("errors", "files", "formats", "models", "text", "layers", "ops", "execution"),
     "assembly": ANYTHING,
     "offline": ANYTHING,
     "cli": ANYTHING,
@@ -82,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("ops", "layers", "execution", "train"),
+    "torch": ("ops", "layers", "execution", "train", "quantize"),
     "triton": ("ops",),
     "numpy": (
         "formats",
@@ -97,6 +98,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
         "planner",
         "bench",
         "offline",
+        "quantize",
     ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
@@ -132,6 +134,7 @@ NO_CLOCK = (
     "doctor",
     "draft",
     "train",
+    "quantize",
 )
 """Time is an argument there."""
 

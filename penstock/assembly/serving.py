@@ -185,6 +185,9 @@ class Serving:
             recorder = TraceRecorder(self._config.record, self._start_s)
             for model in self._front.models:
                 model.meters.recorder = recorder
+        if self._config.watch_prefixes != "off":
+            for model in self._front.models:
+                model.watch_prefixes(keeps_words=self._config.watch_prefixes == "text")
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = bind(self._config.host, self._config.port)

@@ -115,7 +115,9 @@ class TerminalChat:
 
     def _stream(self, timing: "Timing") -> "Completion | None":
         completion = None
-        stream = self._llm.stream_chat([*self._opening, *self._messages], self._sampling.params())
+        stream = self._llm.stream_chat(
+            [*self._opening, *self._messages], self._sampling.params(self._llm.files.tokenizer)
+        )
         with contextlib.closing(stream), _interruptible() as is_interrupted:  # type: ignore[type-var]
             for update in stream:
                 completion = update.completion

@@ -19,6 +19,8 @@ from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 
 DEFAULT_CONTEXT = 1024
+WORTHWHILE = 1.02
+"""Times as fast as without drafts, below which they are not worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,20 @@ def _drafts(config: Config, text: str) -> int:
     ]
     if config.json:
         values = {name: one._asdict() | {"gain": round(one.gain, 3)} for name, one in found.items()}
-        print_json({"drafters": values, "best": best if found[best].gain > 1.02 else "off"})
+        print_json({"drafters": values, "best": best if found[best].gain > WORTHWHILE else "off"})
         return 0
     print_table(columns, rows)
-    chosen = best if best in config.drafter else "auto"
-    print(f"use --speculate {chosen if found[best].gain > 1.02 else 'off'}: {best} gains most on this text")
+    print(verdict(best, found[best].gain, best if best in config.drafter else "auto"))
     return 0
+
+
+def verdict(best: str, gain: float, flag: str) -> str:
+    """What to serve with, by the best drafter of a trial."""
+    if gain <= WORTHWHILE:
+        return (
+            f"use --speculate off: no drafter pays on this text; the best, {best}, is {gain:.2f} times as fast as none"
+        )
+    return f"use --speculate {flag}: {best} gains most on this text, {gain:.2f} times as fast"
 
 
 def _shown(value: object) -> str:

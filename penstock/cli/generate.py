@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
+    from penstock import LLM
     from penstock.offline.completion import Completion, Update
 
 DEFAULT_TOKENS = 256
@@ -62,6 +63,10 @@ class Config:
     """File of prompts: one a line, or JSON lines with a "prompt" each"""
     json: bool = False
     """Print a line of JSON for each prompt: text, counts, why it ended, what was cached, how long it took"""
+    best_of: int | None = None
+    """Draw so many answers and print the likeliest"""
+    beam_width: int | None = None
+    """Search for the likeliest answer with so many beams, instead of drawing one"""
     model: ModelByFlag = field(default_factory=ModelByFlag)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     form: FormConfig = field(default_factory=FormConfig)
@@ -80,9 +85,28 @@ def run(config: Config) -> int:
         ) as llm,
         ProgressBar("prompts") as progress,
     ):
+        if config.beam_width is not None:
+            _search(llm, prompts, config.beam_width, sampling.max_tokens or DEFAULT_TOKENS, is_json=config.json)
+            return 0
         report = Report(len(prompts), config.json, progress)
-        llm.generate(prompts, [config.form.params(sampling.params()) for _ in prompts], on_update=report.take)
+        params = [config.form.params(sampling.params(llm.files.tokenizer)) for _ in prompts]
+        if config.best_of is None:
+            llm.generate(prompts, params, on_update=report.take)
+            return 0
+        for completion in llm.generate(prompts, params, best_of=config.best_of):
+            report.show(completion)
     return 0
+
+
+def _search(llm: "LLM", prompts: list[str], width: int, max_tokens: int, *, is_json: bool) -> None:
+    """The likeliest answer to each prompt, as lines."""
+    for prompt in prompts:
+        best = llm.beam_search(prompt, width, max_tokens)[0]
+        if is_json:
+            described = {"prompt": prompt, "text": best.text, "logprob": round(best.logprob, 4)}
+            print(json.dumps(described, ensure_ascii=False), flush=True)
+        else:
+            write_text(best.text + "\n")
 
 
 class Report:
@@ -99,11 +123,14 @@ class Report:
         self._num_printed = 0
 
     def take(self, update: "Update") -> None:
-        now, completion = time.monotonic(), update.completion
         if update.num_tokens:
-            self._first_s.setdefault(completion.index, now)
-        if not completion.is_finished:
-            return
+            self._first_s.setdefault(update.completion.index, time.monotonic())
+        if update.completion.is_finished:
+            self.show(update.completion)
+
+    def show(self, completion: "Completion") -> None:
+        """An answer that has ended."""
+        now = time.monotonic()
         self._finished[completion.index] = completion
         self._end_s[completion.index] = now
         self._progress("generating", self._num_printed + len(self._finished), self._num_prompts)

@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "keys": Command("penstock.cli.fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
     "usage": Command("penstock.cli.fleet.usage", "Show what was used through a gateway and what it cost"),
     "doctor": Command("penstock.cli.doctor", "Diagnose this machine or a server: symptom, layer, remedy"),
+    "doctor cache": Command("penstock.cli.fleet.cache", "Say why prompts nearly hit a server's prefix cache"),
     "top": Command("penstock.cli.top", "Watch a running server: running and waiting requests, tokens per second"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
     "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
@@ -55,6 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
+    "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
     "train-draft": Command(
         "penstock.cli.train_draft",
@@ -65,6 +67,9 @@ COMMANDS: Mapping[str, Command] = {
     "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),
     "bench latency": Command("penstock.cli.bench.latency", "Measure how long a batch takes, repeatedly"),
     "profile": Command("penstock.cli.profile", "Measure step times of this machine, for simulator and planner"),
+    "profile step": Command(
+        "penstock.cli.bench.step", "Show where a step's time goes, beside what this machine reaches"
+    ),
     "tune": Command(
         "penstock.cli.tune.command", "Find the settings of serve that keep an SLO here: simulated, then measured"
     ),

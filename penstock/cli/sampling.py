@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from secrets import randbits
+from typing import TYPE_CHECKING
 
 from penstock.runtime.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,19 @@ class SamplingConfig:
     """Most tokens of an answer (default: 256 in generate; in chat, until the model ends it or the context is full)"""
     stop: tuple[str, ...] = ()
     """Text that ends the answer"""
+    bad_words: tuple[str, ...] = ()
+    """Word that is never written; several times for several"""
 
     def __post_init__(self) -> None:
         self.params()
 
-    def params(self) -> SamplingParams:
+    def params(self, tokenizer: "Tokenizer | None" = None) -> SamplingParams:
         """The sampling parameters these flags ask for; without a seed, each call draws its own."""
+        banned: tuple[tuple[int, ...], ...] = ()
+        if self.bad_words and tokenizer is not None:
+            from penstock.runtime.text.tokenizer.banned import banned_sequences  # heavy, and few need it
+
+            banned = banned_sequences(tokenizer, self.bad_words)
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -47,4 +58,5 @@ class SamplingConfig:
             seed=randbits(62) if self.seed is None else self.seed,
             max_tokens=self.max_tokens,
             stop=self.stop,
+            banned_sequences=banned,
         )

@@ -1,4 +1,4 @@
-"""Parts of offline use: completions as they grow, beam search, perplexity.
+"""Parts of offline use: completions as they grow, perplexity.
 
 `penstock.LLM` joins them to an engine in this process. Knows no HTTP and no command.
 """

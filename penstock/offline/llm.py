@@ -14,7 +14,6 @@ import numpy.typing as npt
 from penstock.assembly.engine import LoadedModel, Progress, load, make_engine, size
 from penstock.config import EngineConfig, configure
 from penstock.errors import ConfigError, RequestError
-from penstock.offline.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.offline.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.runtime.core.batch import Logprob
 from penstock.runtime.core.request import Grammar, Request, SamplingParams
@@ -24,6 +23,7 @@ from penstock.runtime.files import ModelFiles, no_words
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import OFFLINE_STEP_S, Sizing
+from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
 from penstock.runtime.text.grammar.compose import Markers, after_thoughts, thoughts_of
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.stop import StopSet

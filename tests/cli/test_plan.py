@@ -10,7 +10,7 @@ from penstock.cli import serve
 from penstock.cli.main import main
 from penstock.cli.plan.command import demand_of
 from penstock.cli.plan.config import ExpectedLoad, PlanGoal
-from penstock.cli.plan.launch import command, gaps_of, nodes_of
+from penstock.cli.plan.launch import command, gaps_of, nodes_of, standing
 from penstock.cli.plan.model import describe
 from penstock.cli.plan.report import _print_constraint, print_plan
 from penstock.cli.plan.verify import candidate_of, config_of, predict, read_plan
@@ -324,3 +324,23 @@ def test_users_become_the_rate_at_which_they_ask_if_they_wait_as_long_as_allowed
     assert demand.rate == pytest.approx(100 / (10.0 + 1.0 + 100 * 0.05))
     with pytest.raises(ConfigError, match="think"):
         demand_of(ExpectedLoad(users=100, prompts="50", answers="1"), PlanGoal("tpot<50ms"))
+
+
+def test_a_layout_over_several_gpus_is_called_untried_and_every_format_asked_for_is_ranked(capsys) -> None:
+    words = ("--prompts", "20-60", "--answers", "3-12", "--rate", "20", "--hardware", "h100", "--max-devices", "2")
+    status, out = plan(capsys, "llama-3.1-8b", *words, "--weights", "bf16,fp8,int8", "--kv", "bf16", "--json")
+    assert status == 0
+    options = json.loads(out.out)["options"]
+    assert {one["weights"] for one in options} == {"bf16", "fp8", "int8"}
+    candidates = {one["name"]: one for one in options}
+    for one in candidates.values():
+        is_several = one["devices_per_replica"] > 1
+        expected = "not yet" if one["gaps"] else "untried on several GPUs" if is_several else "yes"
+        assert one["runs_today"] == expected
+    several = Candidate(
+        find_model("llama-3.1-8b"), find_hardware("h100"), Layout(tensor=2), "bf16", "bf16", Precision(), 64, 1024, 4096
+    )
+    assert standing(several, gaps_of(several)) == "untried on several GPUs"
+    assert standing(replace(several, layout=Layout()), ()) == "yes"
+    on_cpu = replace(several, hardware=replace(several.hardware, kind="cpu"))
+    assert standing(on_cpu, ()) == "yes"

@@ -29,7 +29,7 @@ DRAWN: dict[str, Any] = {
     "ignore_eos": True, "skip_special_tokens": False, "priority": 3, "deadline_ms": 60_000, "cache_salt": "mine",
     "guided_json": {"type": "boolean"}, "guided_regex": "a+b", "guided_choice": ["a", "b"], "guided_grammar": 'start: "a"',
     "structured_outputs": {"choice": ["a"]}, "grammar": 'root ::= "a"', "json_schema": {"type": "integer"},
-    "response_format": {"type": "json_object"},
+    "response_format": {"type": "json_object"}, "best_of": 3, "bad_words": ["end"],
 }  # fmt: skip
 """What the engine, or the text made of its tokens, is asked differently."""
 
@@ -63,12 +63,13 @@ LABELS: dict[str, Any] = {
     "response_format": {"type": "text"}, "tools": [], "best_of": 1, "suffix": "", "add_special_tokens": True,
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "speculate": 0,
     "prediction": {"type": "content", "content": "x"},
+    "use_beam_search": False, "beam_width": None, "length_penalty": None,
 }  # fmt: skip
 """Accepted at these values, which ask for what is done anyway, name the caller, or speak to the model's own template."""
 
 NOT_SERVED: dict[str, Any] = {
     "store": True,
-    "modalities": ["audio"], "verbosity": "low", "best_of": 3,
+    "modalities": ["audio"], "verbosity": "low",
     "suffix": "after", "max_reasoning_tokens": 9,
 } | dict.fromkeys(REFUSED, "something")  # fmt: skip
 

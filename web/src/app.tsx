@@ -2,7 +2,7 @@
 import type { ComponentType, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { about, ask, fleet, reach } from "./about";
-import { needsKey, setKey } from "./api";
+import { apiKey, needsKey, setKey } from "./api";
 import { page } from "./router";
 import { theme, toggleTheme } from "./theme";
 import { Icon } from "./ui/icons";
@@ -164,6 +164,7 @@ function KeyDialog(): JSX.Element {
       >
         <h2 id="key-title">This server asks for a key</h2>
         <p class="muted small">It stays in this tab and goes nowhere but to this server. You see your own requests; an admin key sees all.</p>
+        {apiKey.value && <Note kind="bad">The server does not accept the key that was given. Check it for missing characters, or ask whoever runs the server.</Note>}
         <TextField label="API key" value={key} onChange={setValue} />
         <Button kind="primary" submit disabled={!key.trim()}>
           Use it

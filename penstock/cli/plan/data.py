@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.cli.plan.config import Config, as_plain
-from penstock.cli.plan.launch import launch_lines
+from penstock.cli.plan.launch import launch_lines, standing
 from penstock.cli.plan.model import Described
 from penstock.metrics.summary import Percentiles
 from penstock.tools.planner.candidate import Candidate
@@ -95,6 +95,7 @@ def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
         "dollars_per_hour": option.hourly,
         "dollars_per_million": None if option.price is None else asdict(option.price),
         "gaps": list(option.gaps),
+        "runs_today": standing(candidate, option.gaps),
         "launch": launch_lines(option, source),
     }
 

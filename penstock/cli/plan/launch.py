@@ -6,6 +6,7 @@ it worked.
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,16 @@ SERVED_WEIGHTS = ("bf16", "fp8", "file")
 RENDEZVOUS = "HOST:29500"
 """Stands for an address of the first of several machines."""
 SERVED_KV = ("bf16", "fp8", "int8")
+
+
+UNTRIED = "untried on several GPUs"
+
+
+def standing(candidate: Candidate, gaps: Sequence[str]) -> str:
+    """Whether it runs today: what several GPUs do together nobody has run yet."""
+    if gaps:
+        return "not yet"
+    return UNTRIED if candidate.hardware.kind == "gpu" and candidate.layout.devices_per_copy > 1 else "yes"
 
 
 def gaps_of(candidate: Candidate) -> tuple[str, ...]:
@@ -82,6 +93,11 @@ def launch_lines(option: Option, source: str) -> list[str]:
         return [f"not yet: {gap}" for gap in option.gaps]
     if not source:
         return ["give the model's directory, file or hf:ORG/NAME to get its command"]
+    return [*_commands(option, source), *([f"# {UNTRIED}"] if standing(candidate, ()) == UNTRIED else [])]
+
+
+def _commands(option: Option, source: str) -> list[str]:
+    candidate = option.candidate
     count, nodes = max(option.num_replicas, 1), nodes_of(candidate)
     others = [f"penstock rank {RENDEZVOUS}"] if nodes > 1 else []  # on every further machine
     if count == 1:

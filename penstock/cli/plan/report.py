@@ -144,7 +144,7 @@ def _print_ranking(data: Data) -> None:
                 capacity["requests_per_s"],
                 capacity["tokens_per_s_per_device"],
                 capacity["tokens_per_s_per_user"],
-                "not yet" if option["gaps"] else "yes",
+                option["runs_today"],
             )
         )
     columns = ("", "a replica", "sequences", "budget", "devices", "$/hour", "req/s each", "tok/s/device", "tok/s/user")

@@ -50,7 +50,7 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     12: np.dtype("<f8"),
 }
 
-_TENSOR_TYPES = {
+TENSOR_TYPES = {
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -333,9 +333,9 @@ def _read_entry(cursor: _Cursor) -> tuple[str, str, tuple[int, ...], int]:
     if min(dims) == 0 or math.prod(dims) > MAX_COUNT:
         raise cursor.fault(f"{what} has dimensions {dims}, which no tensor can have; {_DAMAGED}")
     kind = cursor.unsigned(4, what)
-    dtype = _TENSOR_TYPES.get(kind, f"type number {kind}")
+    dtype = TENSOR_TYPES.get(kind, f"type number {kind}")
     if dtype not in BLOCKS:
-        known = ", ".join(known for known in _TENSOR_TYPES.values() if known in BLOCKS)
+        known = ", ".join(known for known in TENSOR_TYPES.values() if known in BLOCKS)
         raise cursor.fault(f"{what} is of type {dtype}, which is not read; use a file of these: {known}")
     # The file names the innermost dimension first.
     return name, dtype, tuple(reversed(dims)), cursor.unsigned(8, what)

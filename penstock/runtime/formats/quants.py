@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.errors import ModelFileError
 from penstock.runtime.formats.checkpoint import RawTensor, quoted
+from penstock.runtime.formats.lattices import LATTICES
 from penstock.runtime.formats.mapping import Bytes
 
 Floats = npt.NDArray[np.float32]
@@ -227,11 +228,15 @@ _UNPACKERS: dict[str, tuple[np.dtype[Any], Callable[[Blocks], Floats]]] = {
     "IQ4_NL": (_IQ4_NL, _iq4_nl),
     "IQ4_XS": (_IQ4_XS, _iq4_xs),
     "MXFP4": (_MXFP4, _mxfp4),
+    **LATTICES,
 }
+
+LAYOUTS: dict[str, np.dtype[Any]] = {name: layout for name, (layout, _) in _UNPACKERS.items()}
+"""How a block of each format lies in bytes, for who writes them."""
 
 _QUANTIZED_BLOCK_VALUES = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), 32),
-    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 256),
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", *LATTICES), 256),
 }
 
 BLOCKS: dict[str, BlockSize] = {

@@ -101,6 +101,10 @@ class Fields:
         items: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
         return items
 
+    def names(self) -> list[str]:
+        """Of all fields that are present."""
+        return [name.removeprefix(self._prefix) for name in self._values if name.startswith(self._prefix)]
+
     def section(self, name: str) -> "Fields":
         """The fields nested under a name; none if it is absent."""
         value = self._get(name)

@@ -142,8 +142,38 @@ class PackQuantized:
     has_zeros: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledBytes:
+    """A matrix of 8-bit numbers, floats (E4M3) or whole ones, and scales that multiply them.
+
+    `{name}.weight` [out, in] and `{name}.{scales}`: one number, one a row, or one for each rectangle of `block` [rows,
+    columns]. Scales of bytes are exponents of two, biased by 127.
+    """
+
+    name: str
+    scales: str
+    block: tuple[int, int] | None = None
+    factor: float = 1.0
+    """Multiplies the scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nf4:
+    """A matrix of 4-bit numbers that name the levels of a table, as bitsandbytes stores it.
+
+    `{name}.weight` is bytes of two values, the first high; `{name}.weight.{part}` for each of `parts` says the rest: the table,
+    the largest magnitude of every block (itself in 8 bits, with a table, where `is_nested`), and the shape, as JSON.
+    """
+
+    name: str
+    state: str
+    is_nested: bool
+
+
 Integers = Awq | Gptq | PackQuantized
-Recipe = Tensor | RowRange | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Integers
+Coded = Integers | ScaledBytes | Nf4
+"""A matrix in place of the float tensor `{name}.weight`."""
+Recipe = Tensor | RowRange | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Coded
 Recipes = dict[str, Recipe]
 
 
@@ -156,6 +186,10 @@ def sources(recipe: Recipe) -> Iterator[str]:
             yield from (blocks, scales)
         case Awq() | Gptq() | PackQuantized():
             yield from (f"{recipe.name}.{part}" for part in integer_parts(recipe))
+        case ScaledBytes(name, scales):
+            yield from (f"{name}.weight", f"{name}.{scales}")
+        case Nf4():
+            yield from (f"{recipe.name}.weight{part}" for part in nf4_parts(recipe))
         case RowRange(parts) | Stack(parts):
             for part in parts:
                 yield from sources(part)
@@ -174,3 +208,9 @@ def integer_parts(recipe: Integers) -> tuple[str, ...]:
         case PackQuantized():
             zeros = ("weight_zero_point",) if recipe.has_zeros else ()
             return ("weight_packed", "weight_scale", *zeros, "weight_shape")
+
+
+def nf4_parts(recipe: Nf4) -> tuple[str, ...]:
+    """What follows `{name}.weight` in the names of a matrix's tensors."""
+    nested = (".nested_absmax", ".nested_quant_map") if recipe.is_nested else ()
+    return ("", ".absmax", ".quant_map", f".quant_state.{recipe.state}", *nested)

@@ -8,7 +8,7 @@ from penstock.config import ListenConfig, is_loopback
 from penstock.service.router.proxy.client import Incoming
 from penstock.service.router.proxy.faults import Refusal
 
-PUBLIC_PATHS = ("/livez", "/readyz")
+PUBLIC_PATHS = ("/livez", "/readyz", "/health")
 OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 

@@ -115,6 +115,13 @@ class CacheHints(NamedTuple):
 NO_HINTS = CacheHints()
 
 
+class Beams(NamedTuple):
+    """A beam search in place of drawing: the n best of so many beams are told."""
+
+    width: int
+    length_penalty: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """How tokens are drawn and when to end, as far as the client said."""
@@ -130,6 +137,10 @@ class SamplingOptions:
     allowed_token_ids: Sequence[int] | None = None
     seed: int | None = None
     n: int | None = None
+    best_of: int | None = None
+    """So many are drawn, and the n likeliest told."""
+    beams: "Beams | None" = None
+    bad_words: tuple[str, ...] = ()
     max_tokens: int | None = None
     min_tokens: int | None = None
     stops: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.errors import RequestError
-from penstock.runtime.core.request import MAX_TOKEN_LIST, SamplingParams
+from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
@@ -23,11 +23,21 @@ from penstock.runtime.text.tools.words import described, knows_calls, told
 from penstock.service import marks
 from penstock.service.marks import TokenBound
 from penstock.service.server.forms import answer_form
-from penstock.service.server.generation import CacheHints, Caller, Chat, ChatMessage, Generation, SamplingOptions, Tool
+from penstock.service.server.generation import (
+    CacheHints,
+    Caller,
+    Chat,
+    ChatMessage,
+    Generation,
+    SamplingOptions,
+    Tool,
+)
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import stand_back, trim_memory
-from penstock.service.server.http.relay import priority_of, random_seed
+from penstock.service.server.http.relay import priority_of
+from penstock.service.server.sampling.beams import call_of
+from penstock.service.server.sampling.params import check_ids, sampling_params
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
 
 R = TypeVar("R")
@@ -40,8 +50,6 @@ LONG_TEXTS = ThreadPoolExecutor(2, "text", initializer=stand_back)
 SLICE_CHARACTERS = 1 << 18
 """Of many texts, so many are tokenized together: what a tokenizer makes of them on its way is many times larger."""
 MAX_ITEMS = 2048
-MAX_ID_DIGITS = 12
-"""Of a token id; Python itself refuses to read thousands of digits."""
 MAX_CHOICES = 1024
 """Choices of one call, over all its prompts."""
 FEW_CHOICES = 8
@@ -57,7 +65,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         is_begun = bool(prompt.begun)
         pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
     else:
-        _check_choices(prompt.given, sampling.n or 1)
+        _check_choices(prompt.given, sampling.best_of or sampling.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
         text, continues, is_begun, pins = "", True, True, ()
     if generation.kept_prompt_tokens is not None:
@@ -80,7 +88,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)  # before so many are made ready in vain
-    call = Call(model.client, model.tokenizer, prompts, parameters)
+    call = call_of(model, prompts, parameters, sampling.beams)
     _check(call, model, generation.param)
     if not caller.is_batch:
         model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
@@ -324,34 +332,6 @@ async def prompts_of(
     return prompts
 
 
-# Sampling
-
-
-def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParams:
-    vocab_size = model.vocab_size
-    ends = () if asked.ignores_eos else model.tokenizer.eos_ids
-    stop_token_ids = {*ends, *_token_set(asked.stop_token_ids, vocab_size, "stop_token_ids")}
-    return SamplingParams(
-        temperature=_or(asked.temperature, 1.0),
-        top_k=max(_or(asked.top_k, 0), 0),
-        top_p=_or(asked.top_p, 1.0),
-        min_p=_or(asked.min_p, 0.0),
-        presence_penalty=_or(asked.presence_penalty, 0.0),
-        frequency_penalty=_or(asked.frequency_penalty, 0.0),
-        repetition_penalty=_or(asked.repetition_penalty, 1.0),
-        logit_bias=_logit_bias(asked, vocab_size),
-        allowed_token_ids=_token_set(asked.allowed_token_ids, vocab_size, "allowed_token_ids"),
-        seed=random_seed() if asked.seed is None else asked.seed,
-        max_tokens=asked.max_tokens,
-        min_tokens=_or(asked.min_tokens, 0),
-        stop=asked.stops,
-        stop_token_ids=tuple(stop_token_ids),
-        logprobs=asked.num_logprobs,
-        prompt_logprobs=asked.num_prompt_logprobs,
-        n=_or(asked.n, 1),
-    )
-
-
 def _text_rules(
     model: ServedModel, asked: SamplingOptions, prompt_text: str, *, continues: bool, is_begun: bool
 ) -> TextRules:
@@ -360,39 +340,12 @@ def _text_rules(
     return TextRules(
         stops=StopSet(asked.stops),
         include_stop=asked.includes_stop,
-        min_tokens=_or(asked.min_tokens, 0),
+        min_tokens=asked.min_tokens or 0,
         style=style,
         is_open=style is not None and style.is_open(prompt_text),
         skip_special=asked.skips_special,
         at_start=not is_begun,
     )
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _logit_bias(asked: SamplingOptions, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    if len(asked.logit_bias or ()) > MAX_TOKEN_LIST:
-        raise invalid(f"logit_bias has more than {MAX_TOKEN_LIST:,} entries; send fewer", "logit_bias")
-    for key, bias in (asked.logit_bias or {}).items():
-        if not key.isdecimal() or not key.isascii() or len(key) > MAX_ID_DIGITS or int(key) >= vocab_size:
-            raise invalid(
-                f"logit_bias has the key {key[:40]!r}; keys are token ids, 0 to {vocab_size - 1:,}", "logit_bias"
-            )
-        pairs.append((int(key), bias))
-    return tuple(pairs)
-
-
-def _token_set(given: Sequence[int] | None, vocab_size: int, param: str) -> tuple[int, ...]:
-    check_ids(given or (), vocab_size, param)
-    return tuple(given or ())
-
-
-def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    if token_ids and max(token_ids) >= vocab_size:
-        raise invalid(f"{param} has the token id {max(token_ids)}; ids are below {vocab_size}", param)
 
 
 def _deadline_s(*deadlines_ms: float | None) -> float | None:

@@ -51,7 +51,7 @@ def look_around(port: int) -> Environment:
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory = read_meminfo()
     group = ProcessorGroup()
-    ops_folder = _package_folder("penstock") / "ops" / "cpu"
+    ops_folder = _package_folder("penstock") / "runtime" / "ops" / "cpu"
     clock_read_s = _clock_read_s()
     torch = _read_probe(probe)
     return Environment(

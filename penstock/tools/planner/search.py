@@ -116,12 +116,17 @@ class Search:
         return self._detail(plan, chosen)
 
     def shortlist(self, found: Sequence[Found], demand: Demand) -> list[Found]:
-        """The cheapest by their bound, some of every device, and the cheapest that can be launched."""
+        """The cheapest by their bound, some of every device, the cheapest of every weight format that was asked for, and the
+        cheapest that can be launched.
+        """
         ordered = sorted(found, key=lambda one: (self._expected_cost(one, demand), -one.steady.rate))
         kept: list[Found] = []
         for one in ordered:
             alike = [other for other in kept if other.candidate.hardware.name == one.candidate.hardware.name]
             if len(kept) < SIMULATED and len(alike) < PER_HARDWARE:
+                kept.append(one)
+        for one in ordered:
+            if all(one.candidate.weights != other.candidate.weights for other in kept):
                 kept.append(one)
         ready = next((one for one in ordered if not self.gaps_of(one.candidate)), None)
         if ready is not None and not any(not self.gaps_of(one.candidate) for one in kept):

@@ -37,12 +37,15 @@ interface Advice {
   rules: { id: string; setting: string; remedy: string }[];
 }
 
+/** Commands that ask this very server name the address the page came from. */
+const here = (advice: Advice): Advice => JSON.parse(JSON.stringify(advice).replaceAll("http://127.0.0.1:8000", location.origin)) as Advice;
+
 type View = "trees" | "checklists" | "cheat sheet" | "lint";
 
 export function Advise(): JSX.Element {
   const [advice, setAdvice] = useState<Advice | null>(null);
   const [view, setView] = useState<View>(kept({ view: "trees" }).view as View);
-  useEffect(() => void get<Advice>("/app/v1/advice").then(setAdvice, () => undefined), []);
+  useEffect(() => void get<Advice>("/app/v1/advice").then((found) => setAdvice(here(found)), () => undefined), []);
   return (
     <div class="page">
       <PageHead title="Advice" about="Where to look first, what to buy, what to tune and in which order: by questions, every leaf ends in a command.">

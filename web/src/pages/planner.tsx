@@ -35,7 +35,7 @@ export function Planner(): JSX.Element {
             <TextField label="Devices to choose from" value={state.hardware} hint="h100,l40s" onChange={(hardware) => set({ hardware })} />
             <TextField label="Prices, $ an hour" value={state.price} hint="h100=2.5 (otherwise list prices)" onChange={(price) => set({ price })} />
             <Slider label="Requests a second" value={state.rate} min={0.5} max={500} step={0.5} log onChange={(rate) => set({ rate })} />
-            <Slider label="… or users, one request a minute each" value={Math.round(state.rate * 60)} min={30} max={30_000} log onChange={(users) => set({ rate: Number((users / 60).toFixed(2)) })} />
+            <Slider label="… or people, each asking once a minute" value={Math.round(state.rate * 60)} min={30} max={30_000} log onChange={(users) => set({ rate: Number((users / 60).toFixed(2)) })} />
             <Select label="Kind of load" value={state.workload} options={["chat", "rag", "agent", "code", "summary", "reasoning"]} onChange={(workload) => set({ workload })} />
             <TextField label="SLO" value={state.slo} onChange={(slo) => set({ slo })} />
             <TextField label="Weights to consider" value={state.weights} onChange={(weights) => set({ weights })} />
@@ -73,12 +73,17 @@ function Plan({ data }: { data: Data }): JSX.Element {
         <Card title="Ranked" about="Each the best limits found for its layout and precision.">
           <Table
             label="Candidates"
-            columns={[["configuration", ""], ["replicas", "n"], ["devices", "n"], ["requests/s a replica", "n"], ["tokens/s a device", "n"], ["users", "n"], ["$ an hour", "n"]]}
+            columns={[["configuration", ""], ["replicas", "n"], ["devices", "n"], ["requests/s a replica", "n"], ["tokens/s a device", "n"], ["requests inside", "n"], ["$ an hour", "n"], ["runs today", ""]]}
             rows={options.slice(0, 12).map((option) => {
               const capacity = object(option["capacity"]);
-              return [String(option["name"]), ...[option["num_replicas"], option["num_devices"], capacity["requests_per_s"], capacity["tokens_per_s_per_device"], capacity["users"]].map((value) => format("", value ?? null)), format("dollars", option["dollars_per_hour"] ?? null)];
+              return [String(option["name"]), ...[option["num_replicas"], option["num_devices"], capacity["requests_per_s"], capacity["tokens_per_s_per_device"], capacity["users"]].map((value) => format("", value ?? null)), format("dollars", option["dollars_per_hour"] ?? null), String(option["runs_today"] ?? "")];
             })}
           />
+        </Card>
+      )}
+      {list(data["rejected"]).length > 0 && (
+        <Card title="Left out, and why">
+          <Table label="Left out" columns={[["configuration", ""], ["why", ""]]} rows={list(data["rejected"]).slice(0, 12).map((one) => [String(one["name"]), String(one["reason"])])} />
         </Card>
       )}
       {list(data["pareto"]).length > 0 && <Pareto data={data} />}
@@ -122,11 +127,16 @@ function Best({ option, load }: { option: Data; load: Data }): JSX.Element {
   const lines = Array.isArray(launch) ? launch.map(String) : [String(launch ?? "")];
   const at = (name: string) => object(load[name]);
   return (
-    <Card title="Best of all" about={String(option["name"])} aside={<Badge kind="good">meets the SLO</Badge>}>
+    <Card title="Best of all" about={String(option["name"])} aside={
+        <>
+          {option["runs_today"] !== "yes" && <Badge kind="warn">{String(option["runs_today"])}</Badge>}
+          <Badge kind="good">meets the SLO</Badge>
+        </>
+      }>
       <div class="stack">
         <Stats>
           <Stat label="replicas" value={format("", option["num_replicas"] ?? null)} note={`${format("", option["num_devices"] ?? null)} devices`} />
-          <Stat label="carries" value={format("", capacity["requests_per_s"] ?? null)} unit="requests/s each" note={`${format("", capacity["users"] ?? null)} users`} />
+          <Stat label="carries" value={format("", capacity["requests_per_s"] ?? null)} unit="requests/s each" note={`${format("", capacity["users"] ?? null)} requests inside at once`} />
           <Stat label="tokens/s a device" value={format("", capacity["tokens_per_s_per_device"] ?? null)} />
           <Stat label="TTFT p50 at this load" value={seconds(at("ttft")["p50"] as number)} note={`p99 ${seconds(at("ttft")["p99"] as number)}`} />
           <Stat label="TPOT p50" value={seconds(at("tpot")["p50"] as number)} note={`p99 ${seconds(at("tpot")["p99"] as number)}`} />

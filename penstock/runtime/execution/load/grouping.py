@@ -2,7 +2,7 @@
 
 exact         Q4_0 Q4_1 Q5_0 Q5_1 Q8_0
 scale to 2^-11  Q4_K Q5_K: the product of a block's scale and a group's is rounded to half precision
-the same      AWQ, GPTQ, compressed-tensors: see `integers`
+the same      AWQ, GPTQ, compressed-tensors: see `integers`; 8-bit whole numbers with a scale a row: see `scaled`
 to 1/254      all others: 8-bit values nearest to the file's numbers, relative to the largest of a group
 """
 
@@ -18,6 +18,7 @@ from penstock.errors import ModelFileError
 from penstock.runtime.execution.load.audit import TensorAudit
 from penstock.runtime.execution.load.integers import IntegerMatrix
 from penstock.runtime.execution.load.recipe import open_recipe
+from penstock.runtime.execution.load.scaled import ScaledMatrix
 from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.runtime.formats.quants import dequantize_rows
 from penstock.runtime.models import weights as recipes
@@ -55,13 +56,22 @@ def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAu
             if isinstance(source, IntegerMatrix):
                 _ = source.shape  # checked
                 return source.grouped()
+            if isinstance(source, ScaledMatrix) and source.is_rows_of_integers:
+                return source.grouped()
             return quantize(source.read(0, source.shape[0]))
 
 
 def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
     """All its numbers are stored in fewer bits than floats have."""
     match recipe:
-        case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
+        case (
+            recipes.Awq()
+            | recipes.Gptq()
+            | recipes.PackQuantized()
+            | recipes.ScaledBytes()
+            | recipes.Nf4()
+            | recipes.Mxfp4()
+        ):
             return True
         case recipes.RowRange(parts) | recipes.Stack(parts):
             return all(is_quantized(part, checkpoint) for part in parts)

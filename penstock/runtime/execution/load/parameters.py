@@ -35,10 +35,11 @@ FILE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16
 
 IGNORED = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_(long|short)\.weight"
-    r"|attn\.(masked_)?bias|position_ids|pooler\.dense\.(weight|bias))$"
+    r"|attn\.(masked_)?bias|position_ids|pooler\.dense\.(weight|bias)|(input|output|[qkv])_scale|SCB|weight_format)$"
     r"|^cls\.|^(model\.)?(vision_tower|multi_modal_projector)\."
 )
-"""Tensors that hold no parameter of ours: angle tables, causal masks, counters, a pooler, a head for training, eyes."""
+"""Tensors that hold no parameter of ours: angle tables, causal masks, counters, a pooler, scales of activations (they are
+computed with more bits here) and of a cache in few, a head for training, eyes."""
 
 
 def load_model(
@@ -71,23 +72,37 @@ def fill_model(
     total, done = sum(parameter.numel() for parameter in parameters.values()), 0
     used: set[str] = set()
     for name, parameter in parameters.items():
-        audit = TensorAudit()
-        source = open_recipe(recipes[name], checkpoint, audit)
-        if source.shape != tuple(parameter.shape):
-            raise ModelFileError(
-                f"{name} should be {list(parameter.shape)}, but {_listed(audit.reached)} make it {list(source.shape)}; "
-                "the file does not fit its own description"
-            )
-        if packs and can_pack(model, name) and is_quantized(recipes[name], checkpoint):
-            put_packed(model, name, group_recipe(recipes[name], checkpoint, audit), device)
-        else:
-            _put(model, name, _read(recipes[name], source, audit, parameter.dtype, device))
-        audit.check()
-        used |= audit.reached.keys()
+        used |= _fill_one(model, name, recipes[name], checkpoint, device, packs)
         done += parameter.numel()
         if progress is not None:
             progress(done, total)
     return used
+
+
+def fill_parameter(
+    model: nn.Module, name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, device: torch.device
+) -> Tensor:
+    """Put numbers into one parameter, for who walks through a model part by part; returns them."""
+    _fill_one(model, name, recipe, checkpoint, device, packs=False)
+    return model.get_parameter(name)
+
+
+def _fill_one(
+    model: nn.Module, name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, device: torch.device, packs: bool
+) -> set[str]:
+    parameter, audit = model.get_parameter(name), TensorAudit()
+    source = open_recipe(recipe, checkpoint, audit)
+    if source.shape != tuple(parameter.shape):
+        raise ModelFileError(
+            f"{name} should be {list(parameter.shape)}, but {_listed(audit.reached)} make it {list(source.shape)}; "
+            "the file does not fit its own description"
+        )
+    if packs and can_pack(model, name) and is_quantized(recipe, checkpoint):
+        put_packed(model, name, group_recipe(recipe, checkpoint, audit), device)
+    else:
+        _put(model, name, _read(recipe, source, audit, parameter.dtype, device))
+    audit.check()
+    return set(audit.reached)
 
 
 def dummy_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Decoder | Encoder:

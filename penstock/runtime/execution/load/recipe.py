@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.errors import ModelFileError
 from penstock.runtime.execution.load.audit import TensorAudit, check_numbers
 from penstock.runtime.execution.load.integers import IntegerMatrix
+from penstock.runtime.execution.load.scaled import LeveledMatrix, ScaledMatrix
 from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.runtime.formats.quants import dequantize_rows
 from penstock.runtime.models import weights as recipes
@@ -56,10 +57,15 @@ def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAud
         case recipes.Plus():
             return Shifted(part(recipe.part), recipe.constant)
         case recipes.Mxfp4():
-            return Mxfp4Source(raw(recipe.blocks), raw(recipe.scales), audit)
+            return Mxfp4Source(_in_blocks(raw(recipe.blocks), raw(recipe.scales)), raw(recipe.scales), audit)
         case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
             names = recipes.integer_parts(recipe)
             return IntegerMatrix(recipe, {name: raw(f"{recipe.name}.{name}") for name in names}, audit)
+        case recipes.ScaledBytes():
+            return ScaledMatrix(recipe, raw(f"{recipe.name}.weight"), raw(f"{recipe.name}.{recipe.scales}"), audit)
+        case recipes.Nf4():
+            parts = {part: raw(f"{recipe.name}.weight{part}") for part in recipes.nf4_parts(recipe)}
+            return LeveledMatrix(recipe, parts, audit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +260,13 @@ class Mxfp4Source:
 def _raw_item(raw: RawTensor, index: int) -> RawTensor:
     size = raw.num_bytes // raw.shape[0]
     return replace(raw, shape=raw.shape[1:], data=raw.data[index * size : (index + 1) * size])
+
+
+def _in_blocks(raw: RawTensor, scales: RawTensor) -> RawTensor:
+    """Bytes [..., blocks, 16], also where they lie as [..., bytes]."""
+    if len(raw.shape) != len(scales.shape) or raw.shape[-1] != 16 * scales.shape[-1]:
+        return raw
+    return replace(raw, shape=(*raw.shape[:-1], scales.shape[-1], 16))
 
 
 def _bytes(raw: RawTensor) -> Tensor:

@@ -32,6 +32,16 @@ AVX2, AVX512, AMX = 1, 2, 4
 """What a machine may have."""
 
 
+PARTS = ("start", "read", "qkv", "place", "attention", "out", "gate_up", "down", "end", "output")
+"""Of a step, as the library numbers them; each mark is made when its part ends."""
+
+
+class Mark(Structure):
+    """The first thread ended a part of a step."""
+
+    _fields_ = (("time_ns", c_int64), ("part", c_int32), ("layer", c_int32))
+
+
 class Matrix(Structure):
     _fields_ = (
         ("data", c_void_p),
@@ -234,6 +244,18 @@ class Library:
         """From any thread: steps that yield are left halfway, from now on and until told otherwise."""
         self._handle.penstock_interrupt(self._context, is_on)
 
+    def trace(self, capacity: int) -> "ctypes.Array[Mark] | None":
+        """Room for that many marks, which steps fill from now on; None where the library is older than this."""
+        if not hasattr(self._handle, "penstock_trace"):
+            return None
+        marks = (Mark * capacity)()
+        self._handle.penstock_trace(self._context, marks, capacity)
+        return marks
+
+    def end_trace(self) -> int:
+        """Steps note nothing any more; how many marks they made."""
+        return int(self._handle.penstock_trace(self._context, None, 0))
+
     def multiply(
         self,
         x: Tensor,
@@ -364,6 +386,9 @@ def _load() -> ctypes.CDLL | None:
         handle.penstock_choose_allowed.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
         handle.penstock_interrupt.argtypes = (c_void_p, ctypes.c_int)
         handle.penstock_interrupt.restype = None
+        if hasattr(handle, "penstock_trace"):
+            handle.penstock_trace.argtypes = (c_void_p, c_void_p, c_int64)
+            handle.penstock_trace.restype = c_int64
         if hasattr(handle, "penstock_shared_step"):
             handle.penstock_shared_step.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
         if hasattr(handle, "penstock_adapted_rows"):

@@ -34,7 +34,7 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
         backend.no_truncation()
         backend.no_padding()
-        self._backend = backend
+        self.backend = self._backend = backend
         self._special = special
         self._plain_backend: tokenizers.Tokenizer | None = None
         self._lock = threading.Lock()

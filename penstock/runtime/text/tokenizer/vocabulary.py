@@ -40,7 +40,7 @@ _END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id
 # In harmony vocabularies <|end|> closes one message of several; these two end the answer.
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
 
-_ROLE_KEYS = {
+ROLE_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -167,7 +167,7 @@ class _Reader:
         size = len(vocabulary.tokens)
         implied = _IMPLIED_ROLES.get(model, {})
         found = {}
-        for name, key in _ROLE_KEYS.items():
+        for name, key in ROLE_KEYS.items():
             token_id = self.token_id(key, size)
             if token_id is None and implied.get(name, size) < size:
                 token_id = implied[name]

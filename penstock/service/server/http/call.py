@@ -17,6 +17,7 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.server.writer import Piece, Writer
 
 CANCELLED = Finish(FinishReason.CANCELLED)
+Reporting = Callable[[list[Piece]], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ class Call:
             pieces += self._written(*self._queue.get_nowait())
         return pieces
 
-    def report_at_once(self, pipe: "Pipe", reporting: Callable[[list[Piece]], bytes]) -> None:
+    def report_at_once(self, pipe: "Pipe", reporting: Reporting) -> None:
         """From now on write news where they arrive, while `news` is waited for; that spares waking a task for each token.
 
         A call of several choices is left as it is: its news of one step are told together.

@@ -26,10 +26,10 @@ from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, invalid, log_fault
 
 LOGGER = logging.getLogger(__name__)
-PUBLIC_PATHS = ("/livez", "/readyz", "/", "/icon.svg")
+PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/", "/icon.svg")
 """What may be asked without a key: whether we live, and the page that asks for one."""
 PUBLIC_FOLDER = "/assets/"
-HEALTH_PATHS = ("/livez", "/readyz")
+HEALTH_PATHS = ("/livez", "/readyz", "/health")
 MAX_BEGUN = 4
 """Requests that begin in one turn: half a millisecond, or ten with texts as long as are tokenized on the loop."""
 MAX_HEADERS = 100

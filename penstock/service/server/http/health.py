@@ -23,11 +23,13 @@ async def ready(request: Request) -> Json:
 
 
 async def health(request: Request) -> Json:
-    """The engine has sent something lately; of several models, those that are loaded."""
+    """The engine has sent something lately; of several models, those that are loaded. No key is asked for, so that behind
+    keys no model is named.
+    """
     front: Front = request.app.state.front
     is_well = front.is_alive and not front.is_draining
     status: dict[str, Any] = {"status": "ok" if is_well else "unavailable"}
-    if front.pool is not None:
+    if front.pool is not None and not front.config.keys:
         status["models"] = {one.name: one.state.value for one in front.pool.residents}
     return Json(status, 200 if is_well else 503)
 

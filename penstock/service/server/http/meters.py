@@ -1,6 +1,7 @@
 """What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
 
 import time
+from collections.abc import Callable
 
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
@@ -63,6 +64,8 @@ class Meters:
     def __init__(self, client: EngineClient, admission: Admission) -> None:
         self.last_token_s = -1e9
         self.recorder: TraceRecorder | None = None
+        self.watch_prefix: Callable[[Request, int], None] | None = None
+        """Told of every prompt that begins, and how much of it the cache gave."""
         self._client = client
         self._admission = admission
         self._open: dict[int, Watch] = {}
@@ -155,6 +158,8 @@ class Meters:
         self.cached_tokens.add(prefix.num_tokens)
         self.cache_queries.add(timeline.num_prompt)
         self.cache_hits.add(prefix.num_tokens)
+        if self.watch_prefix is not None:
+            self.watch_prefix(watch.request, prefix.num_tokens)
         if watch.call.parameters.is_batch:
             return  # how long it takes is nobody's concern
         self._admission.drain.add(now)

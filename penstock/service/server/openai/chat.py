@@ -22,7 +22,7 @@ from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.openai.protocol import REFUSED, ChatBody
-from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of
+from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of, with_best
 from penstock.service.server.openai.usage import usage_value
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
@@ -41,7 +41,7 @@ async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: C
     generation = chat_generation(body)
     call = await prepare(model, caller, generation)
     encoder = ChatEncoder(front, model, body, generation.sampling.num_logprobs)
-    return Prepared(model, call, encoder, delivery_of(body))
+    return Prepared(model, call, with_best(encoder, body, generation.sampling.num_logprobs), delivery_of(body))
 
 
 class ChatEncoder:

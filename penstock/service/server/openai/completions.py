@@ -14,7 +14,7 @@ from penstock.service.server.http.faults import ApiError
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
-from penstock.service.server.openai.request import check_strictly, delivery_of, text_generation
+from penstock.service.server.openai.request import check_strictly, delivery_of, text_generation, with_best
 from penstock.service.server.openai.usage import usage_value
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
@@ -32,7 +32,7 @@ async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: C
         check_strictly(body)
     call = await prepare(model, caller, text_generation(body))
     encoder = CompletionEncoder(front, model, body, call.prompts, shows_answer=body.max_tokens != 0)
-    return Prepared(model, call, encoder, delivery_of(body))
+    return Prepared(model, call, with_best(encoder, body, body.logprobs), delivery_of(body))
 
 
 def _hidden(piece: Piece) -> Piece:

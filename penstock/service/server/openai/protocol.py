@@ -59,6 +59,15 @@ class Sampling(Struct, kw_only=True):
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=4096)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    """Draw so many answers and tell the n likeliest."""
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Beams that a search keeps; told are the n best of them (default: n)."""
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | None = None
+    """Of a beam search: above 1 favours longer answers."""
+    bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=256)] | None = None
+    """Words that are never written, as the tokenizer writes them with and without a space before."""
     max_tokens: Count | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     stop: Stop | None = None
@@ -168,7 +177,6 @@ class CompletionBody(Sampling, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
@@ -216,8 +224,6 @@ REFUSED = {
     "audio": "ask for text",
     "moderation": "check texts elsewhere",
     "web_search_options": "put what the model should know into the messages",
-    "use_beam_search": "raise n instead",
-    "length_penalty": "leave it out",
     "prompt_embeds": "send text or token ids",
     "chat_template": "the model's own template is used",
     "documents": "put them into the messages",

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import (
+    Beams,
     CacheHints,
     Chat,
     ChatMessage,
@@ -16,6 +18,7 @@ from penstock.service.server.generation import (
 )
 from penstock.service.server.http.faults import invalid, unsupported
 from penstock.service.server.names import OPENAI_NAMES, checked_name
+from penstock.service.server.openai.best import BestOf
 from penstock.service.server.openai.caching import cache_hints
 from penstock.service.server.openai.forms import output_form
 from penstock.service.server.openai.protocol import (
@@ -86,8 +89,6 @@ def chat_generation(body: ChatBody) -> Generation:
 def text_generation(body: CompletionBody) -> Generation:
     if body.suffix:
         raise unsupported("suffix", "put the whole text into the prompt")
-    if body.best_of is not None and body.best_of > (body.n or 1):
-        raise unsupported("best_of", "ask for n choices and choose among them")
     max_tokens = body.max_answer
     if not max_tokens and not body.echo:
         raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
@@ -140,6 +141,9 @@ def sampling_options(
         allowed_token_ids=body.allowed_token_ids,
         seed=body.seed,
         n=body.n,
+        best_of=_best_of(body),
+        beams=_beams(body),
+        bad_words=tuple(body.bad_words or ()),
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
         stops=stops,
@@ -150,6 +154,33 @@ def sampling_options(
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
+
+
+def _best_of(body: Sampling) -> int | None:
+    """More than are told; None where there is nothing to choose."""
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise invalid(f"best_of is {body.best_of}, fewer than n; raise it", "best_of")
+    return None if body.best_of is None or body.best_of == (body.n or 1) else body.best_of
+
+
+def _beams(body: Sampling) -> Beams | None:
+    if not body.use_beam_search:
+        if body.beam_width is not None or body.length_penalty is not None:
+            name = "length_penalty" if body.beam_width is None else "beam_width"
+            raise invalid(f"{name} needs use_beam_search: true", name)
+        return None
+    width = body.beam_width or body.best_of or body.n or 1
+    if width < (body.n or 1):
+        raise invalid(f"beam_width is {width}, fewer than n; raise it", "beam_width")
+    return Beams(width, 1.0 if body.length_penalty is None else body.length_penalty)
+
+
+def with_best(encoder: AnswerEncoder, body: Sampling, num_logprobs: int | None) -> AnswerEncoder:
+    """The encoder, told the likeliest answers alone where more are drawn."""
+    best_of = None if body.use_beam_search else _best_of(body)
+    if best_of is None:
+        return encoder
+    return BestOf(encoder, best_of, body.n or 1, shows_logprobs=num_logprobs is not None)
 
 
 def prediction_of(body: ChatBody) -> str:

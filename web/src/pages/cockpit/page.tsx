@@ -24,6 +24,8 @@ interface Side {
   fault: string;
 }
 const side = (flags: Flags): Side => ({ flags, run: null, ran: flags, busy: false, progress: 0, fault: "" });
+/** What is shown of it is of other settings than those that are asked for. */
+const isStale = (one: Side | null): boolean => one !== null && (one.busy || (!one.fault && JSON.stringify(one.flags) !== JSON.stringify(one.ran)));
 
 function fromAddress(): Flags {
   const flags: Flags = {};
@@ -48,19 +50,18 @@ export function Cockpit(): JSX.Element {
 
   useRun("a", a.flags, (change) => setA((before) => ({ ...before, ...change })));
   useRun("b", b?.flags ?? null, (change) => setB((before) => before && { ...before, ...change }));
-  useEffect(() => toAddress(a.flags), [a.flags]);
+  const latest = (b ?? a).flags;
+  useEffect(() => toAddress(latest), [latest]);
 
   const start = (chosen: Experiment) => {
     setExperiment(chosen);
-    if (chosen.runs.length === 1) {
-      setA((before) => ({ ...before, flags: chosen.runs[0]!.flags }));
-      setB(chosen.against ? side(chosen.against) : null);
-    } else {
-      setB(null);
-      setA((before) => ({ ...before, flags: chosen.runs[0]!.flags }));
-    }
-    setShown("a");
+    // A is what was before, B what the experiment changes: "B against A" is its gain.
+    const { against } = chosen.runs.length === 1 ? chosen : { against: undefined };
+    setA((before) => ({ ...before, flags: against ?? chosen.runs[0]!.flags }));
+    setB(against ? side(chosen.runs[0]!.flags) : null);
+    setShown(against ? "b" : "a");
   };
+  const stale = isStale(a) || isStale(b);
   const edited = shown === "a" ? a : b!;
   const change = (flags: Flags) => (shown === "a" ? setA((before) => ({ ...before, flags })) : setB((before) => before && { ...before, flags }));
   return (
@@ -77,7 +78,7 @@ export function Cockpit(): JSX.Element {
           </button>
         ))}
       </section>
-      {experiment && experiment.runs.length === 1 && <Verdict experiment={experiment} runs={[a.run, b?.run ?? null]} busy={a.busy || (b?.busy ?? false)} />}
+      {experiment && experiment.runs.length === 1 && <Verdict experiment={experiment} runs={b ? [b.run, a.run] : [a.run]} busy={stale} />}
       {experiment && experiment.runs.length > 1 && (
         <Sweep key={experiment.number} experiment={experiment} onShow={(flags) => setA((before) => ({ ...before, flags }))} />
       )}
@@ -103,18 +104,25 @@ export function Cockpit(): JSX.Element {
             </div>
           )}
         </Card>
-        <div class="stack">
-          <Playback a={a} b={b} price={price} />
+        <div class="stack" aria-busy={stale}>
+          {stale && (
+            <Note title="Simulating">
+              <Spinner text={edited.progress > 0 ? `simulated ${seconds(edited.progress)}` : "the new settings"} /> {a.run && "What stands below, greyed, is of the run before."}
+            </Note>
+          )}
+          <div class={stale ? "stack stale" : "stack"}>
+          <Playback a={a} b={b} main={edited} price={price} />
           {a.run && (
-            <Card title="Figures" about="Same seed, same arrivals: what differs comes from the configuration." aside={<Bound side={a} />}>
+            <Card title="Figures" about={b ? "A is what was before, B what is tried. Same seed, same arrivals: what differs comes from the configuration." : "Same seed, same arrivals: what differs comes from the configuration."} aside={<Bound side={edited} />}>
               <div class="stack">
                 <FigureTable sides={[{ run: a.run, flags: a.ran }, ...(b?.run ? [{ run: b.run, flags: b.ran }] : [])]} price={price} />
                 <Slider label="Price of a device, $ an hour (0: list price)" value={price} min={0} max={20} step={0.1} onChange={setPrice} />
               </div>
             </Card>
           )}
-          {a.run && <Curves side={a} />}
+          {edited.run && <Curves side={edited} />}
           {a.run && <CockpitFrontier sides={[{ run: a.run, flags: a.ran }, ...(b?.run ? [{ run: b.run, flags: b.ran }] : [])]} />}
+          </div>
           <Card title="The same as a command">
             <div class="stack">
               <Command text={commandOf("simulate", cleaned(edited.flags))} />
@@ -164,21 +172,20 @@ function Bound({ side: one }: { side: Side }): JSX.Element {
   return <span class="small muted">bound by {one.run ? only(one.run).bound : "–"}</span>;
 }
 
-function Playback({ a, b, price }: { a: Side; b: Side | null; price: number }): JSX.Element {
+function Playback({ a, b, main, price }: { a: Side; b: Side | null; main: Side; price: number }): JSX.Element {
   const [time, setTime] = useState(0);
   const [playing, setPlaying] = useState(true);
   const [speed, setSpeed] = useState(4);
   const films = [a, b].map((one) => (one?.run ? film(one.run) : undefined));
   const span = Math.max(...[a, b].map((one) => (one?.run ? only(one.run).summary.duration_s : 0)), 0.001);
-  const run = a.run;
-  useEffect(() => setTime(0), [a.run]);
+  const { run } = main;
+  useEffect(() => setTime(0), [run]);
   useFrames(playing && films.some(Boolean), (passed) => setTime((now) => (now >= span ? span : Math.min(now + passed * speed, span))));
   return (
     <Card
       title="In virtual time"
       aside={
         <>
-          {(a.busy || b?.busy) && <Spinner text={a.progress > 0 ? `simulated ${seconds(a.progress)}` : "simulating"} />}
           <Legend items={[["prompt", "prompts"], ["decode", "decoding, in time"], ["cached", "KV used"], ["bad", "late, refused"]]} />
         </>
       }
@@ -194,7 +201,8 @@ function Playback({ a, b, price }: { a: Side; b: Side | null; price: number }): 
             The queue still grows at the end: these latencies would only tell how long the run was.
           </Note>
         )}
-        {run && <Now side={a} time={time} price={price} />}
+        {run && <Now side={main} time={time} price={price} />}
+        {b && <h3>A</h3>}
         {films[0] && <Stage frames={films[0]} flags={a.ran} time={time} span={span} label={`Configuration A at ${seconds(time)}`} />}
         {films[1] && b && (
           <>
@@ -202,7 +210,7 @@ function Playback({ a, b, price }: { a: Side; b: Side | null; price: number }): 
             <Stage frames={films[1]} flags={b.ran} time={time} span={span} label={`Configuration B at ${seconds(time)}`} />
           </>
         )}
-        {!run && !a.fault && <p class="empty">The first run is being computed.</p>}
+        {!run && !main.fault && <p class="empty">The first run is being computed.</p>}
         {run && (
           <div class="transport">
             <Button kind="s" onClick={() => (time >= span ? (setTime(0), setPlaying(true)) : setPlaying(!playing))}>

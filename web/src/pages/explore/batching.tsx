@@ -95,13 +95,15 @@ export function Batching(): JSX.Element {
           const bars = slotsOf(frames, state.slots, way !== "continuous");
           const worked = bars.reduce((sum, bar) => sum + bar.end - bar.start, 0);
           const held = bars.reduce((sum, bar) => sum + bar.lost - bar.start, 0);
+          const room = state.slots * Math.max(outcome.summary.duration_s, ...bars.map((bar) => bar.lost));
           return (
             <Card key={way} title={way} aside={isUnstable ? <Badge kind="bad">unstable: the queue grows</Badge> : <Badge kind="good">keeps up</Badge>}>
               <div class="stack">
                 <Canvas height={state.slots * 9 + 44} label={`Slots over time, ${way}`} draw={(pen) => gantt(pen, bars, frames, state.slots, Math.min(found.report.workload.span_s, 20))} />
                 <Stats>
                   <Stat label="tokens/s" name={`${way} tokens`} value={count(outcome.summary.output_tokens_per_s)} />
-                  <Stat label="slot use" value={percent(worked / Math.max(held, 1e-9))} note="of the time held" />
+                  <Stat label="slot use" name={`${way} use`} value={percent(worked / room)} note="of all slots, all the time" />
+                  <Stat label="lost to neighbours" name={`${way} lost`} value={percent((held - worked) / room)} note="held, but done" kind={held > worked * 1.01 ? "bad" : ""} />
                   <Stat label="TTFT p50" value={isUnstable ? "unstable" : seconds(outcome.summary.ttft.p50)} />
                   <Stat label="E2E mean / p99" value={seconds(outcome.summary.e2e.mean)} note={`p99 ${seconds(outcome.summary.e2e.p99)}`} />
                   <Stat label="goodput" value={percent(outcome.summary.good_fraction)} kind={outcome.summary.good_fraction > 0.95 ? "good" : "bad"} />

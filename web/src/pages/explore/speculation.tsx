@@ -72,7 +72,7 @@ export function Speculation(): JSX.Element {
       <Card title="How many drafts?">
         <Plot label="Gain by number of drafts" height={200} x={gammas} xLabel="drafts a round" yLabel="gain" lines={[{ label: "gain", values: gammas.map(gainOf), colour: "draft", points: true }, { label: "no gain", values: gammas.map(() => 1), colour: "muted", dash: [4, 4] }]} mark={{ x: state.drafts, text: `γ = ${state.drafts}` }} />
       </Card>
-      <Card title={`In a batch of ${count(state.batch)}`} about="8B on one H100 by the simulator: the larger the batch, the less idle compute there is to guess with." aside={runs.busy ? <Spinner text="simulating" /> : undefined}>
+      <Card title={`In a batch of ${count(state.batch)}`} about="8B on one H100 by the simulator, twice as many requests as slots: the larger the batch, the less idle compute there is to guess with. TTFT counts the wait for a slot, which shortens with the answers; the prompt itself takes as long as before." aside={runs.busy ? <Spinner text="simulating" /> : undefined}>
         {runs.fault && <Note kind="bad">{runs.fault}</Note>}
         {runs.value && (
           <Table

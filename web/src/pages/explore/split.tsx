@@ -5,19 +5,22 @@ import { percent, seconds } from "../../format";
 import { commandOf, film, type Flags, isUnstable, only, simulate } from "../../tools";
 import { box, Canvas, Plot, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Badge, Card, Legend, Note, Slider, Spinner, Stat, Stats } from "../../ui/kit";
+import { Badge, Card, Legend, Note, Select, Slider, Spinner, Stat, Stats } from "../../ui/kit";
 import { Frame } from "./frame";
 
-const DEFAULTS = { rate: 4, prompt: 6000, answer: 200, budget: 8192, requests: 600 };
+const DEFAULTS = { rate: 4, prompt: 6000, answer: 200, budget: 8192, requests: 600, mode: "all", prefill: 1, decode: 1, link: 50 };
+const MODES = [["all", "all three"], ["together", "together"], ["chunked", "together, chunks of 512"], ["split", "split"]] as const;
 
 export function Split(): JSX.Element {
   const [state, set] = useKept(DEFAULTS);
   const base: Flags = { model: "llama-3.1-8b", hardware: "h100", rate: state.rate, "num-requests": state.requests, prompts: String(state.prompt), answers: String(state.answer), "max-context": 16_384, "max-waiting": 100_000, "max-waiting-tokens": 1_000_000_000, "ttft-s": 0.5, "tpot-s": 0.05 };
-  const modes: [string, Flags][] = [
-    ["together", { ...base, replicas: 2, "max-batch-tokens": state.budget }],
-    ["together, chunks of 512", { ...base, replicas: 2, "max-batch-tokens": 512 }],
-    ["split, 1 prefill : 1 decode", { ...base, replicas: 1, "prefill-replicas": 1, "max-batch-tokens": state.budget }],
+  const devices = state.prefill + state.decode;
+  const all: [string, string, Flags][] = [
+    ["together", "together", { ...base, replicas: devices, "max-batch-tokens": state.budget }],
+    ["chunked", "together, chunks of 512", { ...base, replicas: devices, "max-batch-tokens": 512 }],
+    ["split", `split, ${state.prefill} prefill : ${state.decode} decode`, { ...base, replicas: state.decode, "prefill-replicas": state.prefill, "transfer-gb-s": state.link, "max-batch-tokens": state.budget }],
   ];
+  const modes = all.filter(([mode]) => state.mode === "all" || state.mode === mode).map(([, name, flags]) => [name, flags] as const);
   const asked = useAsked(
     async (signal) => {
       const found = [];
@@ -34,12 +37,16 @@ export function Split(): JSX.Element {
       command={modes.map(([, flags]) => commandOf("simulate", flags)).join("\n")}
       controls={
         <>
+          <Select label="Mode" value={state.mode} options={MODES} onChange={(mode) => set({ mode })} />
+          <Slider label="Prefill devices P" value={state.prefill} min={1} max={4} onChange={(prefill) => set({ prefill })} />
+          <Slider label="Decode devices D" value={state.decode} min={1} max={4} hint="Together, all P + D serve alike." onChange={(decode) => set({ decode })} />
+          <Slider label="Link between them, GB/s" value={state.link} min={1} max={900} log onChange={(link) => set({ link })} />
           <Slider label="Requests a second" value={state.rate} min={1} max={20} step={0.5} onChange={(rate) => set({ rate })} />
           <Slider label="Prompt, tokens" value={state.prompt} min={100} max={12_000} step={100} onChange={(prompt) => set({ prompt })} />
           <Slider label="Answer, tokens" value={state.answer} min={10} max={1000} step={10} onChange={(answer) => set({ answer })} />
           <Slider label="Step budget, tokens" value={state.budget} min={512} max={16_384} step={512} onChange={(budget) => set({ budget })} />
           <Slider label="Requests in the run" value={state.requests} min={100} max={1500} step={100} onChange={(requests) => set({ requests })} />
-          {asked.busy && <Spinner text="simulating three ways" />}
+          {asked.busy && <Spinner text="simulating" />}
         </>
       }
     >
@@ -65,7 +72,7 @@ export function Split(): JSX.Element {
       })}
       {asked.value && (
         <Card title="Gaps between tokens">
-          <Plot label="ITL percentiles" height={180} x={[50, 90, 95, 99]} xLabel="percentile" logY format={seconds} lines={asked.value.map(([name, run], index) => ({ label: name, values: (["p50", "p90", "p95", "p99"] as const).map((key) => only(run).summary.itl[key]), colour: (["prompt", "decode", "cached"] as const)[index]!, points: true }))} />
+          <Plot label="ITL percentiles" height={180} x={[50, 90, 95, 99]} xLabel="percentile" logY format={seconds} lines={asked.value.map(([name, run], index) => ({ label: name, values: (["p50", "p90", "p95", "p99"] as const).map((key) => only(run).summary.itl[key]), colour: (["prompt", "decode", "cached"] as const)[index] ?? "decode", points: true }))} />
         </Card>
       )}
       <Legend items={[["prompt", "steps with prompt tokens"], ["decode", "decoding only"]]} />

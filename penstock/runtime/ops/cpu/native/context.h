@@ -1,6 +1,7 @@
 // What outlives a call: threads, and memory that grows to the largest step seen.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -72,6 +73,26 @@ struct RowsMemory {
   Buffer ids, slots, tables, starts, contexts, angles, places, states, found, adapters;
 };
 
+// When the first thread ended a part of a step: what a profile is made of. Nothing is noted unless it was asked for.
+enum class Part : int32_t { kStart, kRead, kQkv, kPlace, kAttention, kOut, kGateUp, kDown, kEnd, kOutput };
+
+struct Mark {
+  int64_t time_ns;
+  int32_t part;
+  int32_t layer;  // -1 outside of layers
+};
+
+struct Marks {
+  Mark* at = nullptr;
+  int64_t capacity = 0, count = 0;
+
+  void note(Part part, int layer) {
+    if (count >= capacity) return;
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    at[count++] = {std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), (int32_t)part, layer};
+  }
+};
+
 struct Context {
   Context(int num_threads, const Kernels* kernels)
       : pool(num_threads), kernels(kernels), scratch(new Buffer[num_threads]) {}
@@ -83,6 +104,7 @@ struct Context {
   Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, order, wide;
   std::mutex panels_lock;
   RowsMemory rows;
+  Marks marks;  // the first thread's to write
   std::atomic<bool> is_interrupted{false};  // set from outside: steps that yield are left halfway
   std::atomic<bool> leaves[2] = {};         // what the threads of a step agreed on, by turns of layers
 

@@ -88,6 +88,14 @@ int penstock_adapted_step(void* context, const Model* model, const Step* step, c
 // From any thread: steps that yield are left halfway, from now on and until told otherwise.
 void penstock_interrupt(void* context, int is_on) { ((Context*)context)->is_interrupted = is_on != 0; }
 
+// From now on steps note when their parts end, as long as there is room; null for no longer. Returns how many were noted before.
+int64_t penstock_trace(void* context, Mark* marks, int64_t capacity) {
+  Marks& known = ((Context*)context)->marks;
+  const int64_t count = known.count;
+  known = Marks{marks, marks ? capacity : 0, 0};
+  return count;
+}
+
 int penstock_product(void* context, const Matrix* matrix, const Product* product) {
   return guarded([&] { run_product(*(Context*)context, *matrix, *product); });
 }

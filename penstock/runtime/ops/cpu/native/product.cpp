@@ -64,6 +64,7 @@ void run_product(Context& c, const Matrix& matrix, const Product& product, const
         w.c.kernels->finish();
       },
       &work);
+  c.marks.note(Part::kOutput, -1);
   for (int row = 0; product.likeliest && row < product.num_rows; ++row) {
     Peak best = work.peaks[row];
     for (int thread = 1; thread < c.pool.num_threads(); ++thread) {

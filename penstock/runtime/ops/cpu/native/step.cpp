@@ -26,6 +26,7 @@ struct Run {
   bool yields;    // it may be interrupted
   Sharing sharing = {};
   bool is_lost = false;  // another rank; the first thread's to say
+
   Adaptation adaptation = {};
   float* shrunk = nullptr;    // [tokens, shrunk_size] what adapters made of the next product's inputs
   float* wide = nullptr;      // one of mlp_width for each thread
@@ -300,6 +301,10 @@ void finish_row(const Member& member, Run& run, Waiting waiting, int row) {
   std::memcpy(run.step.hidden + (int64_t)row * run.model.hidden_size, line, sizeof(float) * run.model.hidden_size);
 }
 
+void note(const Member& member, Run& run, Part part, int layer) {
+  if (!member.index) run.c.marks.note(part, layer);
+}
+
 // ---- few rows: every product is shared out by its outputs
 
 void walk(void* context, const Member& member) {
@@ -308,6 +313,7 @@ void walk(void* context, const Member& member) {
   const Kernels& k = *run.c.kernels;
   const int count = run.step.num_tokens;
   const bool is_shared = run.sharing.add_up, waits = is_shared || run.adaptation.has_factors;
+  note(member, run, Part::kStart, -1);
   each_row(member, count, [&](int row) { embed_row(run, row); });
   if (is_shared && !run.sharing.inputs) add_up(member, run, run.stream);
   Waiting waiting;
@@ -326,26 +332,35 @@ void walk(void* context, const Member& member) {
       });
     };
     read(waiting, layer.attention_norm, false);
+    note(member, run, Part::kRead, i);
     Target target{&layer.qkv, run.qkv, run.qkv_size(), false, &k, run.adapting(i, 0)};
     multiply(member, run.c, run.input, layer.qkv, kTilesAtOnce, sink_of(target).beside(next));
+    note(member, run, Part::kQkv, i);
     place(member, run, layer);
+    note(member, run, Part::kPlace, i);
     // One decides for all: they meet before any of them asks, and again before it is decided anew.
     if (!member.index && i + 1 < m.num_layers) run.c.leaves[i % 2] = run.yields && run.c.is_interrupted;
     attend(member, run, layer);
+    note(member, run, Part::kAttention, i);
     ending = {i, false};
     multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm, nothing, ending);
+    note(member, run, Part::kOut, i);
     if (i + 1 < m.num_layers) next = Beginning(run, m.layers[i + 1], member);
     read(Waiting::of(layer.attention_post_norm, waits), layer.mlp_norm, true);
+    note(member, run, Part::kRead, i);
     GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation, run.adapting(i, 0)};
     multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates).beside(next));
+    note(member, run, Part::kGateUp, i);
     ending = {i, true, false, &run.gated};
     multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm, next, ending);
+    note(member, run, Part::kDown, i);
     waiting = Waiting::of(layer.mlp_post_norm, waits);
   }
   each_adapted(member, run, [&](int row) {
     adapt_ending(member, run, ending, row);
     finish_row(member, run, waiting, row);
   });
+  note(member, run, Part::kEnd, -1);
   k.finish();
 }
 
@@ -384,31 +399,40 @@ struct Stage {
     }
   }
 
-  void before_attention(int number, Waiting waiting) {
-    const Layer& layer = run.model.layers[number];
-    read(waiting, layer.attention_norm, number, false);
+  void before_attention(int i, Waiting waiting) {
+    const Layer& layer = run.model.layers[i];
+    read(waiting, layer.attention_norm, i, false);
+    note(member, run, Part::kRead, i);
     Target target{&layer.qkv, run.qkv + (int64_t)first * run.qkv_size(), run.qkv_size(), false,
-                  run.c.kernels, run.adapting(number, first)};
+                  run.c.kernels, run.adapting(i, first)};
     multiply(input, layer.qkv, sink_of(target));
+    note(member, run, Part::kQkv, i);
     for (int row = first; row < first + count; ++row) place_row(run, layer, row);
+    note(member, run, Part::kPlace, i);
   }
 
-  void after_attention(int number) {
-    const Layer& layer = run.model.layers[number];
-    ending = {number, false};
+  void after_attention(int i) {
+    const Layer& layer = run.model.layers[i];
+    ending = {i, false};
     multiply_into_stream(run.attended.part(first / kTile, count), layer.out, layer.attention_post_norm);
-    read(Waiting::of(layer.attention_post_norm, run.adaptation.has_factors), layer.mlp_norm, number, true);
-    GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation, run.adapting(number, first)};
+    note(member, run, Part::kOut, i);
+    read(Waiting::of(layer.attention_post_norm, run.adaptation.has_factors), layer.mlp_norm, i, true);
+    note(member, run, Part::kRead, i);
+    GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation, run.adapting(i, first)};
     multiply(input, layer.gate_up, sink_of(gates));
-    ending = {number, true, false, &gated, first};
+    note(member, run, Part::kGateUp, i);
+    ending = {i, true, false, &gated, first};
     multiply_into_stream(gated, layer.down, layer.mlp_post_norm);
+    note(member, run, Part::kDown, i);
   }
 };
 
 void walk_panels(void* context, const Member& member) {
   Run& run = *(Run*)context;
   const Model& m = run.model;
+  note(member, run, Part::kStart, -1);
   while (Panel* panel = run.panels.take(member.index)) {
+    note(member, run, Part::kStart, -1);  // what lies before it was waited for
     if (run.yields && run.c.is_interrupted) {
       run.c.leaves[0] = true;
       run.panels.leave();
@@ -419,6 +443,7 @@ void walk_panels(void* context, const Member& member) {
     const Waiting waiting = i ? Waiting::of(m.layers[i - 1].mlp_post_norm, run.adaptation.has_factors) : Waiting{};
     for (int item = panel->first_item; i && item < panel->end_item; ++item)
       attend_item(member, run, m.layers[i - 1], run.items.items[item]);
+    if (i) note(member, run, Part::kAttention, i - 1);
     if (i) stage.after_attention(i - 1);
     for (int row = panel->first; !i && row < end; ++row) embed_row(run, row);
     if (i < m.num_layers) stage.before_attention(i, waiting);
@@ -428,6 +453,7 @@ void walk_panels(void* context, const Member& member) {
     }
     run.panels.put_back(*panel);
   }
+  note(member, run, Part::kEnd, -1);
   run.c.kernels->finish();
 }
 

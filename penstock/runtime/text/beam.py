@@ -8,16 +8,19 @@ Knows no engine: it is handed a function that tells the likeliest next tokens.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import RequestError
-from penstock.runtime.core.request import MAX_LOGPROBS
 
+MAX_RANKED = 128
+"""Continuations of one answer that an engine tells at most."""
 TokenIds = tuple[int, ...]
 Ranked = Sequence[tuple[int, float]]
 Likeliest = Callable[[list[TokenIds], int], list[Ranked]]
 """For each answer so far, so many of the likeliest next tokens with their log probabilities, likeliest first."""
+
+Searching = Generator[list[TokenIds], list[Ranked], list["Beam"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,9 @@ class BeamRules:
     """Tokens that end an answer."""
 
     def __post_init__(self) -> None:
-        widest = MAX_LOGPROBS - len(self.ends)
+        widest = MAX_RANKED - len(self.ends)
         if not 1 <= self.width <= widest:
-            raise RequestError(f"width is {self.width}; it must be from 1 to {widest}", param="width")
+            raise RequestError(f"width is {self.width}; it must be from 1 to {widest}", param="beam_width")
         if not 1 <= self.max_tokens <= 2**31:
             raise RequestError(f"max_tokens is {self.max_tokens}; it must be 1 or more", param="max_tokens")
         if not -10.0 <= self.length_penalty <= 10.0:
@@ -61,11 +64,23 @@ class BeamRules:
 
 def beam_search(likeliest: Likeliest, rules: BeamRules) -> list[Beam]:
     """The best `width` answers, best first; fewer where there are no more."""
+    search = searching(rules)
+    answers = next(search)
+    while True:
+        try:
+            answers = search.send(likeliest(answers, rules.num_asked))
+        except StopIteration as done:
+            found: list[Beam] = done.value
+            return found
+
+
+def searching(rules: BeamRules) -> Searching:
+    """The same for whoever asks in a way of its own: yields living answers, is sent what may follow each, returns the best."""
     alive, ended = [Beam()], list[Beam]()
     for _ in range(rules.max_tokens):
         if not alive or _is_decided(alive, ended, rules):
             break
-        alive, newly_ended = _grown(alive, likeliest([beam.token_ids for beam in alive], rules.num_asked), rules)
+        alive, newly_ended = _grown(alive, (yield [beam.token_ids for beam in alive]), rules)
         ended = _best(ended + newly_ended, rules)
     return _best(ended + alive, rules)
 

@@ -1,0 +1,131 @@
+"""`penstock quantize`: a model made smaller, in a format that others read too."""
+
+import resource
+import shlex
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.console.progress import ProgressBar
+from penstock.console.show import print_json, print_table
+from penstock.errors import ConfigError
+
+FORMATS = Literal[
+    "int4", "awq", "gptq", "int8", "w8a8", "fp8", "fp8-block", "mxfp4", "mxfp8", "bf16",
+    "gguf-bf16", "q8_0", "q4_0", "q4_1", "q4_k_m", "q5_k_m", "q6_k",
+]  # fmt: skip
+SEQUENCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Make a model smaller, in a format that others read too.
+
+    Layer by layer, in little memory: a model larger than memory works. A run that was stopped goes on where it was. Judge what
+    came out with penstock eval.
+    """
+
+    model: str = field(metadata={"positional": True})
+    """Model to make smaller: a name, a directory or a .gguf file"""
+    to: FORMATS = "int4"
+    """Format to write; those that begin with q, and gguf-bf16, are GGUF, the others safetensors"""
+    out: Path | None = None
+    """Folder to write; it must not be there yet"""
+    method: Literal["auto", "round", "gptq", "awq", "smooth"] = "auto"
+    """How numbers are rounded (auto: the best that the format has)"""
+    data: Path | None = None
+    """Calibration text; methods beyond plain rounding need one, GGUF formats use one as importance matrix"""
+    data_tokens: int = 16384
+    """Calibrate on this many tokens, from all over the text"""
+    group: int | None = None
+    """SeenInputs that share a scale: 32, 64 or 128 (default: the largest that fits)"""
+    damping: float = 0.01
+    """GPTQ's damping, as a share of the mean diagonal"""
+    kv_scales: bool = False
+    """Write scales for an 8-bit KV cache too"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on"""
+    json: bool = False
+    """Print JSON for machines"""
+
+    def __post_init__(self) -> None:
+        if self.data_tokens < SEQUENCE:
+            raise ConfigError(f"--data-tokens is {self.data_tokens}; choose at least {SEQUENCE}")
+        if not 0 < self.damping <= 1:
+            raise ConfigError(f"--damping is {self.damping:g}; choose more than 0, at most 1")
+
+
+def run(config: Config) -> int:
+    if config.out is None:
+        raise ConfigError("--out names no folder; say where the model is to be written")
+    from penstock.runtime.execution.device import open_device
+    from penstock.runtime.files import open_files
+    from penstock.tools.quantize.card import card, describe
+    from penstock.tools.quantize.job import Making
+    from penstock.tools.quantize.schemes import SCHEMES, quantization_config
+    from penstock.tools.quantize.target import MadeModel
+    from penstock.tools.quantize.walk import Original
+
+    start_s = time.monotonic()
+    with ProgressBar() as fetched:
+        files = open_files(config.model, None, fetched)
+    scheme = SCHEMES[config.to].in_groups(files.spec, config.group)
+    method = scheme.methods[0] if config.method == "auto" else config.method
+    if method not in scheme.methods:
+        raise ConfigError(f"--method {method} is not for {config.to}; choose {' or '.join(scheme.methods)}")
+    name = f"{files.name}-{config.to}.gguf"
+    target = MadeModel(files, config.out, scheme.gguf, name)
+    device = open_device(config.device).torch_device
+    job = Making(
+        Original(files.spec, files.model.recipes, files.checkpoint, device),
+        target, scheme, method, _tokens(config, files, method), config.damping, config.kv_scales,
+    )  # fmt: skip
+    with ProgressBar("layers") as bar:
+        job.run(bar)
+    weights = target.partial / (name if scheme.gguf else "model.safetensors")
+    original_bytes = sum(files.checkpoint.tensor(each).num_bytes for each in files.checkpoint.names)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    report = describe(job, weights.stat().st_size, original_bytes, time.monotonic() - start_s, peak)
+    ignored = [] if files.spec.tied_embedding else ["lm_head"]
+    command = shlex.join(["penstock", *sys.argv[1:]])
+    target.finish(quantization_config(scheme, method, ignored or ["lm_head"]), report, card(report, command))
+    _show(config, report, target.model_path)
+    return 0
+
+
+def _tokens(config: Config, files, method: str):  # type: ignore[no-untyped-def]
+    from penstock.tools.quantize.walk import cut
+
+    if config.data is None:
+        if method != "round" or config.kv_scales:
+            raise ConfigError(
+                f"--method {method} needs calibration text; give it with --data, or choose --method round"
+            )
+        return None
+    if method == "round" and not config.kv_scales and not config.to.startswith("q"):
+        raise ConfigError(
+            "--data is of no use to --method round in this format; leave it out, or choose another method"
+        )
+    try:
+        text = config.data.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {config.data}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"cannot read {config.data}: it is not UTF-8 text") from error
+    ids = files.tokenizer.encode(text, special=False)
+    return cut(ids, SEQUENCE, config.data_tokens // SEQUENCE)
+
+
+def _show(config: Config, report: dict[str, object], path: Path) -> None:
+    if config.json:
+        print_json({**report, "path": str(path)})
+        return
+    shown = {name: value for name, value in report.items() if name not in ("layers", "says")}
+    rows = [
+        (name.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
+        for name, value in shown.items()
+    ]
+    print_table(("", ""), rows)
+    print(f"serve it with penstock serve {path}")

@@ -1,0 +1,129 @@
+"""A call answered by beam search: each step asks the engine what may follow every living beam, as requests of one token.
+
+The prefix cache holds what beams share, so that a step computes little more than its new tokens. The answers are known when the
+search ends: a stream stays silent until then.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.errors import RequestError
+from penstock.runtime.core.batch import Delta, Finish, FinishReason
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.engine.client import EngineClient
+from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, searching
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.generation import Beams
+from penstock.service.server.http.call import CANCELLED, Call, CallParameters, Failure, Pipe, Reporting
+from penstock.service.server.http.faults import invalid, unsupported
+from penstock.service.server.served import ServedModel
+from penstock.service.server.writer import Piece
+
+
+class BeamCall(Call):
+    """`n` of the parameters are the best beams that are told; the search keeps `rules.width`."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        prompts: Sequence[TokenIds],
+        parameters: CallParameters,
+        rules: BeamRules,
+    ) -> None:
+        super().__init__(client, tokenizer, prompts, parameters)
+        self._rules = rules
+        self._asked: set[int] = set()
+        self._search: asyncio.Task[list[list[Beam]]] | None = None
+
+    def start(self) -> None:
+        self._search = asyncio.ensure_future(self._searched())
+
+    async def news(self) -> list[Piece]:
+        """All of the answer, once."""
+        if self._search is None:
+            return []
+        await asyncio.wait((self._search,))
+        if self._search.cancelled():
+            raise Failure(CANCELLED)
+        pieces = []
+        for number, beams in enumerate(self._search.result()):
+            request_id = self._requests[number].request_id
+            deltas = [Delta(request_id, choice, *_told(beam)) for choice, beam in enumerate(beams)]
+            pieces += self._written(number, deltas)
+        return pieces
+
+    def report_at_once(self, pipe: Pipe, reporting: Reporting) -> None:
+        """Nothing is there before all is."""
+
+    def cancel(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._search is not None:
+            self._search.cancel()
+        for request_id in self._asked:
+            self._client.cancel(request_id)
+        self._asked.clear()
+
+    async def _searched(self) -> list[list[Beam]]:
+        return list(await asyncio.gather(*map(self._best_of, self.prompts)))
+
+    async def _best_of(self, prompt: TokenIds) -> list[Beam]:
+        search = searching(self._rules)
+        answers = next(search)
+        while True:
+            ranked = await asyncio.gather(*(self._likeliest(prompt + answer) for answer in answers))
+            try:
+                answers = search.send(ranked)
+            except StopIteration as done:
+                found: list[Beam] = done.value
+                return found[: self._num_choices]
+
+    async def _likeliest(self, prompt: TokenIds) -> Ranked:
+        parameters = self.parameters
+        request = Request(
+            request_id=self._client.next_id(),
+            prompt=prompt,
+            params=SamplingParams(temperature=0.0, max_tokens=1, logprobs=self._rules.num_asked),
+            arrival_s=self.arrival_s,
+            priority=parameters.priority,
+            deadline_s=parameters.deadline_s,
+            tenant=parameters.tenant,
+            salt=parameters.salt,
+            is_batch=parameters.is_batch,
+            speculate=0,
+        )
+        self._asked.add(request.request_id)
+        stream = self._client.submit(request)
+        while True:
+            for delta in await stream.take():
+                if delta.logprobs:
+                    self._asked.discard(request.request_id)
+                    return delta.logprobs[0].top
+                if delta.finish is not None:
+                    raise Failure(delta.finish)
+
+
+def call_of(
+    model: ServedModel, prompts: Sequence[tuple[int, ...]], parameters: CallParameters, beams: Beams | None
+) -> Call:
+    """The call of a model: a beam search where one is asked for."""
+    if beams is None:
+        return Call(model.client, model.tokenizer, prompts, parameters)
+    asked = parameters.sampling
+    if asked.grammar is not None or asked.logprobs is not None or asked.banned_sequences:
+        raise unsupported("use_beam_search with a grammar, tools, bad_words or logprobs", "leave one of them out")
+    longest = model.facts.max_context - max(map(len, prompts))
+    max_tokens = longest if asked.max_tokens is None else asked.max_tokens
+    try:
+        rules = BeamRules(beams.width, max(max_tokens, 1), beams.length_penalty, frozenset(asked.stop_token_ids))
+    except RequestError as error:
+        raise invalid(str(error), error.param) from None
+    return BeamCall(model.client, model.tokenizer, prompts, parameters, rules)
+
+
+def _told(beam: Beam) -> tuple[TokenIds, Finish]:
+    if beam.is_ended:
+        return beam.token_ids, Finish(FinishReason.STOP, stop_token_id=beam.token_ids[-1])
+    return beam.token_ids, Finish(FinishReason.LENGTH)

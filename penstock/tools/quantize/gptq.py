@@ -1,0 +1,58 @@
+"""GPTQ: values are chosen input by input, and what rounding one of them costs is made good by those that are still free.
+
+`hessian` is the mean of x x^T over calibration inputs x. Inputs are taken in the order of their importance; scales of groups
+are fixed before, in the file's own order, so that what is written needs no order of its own (`actorder: static`).
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.tools.quantize.integers import IntegerCodes, IntegerEncoding
+
+BLOCK = 128
+DAMPING = 0.01
+"""Of the mean diagonal, added to it: inputs that calibration hardly moves must not be trusted with large corrections."""
+MOST_DAMPING = 1.0
+
+
+def solve(weight: Tensor, hessian: Tensor, encoding: IntegerEncoding, damping: float = DAMPING) -> IntegerCodes:
+    """[rows, columns] in float32."""
+    diagonal = hessian.diagonal().clone()
+    is_dead = diagonal <= 0
+    grid = encoding.grid(weight, torch.where(is_dead, diagonal.mean().clamp(min=1e-12), diagonal))
+    order = torch.argsort(diagonal, descending=True)
+    upper = _inverse_factor(hessian, is_dead, order, damping)
+    scales, zeros = (each.t()[order] for each in grid.spread())
+    columns = weight.t()[order].clone()
+    columns[is_dead[order]] = 0
+    values = torch.empty_like(columns, dtype=torch.uint8)
+    for start in range(0, len(columns), BLOCK):
+        stop = min(start + BLOCK, len(columns))
+        block, factor = columns[start:stop], upper[start:stop, start:stop]
+        errors = torch.empty_like(block)
+        for place in range(stop - start):
+            scale, zero = scales[start + place], zeros[start + place]
+            value = (block[place] / scale).add_(zero).round_().clamp_(0, encoding.most)
+            values[start + place] = value.to(torch.uint8)
+            errors[place] = value.sub_(zero).mul_(scale).sub_(block[place]).div_(-factor[place, place])
+            block[place + 1 :].addr_(factor[place, place + 1 :], errors[place], alpha=-1)
+        columns[stop:].addmm_(upper[start:stop, stop:].t(), errors, alpha=-1)
+    return IntegerCodes(values[torch.argsort(order)].t().contiguous(), grid)
+
+
+def _inverse_factor(hessian: Tensor, is_dead: Tensor, order: Tensor, damping: float) -> Tensor:
+    """The upper Cholesky factor of the inverse, inputs in `order`."""
+    while True:
+        damped = hessian.clone()
+        damped.diagonal()[is_dead] = 1.0
+        damped.diagonal().add_(damping * damped.diagonal().mean())
+        lower, fault = torch.linalg.cholesky_ex(damped[order][:, order])
+        if not int(fault):
+            inverse = torch.cholesky_inverse(lower)
+            upper: Tensor
+            upper, fault = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not int(fault):
+                return upper
+        if damping >= MOST_DAMPING:
+            return torch.eye(len(order), device=hessian.device)
+        damping *= 10

@@ -1,0 +1,102 @@
+"""What reaches each matrix of a layer while calibration text runs through it: watched by module swap, from outside."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from penstock.runtime.layers.linear import Linear
+from penstock.runtime.models.spec import Activation
+
+
+class SeenInputs:
+    """Sums over all rows that a matrix has been multiplied with."""
+
+    def __init__(self, num_columns: int, device: torch.device, products: bool) -> None:
+        self.num_rows = 0
+        self.most = torch.zeros(num_columns, device=device)
+        """Largest magnitude of each input."""
+        self._size = torch.zeros(num_columns, device=device)
+        self._squares = torch.zeros(num_columns, device=device)
+        self._products = torch.zeros((num_columns, num_columns), device=device) if products else None
+
+    def add(self, rows: Tensor) -> None:
+        rows = rows.float()
+        self.num_rows += len(rows)
+        size = rows.abs()
+        self.most = torch.maximum(self.most, size.amax(0))
+        self._size += size.sum(0)
+        self._squares += rows.square().sum(0)
+        if self._products is not None:
+            self._products.addmm_(rows.t(), rows)
+
+    def divide(self, scales: Tensor) -> None:
+        """As if every row had been divided so."""
+        self.most, self._size, self._squares = self.most / scales, self._size / scales, self._squares / scales.square()
+        if self._products is not None:
+            self._products.div_(scales).div_(scales[:, None])
+
+    @property
+    def mean_size(self) -> Tensor:
+        return self._size / max(self.num_rows, 1)
+
+    @property
+    def importance(self) -> Tensor:
+        """Mean square of each input."""
+        return self._squares / max(self.num_rows, 1)
+
+    @property
+    def hessian(self) -> Tensor:
+        if self._products is None:
+            return torch.diag(self.importance)
+        return self._products / max(self.num_rows, 1)
+
+
+class ObservedLinear(nn.Module):
+    def __init__(self, linear: Linear, products: bool) -> None:
+        super().__init__()
+        self.linear = linear
+        self.inputs = SeenInputs(linear.weight.shape[1], linear.weight.device, products)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inputs.add(x)
+        return self.linear(x)  # type: ignore[no-any-return]
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        self.inputs.add(x)
+        return self.linear.gated(x, activation)
+
+
+class ObservedProjection(ObservedLinear):
+    """Of queries, keys and values: their largest magnitudes are kept too, for the scales of a cache in few bits."""
+
+    def __init__(self, linear: Linear, products: bool) -> None:
+        super().__init__(linear, products)
+        self.most = torch.zeros(linear.weight.shape[0], device=linear.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        self.most = torch.maximum(self.most, found.abs().amax(0).float())
+        return found
+
+
+@contextmanager
+def observed(layer: nn.Module, products: bool) -> Iterator[dict[str, ObservedLinear]]:
+    """The linear layers of a layer by name, watched until the end of the `with`. With `products`, all of x x^T is kept."""
+    found: dict[str, ObservedLinear] = {}
+    for path, module in list(layer.named_modules()):
+        if isinstance(module, Linear):
+            kind = ObservedProjection if path.endswith("qkv") else ObservedLinear
+            found[path] = kind(module, products)
+            _swap(layer, path, found[path])
+    try:
+        yield found
+    finally:
+        for path, watched in found.items():
+            _swap(layer, path, watched.linear)
+
+
+def _swap(layer: nn.Module, path: str, module: nn.Module) -> None:
+    owner, _, name = path.rpartition(".")
+    setattr(layer.get_submodule(owner), name, module)

@@ -1,0 +1,128 @@
+"""Scales moved between neighbours so that a layer computes the same and rounds better: AWQ's, searched, and SmoothQuant's.
+
+norm -> qkv, norm -> gate_up      the norm's weight is divided, columns of the matrix are multiplied
+up -> down                        rows of the up half are divided, columns of down are multiplied
+v -> out                          the same through attention, one scale for all query heads that share a value head
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.runtime.layers.attention import Attention
+from penstock.runtime.layers.layer import AnyLayer, StreamLayer
+from penstock.runtime.layers.linear import Linear
+from penstock.runtime.layers.mlp import Gated
+from penstock.runtime.layers.norm import LayerNorm, RMSNorm
+from penstock.tools.quantize.integers import IntegerEncoding
+from penstock.tools.quantize.observe import ObservedLinear, SeenInputs
+
+RATIOS = torch.linspace(0.0, 1.0, 11)
+SMOOTHNESS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLink:
+    """A matrix whose columns are multiplied, and how what comes before is divided."""
+
+    path: str
+    matrix: Linear
+    divide: Callable[[Tensor], None]
+    share: Callable[[Tensor], Tensor]
+    """Brings a number a column to what can be undone before."""
+
+
+def links(layer: AnyLayer) -> Iterator[ScaleLink]:
+    if isinstance(layer, StreamLayer):
+        if isinstance(layer.attention_norm, RMSNorm | LayerNorm):
+            yield _from_norm("attention.qkv", layer.attention.qkv, layer.attention_norm)
+        if isinstance(layer.mlp_norm, RMSNorm | LayerNorm) and isinstance(layer.mlp, Gated):
+            yield _from_norm("mlp.gate_up", layer.mlp.gate_up, layer.mlp_norm)
+    if isinstance(layer.mlp, Gated):
+        yield _from_up(layer.mlp)
+    yield _from_values(layer.attention)
+
+
+def _from_norm(path: str, matrix: Linear, norm: RMSNorm | LayerNorm) -> ScaleLink:
+    def divide(scales: Tensor) -> None:
+        norm.weight.div_(scales)
+        if isinstance(norm, LayerNorm):
+            norm.bias.div_(scales)
+
+    return ScaleLink(path, matrix, divide, lambda each: each)
+
+
+def _from_up(mlp: Gated) -> ScaleLink:
+    width = mlp.down.weight.shape[1]
+
+    def divide(scales: Tensor) -> None:
+        mlp.gate_up.weight[width:].div_(scales[:, None])
+        if mlp.gate_up.bias is not None:
+            mlp.gate_up.bias[width:].div_(scales)
+
+    return ScaleLink("mlp.down", mlp.down, divide, lambda each: each)
+
+
+def _from_values(attention: Attention) -> ScaleLink:
+    spec = attention.spec
+    begin = spec.q_size + spec.kv_size
+    shape = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
+
+    def divide(scales: Tensor) -> None:
+        of_values = scales.view(shape)[:, 0].flatten()
+        attention.qkv.weight[begin:].div_(of_values[:, None])
+        if attention.qkv.bias is not None:
+            attention.qkv.bias[begin:].div_(of_values)
+
+    def share(numbers: Tensor) -> Tensor:
+        return numbers.view(shape).amax(1, keepdim=True).expand(shape).flatten()
+
+    return ScaleLink("attention.out", attention.out, divide, share)
+
+
+@torch.inference_mode()
+def scale_awq(layer: AnyLayer, seen: dict[str, ObservedLinear], encoding: IntegerEncoding) -> None:
+    """Every link's scales are powers of its inputs' mean size; the power with the least error behind the matrix is taken."""
+    for link in links(layer):
+        if link.path not in seen:
+            continue
+        weight, inputs = link.matrix.weight, seen[link.path].inputs
+        hessian = inputs.hessian
+        size = link.share(inputs.mean_size.clamp(min=1e-6))
+        best, least = None, _error(weight, torch.ones_like(size), hessian, encoding)
+        for ratio in RATIOS[1:]:
+            scales = size.pow(float(ratio))
+            scales = scales / (scales.max() * scales.min()).sqrt()
+            scales = scales.clamp(1e-4, 1e4)
+            error = _error(weight, scales, hessian, encoding)
+            if error < least:
+                best, least = scales, error
+        if best is not None:
+            _apply(link, best, inputs)
+
+
+def _apply(link: ScaleLink, scales: Tensor, inputs: SeenInputs) -> None:
+    link.divide(scales)
+    link.matrix.weight.mul_(scales)
+    inputs.divide(scales)
+
+
+def _error(weight: Tensor, scales: Tensor, hessian: Tensor, encoding: IntegerEncoding) -> float:
+    scaled = weight * scales
+    grid = encoding.grid(scaled)
+    numbers, zeros = grid.spread()
+    off = grid.nearest(scaled).sub_(zeros).mul_(numbers).div_(scales).sub_(weight)
+    return float(((off @ hessian) * off).sum())
+
+
+@torch.inference_mode()
+def smooth(layer: AnyLayer, seen: dict[str, ObservedLinear], smoothness: float = SMOOTHNESS) -> None:
+    """Large inputs are divided and their weights multiplied, until both are equally hard to round."""
+    for link in links(layer):
+        if link.path not in seen:
+            continue
+        inputs = link.share(seen[link.path].inputs.most.clamp(min=1e-5))
+        weights = link.share(link.matrix.weight.abs().amax(0).clamp(min=1e-5))
+        _apply(link, (inputs.pow(smoothness) / weights.pow(1 - smoothness)).clamp(1e-4, 1e4), seen[link.path].inputs)
