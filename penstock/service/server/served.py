@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient, Facts, StepReport
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import greedy_canary
@@ -47,6 +48,8 @@ class ServedModel:
         self.created = int(time.time())
         self.adapter = ""
         """Path of what is laid over the model."""
+        self.watermark: Watermark | None = None
+        """What answers carry that are sampled."""
         self.fault = ""
         """Why no request should be served: the model is not what it was."""
         self._text: Text | None = None
@@ -215,6 +218,7 @@ class AdaptedModel(ServedModel):
         self.client, self.resident = base.client, base.resident
         self.admission, self.meters, self.blocks, self.pins = base.admission, base.meters, base.blocks, base.pins
         self.live, self.created, self.fault = base.live, int(time.time()), ""
+        self.watermark = base.watermark
         self._own_name = name
 
     @property
