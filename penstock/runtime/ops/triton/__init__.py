@@ -8,7 +8,6 @@ from penstock.runtime.ops.triton import (
     fp8,
     kv_write,
     linear,
-    lora,
     moe,
     norm,
     packed,
@@ -16,6 +15,7 @@ from penstock.runtime.ops.triton import (
     sample,
     tiles,
 )
+from penstock.runtime.ops.triton.grouped import lora
 
 __all__ = [
     "activation",
