@@ -55,6 +55,10 @@ HEALTHY = Signs(
     queue_p95_s=0.05,
     prefill_mean_s=0.08,
     prompt_mean_tokens=400.0,
+    step_sequences=4.0,
+    good_fraction=0.99,
+    kv_waste_fraction=0.02,
+    dollars_per_1k=0.001,
     hit_fraction=0.5,
     floor_s=0.01,
 )
