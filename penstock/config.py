@@ -323,6 +323,8 @@ class ServerConfig:
     """How long responses can be retrieved; files have their own expiry"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
+    watermark: Path | None = None
+    """File with a secret key: what is sampled carries a watermark that `penstock detect` finds with it"""
     watch_prefixes: Literal["off", "on", "text"] = "off"
     """Hold prompts against the last ones and count what kept them from the prefix cache, for penstock doctor cache; text keeps
     the words that differed too"""

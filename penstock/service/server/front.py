@@ -94,6 +94,8 @@ class Front:
         self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.keys))
         self.turns = Turns()
         self.tracer: SpanTracer | None = None
+        self.machine_metrics: Callable[[], list[Metric]] | None = None
+        """What the machine says of itself, told with everything else."""
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
         self._start_s = time.monotonic()
@@ -259,8 +261,10 @@ class Front:
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
         if self.pool is not None:
             groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
-        own: list[Metric] = [self.http_responses, *self._money()]
-        return exposition_of_all([*groups, (own, {"model_name": self.models.first.known_name})])
+        groups.append(([self.http_responses, *self._money()], {"model_name": self.models.first.known_name}))
+        if self.machine_metrics is not None:
+            groups.append((self.machine_metrics(), {}))
+        return exposition_of_all(groups)
 
     def _money(self) -> list[Metric]:
         """What was spent since the start, and what 1,000 generated tokens came to, where an hour has a price."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient, Facts, StepReport
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import greedy_canary
@@ -44,6 +45,8 @@ class ServedModel:
         self.blocks = BlockIndex(client)
         self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
+        self.watermark: Watermark | None = None
+        """What answers carry that are sampled."""
         self.fault = ""
         """Why no request should be served: the model is not what it was."""
         self._text: Text | None = None
