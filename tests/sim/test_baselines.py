@@ -7,7 +7,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.runtime.core.batch import Batch, Chunk
-from penstock.tools.cost.padding import PaddedCost, padded
+from penstock.tools.sim.padding import PaddedCost, padded
 
 LOAD = (
     "--num-requests", "120", "--rate", "12", "--max-context", "4096", "--prompts", "50-400",

@@ -28,10 +28,10 @@ from penstock.service.router.policy import POLICIES
 from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_bytes
-from penstock.tools.cost.padding import PaddedCost
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
 from penstock.tools.measure.this_machine import find_hardware
+from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
 from penstock.tools.sim.simulation import Fleet, Result, simulate
 from penstock.tools.sim.tracing import SimulationTracer

@@ -9,8 +9,8 @@ from penstock.errors import ConfigError
 from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.cost import Cost
 from penstock.tools.cost.hardware import Link
-from penstock.tools.cost.padding import PaddedCost
 from penstock.tools.sim.handover import Disaggregation
+from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.scaling import Scaling
 from penstock.tools.sim.simulation import Result
 from penstock.tools.sim.speculation import Guessing
