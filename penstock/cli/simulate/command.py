@@ -149,7 +149,7 @@ def run(config: Config) -> int:
     if config.files:
         from penstock.cli.simulate.side_by_side import run_all
 
-        return run_all(config)
+        return run_all(config, lambda one: data_of(one, outcome_of(one, lambda _: None)))
     if config.compare and config.chrome_trace:
         raise ConfigError("a trace shows one run; leave out --compare or --chrome-trace")
     check_writable(config.chrome_trace)

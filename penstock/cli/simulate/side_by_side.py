@@ -1,25 +1,27 @@
 """`penstock simulate A.toml B.toml`: deployments on the same terms, side by side, with what they cost."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.simulate import command
 from penstock.console import config_file
 from penstock.console.args import arguments_of, build, parse
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.tools.planner.figures import dollars_per_million
 
+Simulated = Callable[[Any], dict[str, Any]]
+"""The data of a run of one config of `simulate`."""
 
-def run_all(config: command.Config) -> int:
+
+def run_all(config: Any, simulated: Simulated) -> int:
     if config.compare or config.chrome_trace:
         raise ConfigError("files are compared with one another; leave out --compare and --chrome-trace")
     if len({path.name for path in config.files}) < len(config.files):
         raise ConfigError("two of the files have one name; rename one, since columns are named by them")
-    common = parse(command.Config, arguments_of(replace(config, files=()))).values
-    found = {path.name: side(path, common) for path in config.files}
+    common = parse(type(config), arguments_of(replace(config, files=()))).values
+    found = {path.name: side(path, type(config), common, simulated) for path in config.files}
     if config.json:
         print_json(found)
         return 0
@@ -32,11 +34,10 @@ def run_all(config: command.Config) -> int:
     return 0
 
 
-def side(path: Path, common: Mapping[str, Any]) -> dict[str, Any]:
+def side(path: Path, kind: type, common: Mapping[str, Any], simulated: Simulated) -> dict[str, Any]:
     """What one deployment comes to. Flags of the command line hold over its file."""
-    config = build(command.Config, config_file.read(command.Config, str(path)) | dict(common))
-    outcome = command.outcome_of(config, lambda _: None)
-    data = command.data_of(config, outcome)
+    config: Any = build(kind, config_file.read(kind, str(path)) | dict(common))
+    data = simulated(config)
     (result,) = data["results"].values()
     summary, machines = result["summary"], config.machines
     devices = machines.layout.devices_per_copy
