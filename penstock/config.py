@@ -336,8 +336,12 @@ class ServerConfig:
     """Lines for people, or a JSON object a line; no text of prompts or answers in either"""
     otlp_endpoint: str | None = None
     """Collector to send a span of every request to (OpenTelemetry over HTTP): times and counts, never text"""
+    price_per_hour: float | None = None
+    """Dollars an hour of what this server runs on: then metrics have what 1,000 tokens cost"""
 
     def __post_init__(self) -> None:
+        if self.price_per_hour is not None and not 0.0 <= self.price_per_hour < 1e6:
+            raise ConfigError(f"--price-per-hour is {self.price_per_hour}; choose dollars, 0 or more")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
         _check_choice("--log-level", self.log_level, LogLevel)

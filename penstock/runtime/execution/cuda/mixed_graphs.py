@@ -106,9 +106,8 @@ class MixedGraphs:
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         self._forward(model, chunks, length * num_chunks)
 
-    def warm_up_apart(self, model: Decoder, num_singles: int) -> None:
-        """The same for a step that is launched piece by piece: a prompt beside so many generations."""
-        lengths = [*[1] * num_singles, LEAST_TOKENS]
+    def warm_up_apart(self, model: Decoder, lengths: list[int]) -> None:
+        """The same for a step of such chunks that is launched piece by piece."""
         described = [[self._parts.idle_row, 0, length] for length in lengths]
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
