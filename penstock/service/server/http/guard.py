@@ -24,6 +24,7 @@ from penstock.errors import PenstockError
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, invalid, log_fault
+from penstock.service.server.websocket.session import PATHS, Session, refuse
 
 LOGGER = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/", "/icon.svg")
@@ -122,6 +123,9 @@ class Guard:
         self._burst = BurstGate()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await self._talk(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -175,6 +179,19 @@ class Guard:
                 leave()
             self._on_end(scope, status, start_s)
             _let_go(scope)
+
+    async def _talk(self, scope: Scope, receive: Any, send: Any) -> None:
+        """A WebSocket: opened to whoever might send a request here, which each of its frames then is."""
+        headers = _Headers(scope["headers"])
+        try:
+            self._check({**scope, "method": "POST"}, headers)
+            if scope["path"] not in PATHS:
+                raise ApiError(ErrorKind.NOT_FOUND, "no WebSocket is served on this path; see /docs", code="not_found")
+        except ApiError as error:
+            status, body = self._dialect_of(scope["path"], False).error(error, "")
+            await refuse(scope, send, status, body, error)
+            return
+        await Session(self, scope, receive, send, lambda: bool(self.state.front.is_draining)).run()
 
     def _check(self, scope: Scope, headers: "_Headers") -> None:
         is_old = scope.get("http_version") == "1.0"
