@@ -27,7 +27,7 @@ from penstock.service.edge.stamp import TRUST_HEADER, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
-from penstock.service.server.websocket.session import PATHS, Session, refuse
+from penstock.service.server.websocket.session import PATHS, SocketSession, refuse
 
 LOGGER = logging.getLogger(__name__)
 MAX_BEGUN = 4
@@ -167,7 +167,7 @@ class Guard:
             status, body = self._dialect_of(scope["path"], False).error(fault, "")
             await refuse(scope, send, status, body, fault)
             return
-        await Session(self, scope, receive, send, lambda: bool(self.state.front.is_draining)).run()
+        await SocketSession(self, scope, receive, send, lambda: bool(self.state.front.is_draining)).run()
 
     def _check(self, scope: Scope) -> None:
         tally = HeaderTally()

@@ -47,7 +47,7 @@ class _Pipe:
         raise NotImplementedError
 
 
-class Session:
+class SocketSession:
     """`run` until either side ends it."""
 
     def __init__(self, app: App, scope: Scope, receive: Receive, send: Send, is_draining: Callable[[], bool]) -> None:
