@@ -15,6 +15,7 @@ from penstock.errors import PenstockError, StoreError
 from penstock.service.edge.access import ApiKeys, key_of
 from penstock.service.edge.bodies import BodiesInFlight
 from penstock.service.edge.refusal import Refusal, no_key, not_found
+from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.admin.desk import Asked, DeskRoute, find, read_body
 from penstock.service.router.admin.page import PAGE, document
 from penstock.service.router.app import RouterApp
@@ -68,9 +69,9 @@ class AdminApi:
             client.respond(200, b"content-type: text/html; charset=utf-8\r\n", PAGE)
             return
         words = tuple(unquote(word) for word in request.path.strip("/").split("/"))
-        row = find(request.method, words) if self._gateway is not None else None
-        if row is not None:
-            task = asyncio.ensure_future(self._serve_desk(request, client, *row))
+        gateway, row = self._gateway, find(request.method, words)
+        if row is not None and gateway is not None:
+            task = asyncio.ensure_future(self._serve_desk(request, client, gateway, *row))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
@@ -83,11 +84,9 @@ class AdminApi:
         client.respond(error.status, error.header_lines, error.body)
 
     async def _serve_desk(
-        self, request: Incoming, client: InboundConnection, route: DeskRoute, names: tuple[str, ...]
+        self, request: Incoming, client: InboundConnection, gateway: Gateway, route: DeskRoute, names: tuple[str, ...]
     ) -> None:
         """What needs the database, off the loop; every gateway of it takes notice within a second, this one at once."""
-        gateway = self._gateway
-        assert gateway is not None
         try:
             by = tuple(word for one, word in parse_qsl(request.query or "") if one == "by")
             asked = Asked(gateway, names, read_body(route, request.body), by)
