@@ -26,6 +26,7 @@ from penstock.runtime.text.watermark import Watermark
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.headers import KEEP_ALIVE_S
 from penstock.service.edge.memory import keep_large_apart
+from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
@@ -87,7 +88,10 @@ def serve(
     def make() -> Engines:
         client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
         start_s = time.monotonic() if spawned is None else spawned.start_s
-        return SingleEngine(client, server, text, start_s, verifier)
+        engines = SingleEngine(client, server, text, start_s, verifier)
+        if engine.adapter.are_served:
+            engines.front.models.adapters = AdapterTable(engines.front.models.first, engine.adapter)
+        return engines
 
     return serve_engines(make, server)
 
