@@ -16,7 +16,7 @@ from penstock.service.edge.access import ApiKeys, key_of
 from penstock.service.edge.bodies import BodiesInFlight
 from penstock.service.edge.refusal import Refusal, no_key, not_found
 from penstock.service.gateway.gateway import Gateway
-from penstock.service.router.admin.desk import Asked, DeskRoute, find, read_body
+from penstock.service.router.admin.desk import DeskCall, DeskRoute, find, read_body
 from penstock.service.router.admin.page import PAGE, document
 from penstock.service.router.app import RouterApp
 from penstock.service.router.proxy.client import InboundConnection
@@ -89,7 +89,7 @@ class AdminApi:
         """What needs the database, off the loop; every gateway of it takes notice within a second, this one at once."""
         try:
             by = tuple(word for one, word in parse_qsl(request.query or "") if one == "by")
-            asked = Asked(gateway, names, read_body(route, request.body), by)
+            asked = DeskCall(gateway, names, read_body(route, request.body), by)
             value = await asyncio.to_thread(route.handler, asked)
             if route.is_noted:
                 await asyncio.to_thread(gateway.book.look, time.time())

@@ -42,7 +42,7 @@ class RuleBody(msgspec.Struct):
     """A tier, a tenant, a price or a name of models, as under its heading of the gateway's file."""
 
 
-class Asked(NamedTuple):
+class DeskCall(NamedTuple):
     gateway: Gateway
     names: tuple[str, ...]
     body: Any
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
     """What usage is summed by."""
 
 
-def list_keys(asked: Asked) -> Any:
+def list_keys(asked: DeskCall) -> Any:
     now = time.time()
     return [
         {
@@ -66,7 +66,7 @@ def list_keys(asked: Asked) -> Any:
     ]
 
 
-def create_key(asked: Asked) -> Any:
+def create_key(asked: DeskCall) -> Any:
     body, database, now = asked.body, asked.gateway.database, time.time()
     expires_at = None if body.expires_s is None else now + body.expires_s
     key, record = keys.create_key(
@@ -84,17 +84,17 @@ def create_key(asked: Asked) -> Any:
     return {"key": key, "id": record.key_id}
 
 
-def rotate_key(asked: Asked) -> Any:
+def rotate_key(asked: DeskCall) -> Any:
     key, record = keys.rotate_key(asked.gateway.database, asked.names[0], time.time(), asked.body.grace_s)
     return {"key": key, "id": record.key_id}
 
 
-def revoke_key(asked: Asked) -> Any:
+def revoke_key(asked: DeskCall) -> Any:
     keys.revoke_key(asked.gateway.database, asked.names[0], time.time())
     return {"status": "done"}
 
 
-def list_budgets(asked: Asked) -> Any:
+def list_budgets(asked: DeskCall) -> Any:
     return [
         {
             "scope": one.scope,
@@ -107,7 +107,7 @@ def list_budgets(asked: Asked) -> Any:
     ]
 
 
-def set_budget(asked: Asked) -> Any:
+def set_budget(asked: DeskCall) -> Any:
     scope = asked.names[0]
     if not scope.startswith(("tenant:", "key:")):
         raise ConfigError("a budget is of tenant:NAME or key:ID")
@@ -118,30 +118,30 @@ def set_budget(asked: Asked) -> Any:
     return {"status": "done"}
 
 
-def delete_budget(asked: Asked) -> Any:
+def delete_budget(asked: DeskCall) -> Any:
     budgets.delete_budget(asked.gateway.database, asked.names[0])
     return {"status": "done"}
 
 
-def list_rules(asked: Asked) -> Any:
+def list_rules(asked: DeskCall) -> Any:
     settings = msgspec.to_builtins(asked.gateway.settings)
     own = asked.gateway.database.read(rules.rules_of).result()
     return {kind: {"holds": settings[kind], "set_here": sorted(own.get(kind, {}))} for kind in rules.KINDS}
 
 
-def put_rule(asked: Asked) -> Any:
+def put_rule(asked: DeskCall) -> Any:
     kind, name = asked.names
     rules.put_rule(asked.gateway.database, asked.gateway.book.base, kind, name, asked.body)
     return {"status": "done"}
 
 
-def delete_rule(asked: Asked) -> Any:
+def delete_rule(asked: DeskCall) -> Any:
     kind, name = asked.names
     rules.delete_rule(asked.gateway.database, asked.gateway.book.base, kind, name)
     return {"status": "done"}
 
 
-def usage(asked: Asked) -> Any:
+def usage(asked: DeskCall) -> Any:
     by = asked.by or ("tenant", "model")
     return [
         dict(zip(by, one.group, strict=True))
@@ -151,7 +151,7 @@ def usage(asked: Asked) -> Any:
     ]
 
 
-def list_audit(asked: Asked) -> Any:
+def list_audit(asked: DeskCall) -> Any:
     return [one._asdict() for one in audit.audit_entries(asked.gateway.database)]
 
 
@@ -159,7 +159,7 @@ class DeskRoute(NamedTuple):
     method: str
     path: str
     """{name} stands for one word, percent-encoded."""
-    handler: Callable[[Asked], Any]
+    handler: Callable[[DeskCall], Any]
     help: str
     body: type | None = None
     is_noted: bool = False
