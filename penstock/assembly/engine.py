@@ -425,11 +425,16 @@ def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
 
 
 def _step_size(config: EngineConfig, device: Device) -> StepSize | None:
-    """On a CPU. On a GPU a step's workspace is part of what was sized at start."""
-    if config.scheduler.max_batch_tokens is not None or not isinstance(device, CpuDevice):
+    """On a CPU, and wherever a step has a target. Its workspace on a GPU was sized at start: steps only shrink there."""
+    asked, target_ms = config.scheduler.max_batch_tokens, config.scheduler.tpot_target_ms
+    is_cpu = isinstance(device, CpuDevice)
+    if target_ms is None and (asked is not None or not is_cpu):
         return None
     least = max(MIN_BATCH_TOKENS, config.scheduler.max_sequences)
-    return StepSize(step_s=CPU_STEP_S, least=least, most=max(least, MOST_STEP_TOKENS["cpu"]))
+    most = asked or MOST_STEP_TOKENS["cpu" if is_cpu else "gpu"]
+    # Sizes change where steps take more than double, so half of a target is what they aim at.
+    step_s = CPU_STEP_S if target_ms is None else target_ms / 2000
+    return StepSize(step_s=step_s, least=min(least, most), most=max(least, most), is_bounded_by_start=not is_cpu)
 
 
 def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:

@@ -204,7 +204,7 @@ class Serving:
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
         runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
-        http = _HttpServer(make_app(self._front, service, runner))
+        http = _HttpServer(make_app(self._front, service, runner), self._front.config.max_body_mib << 20)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
@@ -288,11 +288,12 @@ class Serving:
 class _HttpServer(uvicorn.Server):
     """Signals are ours to handle, and connections end when we say so."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, max_body_bytes: int) -> None:
         config = uvicorn.Config(
             app,
             http=Connection,
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=max_body_bytes,
             lifespan="off",
             access_log=False,
             log_level="error",
