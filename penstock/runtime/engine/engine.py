@@ -26,7 +26,7 @@ from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
-from penstock.runtime.engine.tiers.tiers import Fetched, KVTiers
+from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
 
 LOGGER = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class CancelOrder(NamedTuple):
     choice: int | None
 
 
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | Fetched
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | FetchedBlocks
 
 
 class ResultPart(NamedTuple):
@@ -283,7 +283,7 @@ class Engine:
                 deltas.extend(self._cancel(message))
             elif isinstance(message, Compiled):
                 deltas.extend(self._take_compiled(message, now))
-            elif isinstance(message, Fetched):
+            elif isinstance(message, FetchedBlocks):
                 if self.tiers is not None and self.tiers.take(message):
                     deltas.extend(self._schedule(message.request, now))
             elif isinstance(message, Request) and not message.adapter:

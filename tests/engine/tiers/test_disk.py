@@ -3,6 +3,8 @@
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,21 @@ from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.policy import Ghosts, Rates
 from penstock.runtime.engine.tiers.record import KVRecord, decode_record, encode_record, format_digest, key_of
 
+Opened = Callable[..., DiskTier]
 FORMAT = format_digest("a model", "float32", 16)
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Opens tiers, and closes them after the test."""
+    with ExitStack() as stack:
+
+        def open_tier(folder: Path, max_bytes: int = 1 << 20) -> DiskTier:
+            tier = DiskTier(folder, max_bytes)
+            stack.callback(tier.close)
+            return tier
+
+        yield open_tier
 
 
 def record(number: int, size: int = 1000) -> tuple[bytes, KVRecord]:
@@ -42,20 +58,20 @@ def test_any_part_of_a_format_names_other_records() -> None:
     assert len(formats) == 5
 
 
-def test_records_survive_the_process_that_wrote_them(tmp_path: Path) -> None:
+def test_records_survive_the_process_that_wrote_them(tmp_path: Path, opened: Opened) -> None:
     made = [record(number) for number in range(50)]
-    tier = DiskTier(tmp_path, 1 << 20)
+    tier = opened(tmp_path)
     tier.put(made)
     tier.close()
-    again = DiskTier(tmp_path, 1 << 20)
+    again = opened(tmp_path)
     assert len(again) == 50
     assert all(again.get(key, each.hash) == each for key, each in made)
     assert again.num_faults == 0
 
 
-def test_the_disk_never_holds_more_than_it_may(tmp_path: Path) -> None:
+def test_the_disk_never_holds_more_than_it_may(tmp_path: Path, opened: Opened) -> None:
     bound = 64_000
-    tier = DiskTier(tmp_path, bound)
+    tier = opened(tmp_path, bound)
     for number in range(400):
         tier.put([record(number)])
         assert sum(path.stat().st_size for path in tmp_path.glob("*.kv")) <= bound
@@ -67,8 +83,8 @@ def test_the_disk_never_holds_more_than_it_may(tmp_path: Path) -> None:
     assert tier.num_faults == 0
 
 
-def test_what_is_used_stays_longest(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, 64_000)
+def test_what_is_used_stays_longest(tmp_path: Path, opened: Opened) -> None:
+    tier = opened(tmp_path, 64_000)
     key, kept = record(0)
     tier.put([(key, kept)])
     for number in range(1, 200):
@@ -76,9 +92,9 @@ def test_what_is_used_stays_longest(tmp_path: Path) -> None:
         assert tier.get(key, kept.hash) == kept
 
 
-def test_damage_is_a_miss_a_deletion_and_a_count(tmp_path: Path) -> None:
+def test_damage_is_a_miss_a_deletion_and_a_count(tmp_path: Path, opened: Opened) -> None:
     made = [record(number) for number in range(20)]
-    tier = DiskTier(tmp_path, 1 << 20)
+    tier = opened(tmp_path)
     tier.put(made)
     (segment,) = tmp_path.glob("*.kv")
     data = bytearray(segment.read_bytes())
@@ -96,7 +112,7 @@ def test_damage_is_a_miss_a_deletion_and_a_count(tmp_path: Path) -> None:
     assert tier.get(key, each.hash) == each
 
 
-def test_a_killed_writer_leaves_a_folder_that_opens(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_folder_that_opens(tmp_path: Path, opened: Opened) -> None:
     code = (
         "import os, sys; from pathlib import Path; sys.path.insert(0, '.');"
         "from tests.engine.tiers.test_disk import DiskTier, record;"
@@ -105,7 +121,7 @@ def test_a_killed_writer_leaves_a_folder_that_opens(tmp_path: Path) -> None:
         "tier._index.execute('BEGIN'); tier._append(*[record(99)[0], b'x' * 5000]); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    tier = DiskTier(tmp_path, 1 << 20)
+    tier = opened(tmp_path)
     assert len(tier) == 30
     assert all(tier.get(key, each.hash) == each for key, each in map(record, range(30)))
     tier.put([record(99)])
@@ -113,16 +129,16 @@ def test_a_killed_writer_leaves_a_folder_that_opens(tmp_path: Path) -> None:
     assert tier.get(key, each.hash) == each
 
 
-def test_two_engines_do_not_share_a_folder(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, 1 << 20)
+def test_two_engines_do_not_share_a_folder(tmp_path: Path, opened: Opened) -> None:
+    tier = opened(tmp_path)
     with pytest.raises(ConfigError, match="in use by another engine"):
-        DiskTier(tmp_path, 1 << 20)
+        opened(tmp_path)
     tier.close()
-    DiskTier(tmp_path, 1 << 20).close()
+    opened(tmp_path)
 
 
-def test_a_disk_that_cannot_be_written_costs_nothing_but_hits(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, 1 << 20)
+def test_a_disk_that_cannot_be_written_costs_nothing_but_hits(tmp_path: Path, opened: Opened) -> None:
+    tier = opened(tmp_path)
     tier.put([record(1)])
     tier._index.execute("DROP TABLE segments")  # as good as any fault: every write fails from now on
     tier.put([record(2)])
@@ -132,10 +148,10 @@ def test_a_disk_that_cannot_be_written_costs_nothing_but_hits(tmp_path: Path) ->
 
 
 def test_host_memory_is_bounded_and_hands_on_what_leaves() -> None:
-    tier = HostTier(5_500)
+    tier = HostTier(5_600)
     left = [gone for number in range(8) for gone in tier.put(*record(number))]
     assert [key for key, _ in left] == [record(number)[0] for number in range(3)]
-    assert tier.num_bytes <= 5_500
+    assert tier.num_bytes <= 5_600
     assert tier.put(*record(9, size=10_000)) == [record(9, size=10_000)]
     assert len(tier.drain()) == 5
     assert (len(tier), tier.num_bytes) == (0, 0)

@@ -5,6 +5,7 @@ Opening reads the index alone. When there is too much, the file whose records we
 that fails makes misses, never errors: faults are counted and said once.
 """
 
+import fcntl
 import logging
 import os
 import sqlite3
@@ -42,9 +43,9 @@ class DiskTier:
         self._segment = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _claim(folder)
             self._index = sqlite3.connect(folder / "index.sqlite", timeout=2.0, check_same_thread=False)
             self._index.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + SCHEMA)
-            self._claim()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"--kv-disk {folder} cannot be used: {error}; name another folder") from error
         row = self._index.execute("SELECT coalesce(sum(num_bytes), 0), coalesce(max(id), 0) FROM segments").fetchone()
@@ -56,16 +57,6 @@ class DiskTier:
             path.unlink(missing_ok=True)
         with self._index:
             self._shrink(0)
-
-    def _claim(self) -> None:
-        """Two engines would write over each other's files."""
-        lock = self._lock = (self._folder / "lock").open("w")
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"--kv-disk {self._folder} is in use by another engine; name another folder") from None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -186,3 +177,14 @@ class DiskTier:
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:08d}.kv"
+
+
+def _claim(folder: Path) -> IO[str]:
+    """The folder's lock, held until it is closed: two engines would write over each other's files."""
+    lock = (folder / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(f"--kv-disk {folder} is in use by another engine; name another folder") from None
+    return lock

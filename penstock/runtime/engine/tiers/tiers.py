@@ -42,7 +42,7 @@ class TierCounts(NamedTuple):
     disk_bytes: int = 0
 
 
-class Fetched(NamedTuple):
+class FetchedBlocks(NamedTuple):
     """A request whose records have been read, as far as they were there and sound."""
 
     request: Request
@@ -144,7 +144,7 @@ class KVTiers:
 
     # In
 
-    def fetch(self, request: Request, put: Callable[[Fetched], None]) -> bool:
+    def fetch(self, request: Request, put: Callable[[FetchedBlocks], None]) -> bool:
         """Begin to read what tiers have of a prompt and the device has not; False if nothing is worth waiting for."""
         holding = _holding(request, request.prompt)
         first, hashes = len(self._pool.match(holding).blocks), holding.hashes
@@ -161,7 +161,7 @@ class KVTiers:
         held = [self._host.get(key) for key in keys[:count]]
         wanted = [(key, hash, record) for key, hash, record in zip(keys, hashes[first:], held)]
         if all(held):
-            put(Fetched(request, first, tuple(record for record in held if record is not None)))
+            put(FetchedBlocks(request, first, tuple(record for record in held if record is not None)))
         else:
             self._waiting_bytes += num_bytes
             self._reader.submit(self._read, request, first, wanted, num_bytes, put)
@@ -174,7 +174,7 @@ class KVTiers:
         first: int,
         wanted: list[tuple[bytes, bytes, KVRecord | None]],
         num_bytes: int,
-        put: Callable[[Fetched], None],
+        put: Callable[[FetchedBlocks], None],
     ) -> None:
         """On the reader's thread: as many as are sound, from the first on."""
         begun = time.monotonic()
@@ -186,9 +186,9 @@ class KVTiers:
             records.append(record)
         if records:
             self.rates.note_read(sum(record.num_bytes for record in records), time.monotonic() - begun)
-        put(Fetched(request, first, tuple(records), num_bytes))
+        put(FetchedBlocks(request, first, tuple(records), num_bytes))
 
-    def take(self, fetched: Fetched) -> bool:
+    def take(self, fetched: FetchedBlocks) -> bool:
         """Write what was read into the cache; False if nobody waits for it any more."""
         self._waiting_bytes -= fetched.num_bytes
         request = self._fetching.pop(fetched.request.request_id, None)
