@@ -131,7 +131,7 @@ class Engine:
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
-        """Holds requests until their adapters are on the device; without it a request with one is refused."""
+        """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -279,9 +279,7 @@ class Engine:
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters
         if gate is None:
-            if isinstance(message, Request):
-                return _refusals(message, "this engine serves no adapters", Fault.REQUEST)
-            return []
+            return self._enter(message, now) if isinstance(message, Request) else []
         if isinstance(message, Request):
             return self._let_in(gate.ask(message), now)
         return self._let_in(gate.take(message) if isinstance(message, AdapterRead) else gate.order(message), now)
