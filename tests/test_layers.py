@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "draft", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
         "formats", "execution", "ops", "console",
     ),
+    "evaluate": ("errors", "formats", "core.batch"),
     "quantize": ("errors", "files", "formats", "models", "text", "layers", "ops", "execution"),
     "assembly": ANYTHING,
     "offline": ANYTHING,
@@ -83,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("ops", "layers", "execution", "train", "quantize"),
+    "torch": ("ops", "layers", "execution", "train", "quantize", "evaluate"),
     "triton": ("ops",),
     "numpy": (
         "formats",
@@ -99,6 +100,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
         "bench",
         "offline",
         "quantize",
+        "evaluate",
     ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
@@ -135,6 +137,7 @@ NO_CLOCK = (
     "draft",
     "train",
     "quantize",
+    "evaluate",
 )
 """Time is an argument there."""
 

@@ -56,7 +56,10 @@ COMMANDS: Mapping[str, Command] = {
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
     "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
-    "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
+    "eval": Command(
+        "penstock.cli.evaluate.command", "Measure a model on a text or on questions, alone or beside another"
+    ),
+    "eval compare": Command("penstock.cli.evaluate.compare", "Compare two reports of eval: better, worse, or chance"),
     "train-draft": Command(
         "penstock.cli.train_draft",
         "Train a drafter for a model on its own answers: Medusa heads, an EAGLE head, layers",

@@ -46,6 +46,14 @@ class Original:
         """A parameter that stands in no layer."""
         return self.fill(self.ends(), name, name)
 
+    def head(self) -> Decoder:
+        """What makes predictions of the last hidden states, with numbers."""
+        ends = self.ends()
+        for name, _ in list(ends.named_parameters()):
+            if name.startswith(("norm", "output")) or (name.startswith("embedding.") and self.spec.tied_embedding):
+                self.fill(ends, name, name)
+        return ends
+
     def layer_shape(self, number: int) -> nn.Module:
         """A layer without numbers."""
         return _decoder(replace(self.spec, layers=(self.spec.layers[number],))).layers[0]
