@@ -87,10 +87,9 @@ def run(config: Config) -> int:
     name = f"{files.name}-{config.to}.gguf"
     target = MadeModel(files, config.out, scheme.gguf, name)
     device = open_device(config.device).torch_device
-    job = Making(
-        Original(files.spec, files.model.recipes, files.checkpoint, device),
-        target, scheme, method, _calibration(config, files) if _needs_text(config, method) else None, config.damping, config.kv_scales,
-    )  # fmt: skip
+    original = Original(files.spec, files.model.recipes, files.checkpoint, device)
+    tokens = _calibration(config, files) if _needs_text(config, method) else None
+    job = Making(original, target, scheme, method, tokens, config.damping, config.kv_scales)
     with ProgressBar("layers") as bar:
         if config.bits_per_weight is not None:
             job.mix(config.bits_per_weight, _calibration(config, files)[:MIX_SEQUENCES, :MIX_TOKENS], bar)

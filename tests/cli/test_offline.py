@@ -233,6 +233,7 @@ def test_perplexity_is_told_in_words_and_numbers(
     assert "choose 2 to 511" in capsys.readouterr().err
     assert main(["eval", "perplexity", str(tmp_path / "absent")]) == 2
     assert main(["eval", "perplexty", str(file)]) == 2
+    assert "perplexity" in capsys.readouterr().err
 
 
 def test_predictions_are_kept_and_compared(
@@ -261,7 +262,6 @@ def test_predictions_are_kept_and_compared(
     questions.write_text('{"prompt": "the", "choices": ["orchard", "river"], "answer": 0, "topic": "nature"}\n' * 3)
     assert main(["eval", "tasks", str(questions), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["questions"] == 3
-    assert "perplexity" in capsys.readouterr().err
 
 
 def described(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, Any]:
