@@ -122,7 +122,7 @@ class SavedLogits:
         return KeptRows(tokens, logprobs, rest), float(own.double().sum())
 
 
-_PARTS = {
+_PARTS: dict[str, np.dtype[Any]] = {
     "text": np.dtype(np.int64),
     "tokens": np.dtype(np.int32),
     "logprobs": np.dtype(np.float32),

@@ -74,5 +74,5 @@ def compare_shares(first: Sequence[bool], second: Sequence[bool]) -> tuple[Estim
 
 def _two_sided(fewer: int, trials: int) -> float:
     """The chance that a fair coin falls so unevenly."""
-    tail = math.fsum(math.comb(trials, number) for number in range(fewer + 1)) / 2**trials
+    tail = float(sum(math.comb(trials, number) for number in range(fewer + 1)) / 2**trials)
     return min(1.0, 2 * tail)

@@ -70,11 +70,10 @@ def _question(entry: Mapping[str, Any]) -> TaskQuestion:
         body, listed = entry["question"], entry.get("choices")
         if isinstance(body, dict):
             body, listed = body["stem"], body["choices"]
-        pairs = (
-            zip(listed["text"], listed["label"])
-            if isinstance(listed, dict)
-            else ((c["text"], c["label"]) for c in listed)
-        )
+        if isinstance(listed, dict):
+            pairs = list(zip(listed["text"], listed["label"]))
+        else:
+            pairs = [(choice["text"], choice["label"]) for choice in listed or ()]
         texts, labels = zip(*pairs)
         prompt = f"TaskQuestion: {body}\nAnswer:"
         return TaskQuestion(prompt, tuple(f" {text}" for text in texts), labels.index(entry["answerKey"]), topic, hard)
