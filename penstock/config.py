@@ -323,6 +323,11 @@ class ServerConfig:
     """How long responses can be retrieved; files have their own expiry"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
+    watermark: Path | None = None
+    """File with a secret key: what is sampled carries a watermark that `penstock detect` finds with it"""
+    watch_prefixes: Literal["off", "on", "text"] = "off"
+    """Hold prompts against the last ones and count what kept them from the prefix cache, for penstock doctor cache; text keeps
+    the words that differed too"""
     log_level: LogLevel = "info"
     """How much is logged: debug explains every step, info names starts, stops, refusals and faults"""
     log_format: LogFormat = "plain"
@@ -334,6 +339,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
         _check_choice("--log-level", self.log_level, LogLevel)
+        _check_choice("--watch-prefixes", self.watch_prefixes, Literal["off", "on", "text"])
         _check_choice("--log-format", self.log_format, LogFormat)
         if not 1 <= self.max_body_mib <= 1024:
             raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
@@ -350,10 +356,13 @@ class ServerConfig:
             raise ConfigError("an --api-key or --admin-key is shorter than 8 characters; choose one nobody can guess")
         if not all(url.startswith(("http://", "https://")) for url in self.bench_target):
             raise ConfigError("a --bench-target is an address that begins with http:// or https://")
+
+    def check_keyed(self) -> None:
+        """Once all keys are known, those of the environment too: nobody from outside comes in without one."""
         if not self.keys and not is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
-                "give one with --api-key, or listen on 127.0.0.1"
+                "give one with --api-key or in PENSTOCK_API_KEY, or listen on 127.0.0.1"
             )
 
     @property

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "layers": ("errors", "ops", "models.spec"),
     "execution": (
         "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
-        "models.spec", "models.weights", "models.ranks", "models.sharding", "models.adapters",
+        "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding", "models.adapters",
     ),
     "draft": ("errors", "core"),
     "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "execution", "ops"),

@@ -114,7 +114,7 @@ def test_a_scheduler_is_made_as_asked():
     )  # fmt: skip
     sizing = size_engine(config, SPEC, Memory(free_bytes=2**24, weight_bytes=0))
     scheduler = make_scheduler(config, sizing)
-    assert scheduler.limits == (7, 8, 50, 9, 3, 4, 5, False, None, 128)
+    assert scheduler.limits[:10] == (7, 8, 50, 9, 3, 4, 5, False, None, 128)
     assert scheduler.roster.order.counts_service, "as the fair order alone does"
     assert scheduler.roster.batching == dynamic(0.5)
     for name, batching in (("continuous", CONTINUOUS), ("static", STATIC)):

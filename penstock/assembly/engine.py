@@ -4,13 +4,22 @@ A composition root beside the command line: it may know every layer, and nothing
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.assembly.ranks import RankGroup, RankSetup, agree_with_first, check_machine, place_on_node, ranks_of
+from penstock.assembly.kernels import begin_kernels
+from penstock.assembly.parallel.ranks import (
+    RankGroup,
+    RankSetup,
+    agree_with_first,
+    check_machine,
+    place_on_node,
+    ranks_of,
+)
 from penstock.assembly.speculation.drafting import (
     Drafting,
     check_files,
@@ -46,7 +55,7 @@ from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import shard_model
-from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.spec import GQA, ModelSpec
 from penstock.runtime.ops.packed import TILE
 from penstock.runtime.sizing import (
     CPU_STEP_S,
@@ -99,8 +108,13 @@ class LoadedModel:
         return sum(parameter.nbytes for parameter in self.network.parameters())
 
 
-def load(config: EngineConfig, cache: Path | None = None, progress: Progress | None = None) -> LoadedModel:
-    """Find the model, fetching it if need be, and put its weights on the device, or its part of them."""
+def load(
+    config: EngineConfig, cache: Path | None = None, progress: Progress | None = None, *, warms_up: bool = False
+) -> LoadedModel:
+    """Find the model, fetching it if need be, and put its weights on the device, or its part of them.
+
+    One that warms up has the kernels of its steps compiled meanwhile.
+    """
     if ranks_of(config).num_ranks > 1:
         return _load_first(config, cache, progress)
     device = open_device(config.model.device)
@@ -108,7 +122,9 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     spec = dummy_spec(config.model.model)
     if spec is not None:
         _check_invariance(config)
-        return LoadedModel(_kept(config, dummy_model(spec, device.torch_device, dtype)), device, None)
+        with _kernels(config, spec, device, warms_up):
+            network = dummy_model(spec, device.torch_device, dtype)
+        return LoadedModel(_kept(config, network), device, None)
     files = open_files(config.model.model, cache, progress)
     native = _load_native(config, device, files)
     if native is not None:
@@ -116,8 +132,21 @@ def load(config: EngineConfig, cache: Path | None = None, progress: Progress | N
     _check_invariance(config)
     reported = None if progress is None else lambda done, total: progress("load", done, total)
     packs = _packs(config, device, files.spec)
-    network = load_model(files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs)
+    arguments = files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
+    with _kernels(config, files.spec, device, warms_up and not packs):
+        network = load_model(*arguments)
     return LoadedModel(_kept(config, network), device, files)
+
+
+@contextmanager
+def _kernels(config: EngineConfig, spec: ModelSpec, device: Device, warms_up: bool) -> Iterator[None]:
+    """Kernels are asked for while weights are read, and not longer: what comes then launches some."""
+    thread = begin_kernels(config, spec, device) if warms_up and device.torch_device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        if thread is not None:
+            thread.join()
 
 
 def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | None) -> LoadedModel:
@@ -202,7 +231,7 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
         kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
     )
-    return size_engine(config, spec, memory, pace)
+    return size_engine(config, spec, memory, pace, frees=_frees(config, loaded))
 
 
 def _use_tiles(device: str) -> None:
@@ -255,13 +284,20 @@ def make_engine(
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
     if warms_up:
-        runner.warm_up()
+        runner.warm_up(scheduler.limits.max_batch_tokens)
     return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
+
+
+def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
+    """Windows give blocks back where one process computes the model piece by piece."""
+    is_eager = isinstance(loaded.network, Decoder) and loaded.device.torch_device.type != "cuda"
+    return is_eager and config.parallel.tensor * config.parallel.pipeline == 1
 
 
 def check_heads(spec: ModelSpec) -> None:
     """Refuse a model whose heads the kernels of a GPU cannot multiply, before every request fails for it."""
-    narrowest = min(layer.grouped.head_dim for layer in spec.layers)
+    heads = [layer.attention.head_dim for layer in spec.layers if isinstance(layer.attention, GQA)]
+    narrowest = min(heads, default=LEAST_GPU_HEAD_DIM)
     if narrowest < LEAST_GPU_HEAD_DIM:
         raise ConfigError(
             f"attention heads of {narrowest} numbers are too narrow for a GPU's matrix units, which take "
@@ -294,15 +330,16 @@ def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Draf
 
 def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
     """Grammars in the words of the model. One that serves compiles beside the loop, and makes its vocabulary ready now."""
-    files = loaded.files
-    if files is None:
-        return None
+    files, vocab_size = loaded.files, loaded.spec.vocab_size
     try:
         from penstock.runtime.text.grammar.compiler import GrammarCompiler
         from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
+        from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
     except ModuleNotFoundError:  # offline without llguidance: nothing can be held to a grammar
         return None
-    grammars = GrammarCompiler(lambda: whole_vocabulary(files.tokenizer, loaded.spec.vocab_size))
+    grammars = GrammarCompiler(
+        lambda: whole_vocabulary(byte_tokenizer(vocab_size) if files is None else files.tokenizer, vocab_size)
+    )
     if not serves:
         return Matching(grammars, time.monotonic)
     executor = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar")
@@ -311,7 +348,11 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
 
 
 def _shape(config: EngineConfig, sizing: Sizing) -> RunnerShape:
-    return RunnerShape(sizing.num_blocks, sizing.block_size, config.scheduler.max_sequences, sizing.max_context)
+    num_rows, groups = config.scheduler.max_sequences, sizing.groups
+    frees = not groups._replace(num_states=0).is_plain
+    return RunnerShape(
+        sizing.num_blocks, sizing.block_size, num_rows, sizing.max_context, frees, num_states=groups.num_states
+    )
 
 
 def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> NativeDecoder | None:

@@ -24,7 +24,7 @@ def open_gateway_database(settings: GatewaySettings) -> Database:
 
 def open_gateway(path: Path) -> Gateway:
     settings = read_settings(path)
-    return Gateway(settings, open_gateway_database(settings), time.time(), journal_path(settings))
+    return Gateway(settings, open_gateway_database(settings), time.time(), journal_path(settings), path)
 
 
 def journal_path(settings: GatewaySettings) -> Path:

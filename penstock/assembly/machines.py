@@ -85,7 +85,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
     from penstock.assembly.engine import load, make_engine, size
 
     with ProgressBar() as progress:
-        loaded = load(config, progress=progress)
+        loaded = load(config, progress=progress, warms_up=True)
     on_phase("load the model")
     if not loaded.spec.generates:
         return _encoder(config, loaded, on_phase)
@@ -113,6 +113,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
         max_batch_tokens=engine.scheduler.limits.max_batch_tokens,
         device=str(loaded.device.torch_device),
         num_active_parameters=loaded.spec.num_active_parameters,
+        cached_tokens=sizing.num_cached_tokens,
     )
     return Machine(engine, facts, close=None if loaded.group is None else loaded.group.close)
 

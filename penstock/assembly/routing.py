@@ -43,6 +43,8 @@ class Routing:
     gateway: Path | None = None
     commands: tuple[tuple[str, ...], ...] = ()
     """Servers to start on this machine, each a replica."""
+    metrics_key: str = ""
+    """Reads /metrics and nothing else."""
 
 
 def route(routing: Routing) -> int:
@@ -88,6 +90,7 @@ def _make_app(routing: Routing, gateway: Gateway | None) -> RouterApp:
         replica_key=routing.replica_key,
         version=version,
         gateway=gateway,
+        metrics_key=routing.metrics_key,
         tracer=RouterTracer(endpoint, version) if endpoint is not None else None,
     )
     if gateway is not None:

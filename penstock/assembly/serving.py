@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.log import say
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.engine.spawn import Spawned
+from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
@@ -39,6 +40,7 @@ from penstock.service.server.text import Text
 from penstock.service.server.threads import on_daemon_thread
 from penstock.service.store import bills, jobs, responses
 from penstock.service.store.storage import open_storage
+from penstock.tools.measure.signals import machine_metrics
 
 LOGGER = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
@@ -104,6 +106,10 @@ def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
         return runner.run(run())
 
 
+def watermark_of(server: ServerConfig) -> Watermark | None:
+    return None if server.watermark is None else Watermark.from_file(server.watermark)
+
+
 class SingleEngine:
     """One model, loaded at once: its engine's failure is the server's."""
 
@@ -123,6 +129,7 @@ class SingleEngine:
         self._client = client
         self._client.on_phase = self._on_phase
         self._model = ServedModel(client, num_tenants=len(server.keys))
+        self._model.watermark = watermark_of(server)
         self.front = Front(ServedModels(self._model), server, package_version())
 
     async def run(self) -> None:
@@ -181,6 +188,10 @@ class Serving:
             recorder = TraceRecorder(self._config.record, self._start_s)
             for model in self._front.models:
                 model.meters.recorder = recorder
+        self._front.machine_metrics = machine_metrics()
+        if self._config.watch_prefixes != "off":
+            for model in self._front.models:
+                model.watch_prefixes(keeps_words=self._config.watch_prefixes == "text")
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         listener = bind(self._config.host, self._config.port)

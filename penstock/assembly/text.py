@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.assembly.machines import is_arithmetic
 from penstock.console.progress import ProgressBar
-from penstock.runtime.files import ModelFiles, dummy_spec, no_words, open_files
+from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.formats.gguf import GgufFile
 from penstock.runtime.text.stream.styles import style_of_template
 from penstock.runtime.text.template.chat import ChatTemplate
@@ -35,8 +35,11 @@ def open_text(model: str) -> Text:
     """Tokenizer, template and reasoning style of a model."""
     if is_arithmetic(model):
         return Text(byte_tokenizer(), ChatTemplate(PLAIN_TEMPLATE), card=NO_CARD._replace(template=PLAIN_TEMPLATE))
-    if dummy_spec(model) is not None:
-        raise no_words(model)
+    if (spec := dummy_spec(model)) is not None:
+        card = NO_CARD._replace(
+            template=PLAIN_TEMPLATE, num_parameters=spec.num_parameters, max_context=spec.max_context
+        )
+        return Text(byte_tokenizer(spec.vocab_size), ChatTemplate(PLAIN_TEMPLATE), card=card)
     files = open_files(model)
     template = files.chat_template
     style = None if template is None else style_of_template(template.source)

@@ -59,6 +59,8 @@ class Config:
     """With --hardware: the model it serves, by name (llama-3.1-8b, ...) or the path of a config.json"""
     weights: Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4"] = "bf16"
     """With --hardware: how the server holds weights"""
+    loop: bool = False
+    """Go on: after each diagnosis do what it says, and it looks again and tells what changed, until nothing is wrong"""
     port: int = 8000
     """Port on this machine that should be free"""
     json: bool = False
@@ -71,6 +73,8 @@ class Config:
             raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
+        if self.loop and self.json:
+            raise ConfigError("--loop talks with a person; leave --json")
         if bool(self.hardware) != bool(self.model):
             raise ConfigError(
                 "--hardware and --model go together: one says how fast, the other how much there is to do"
@@ -78,7 +82,28 @@ class Config:
 
 
 def run(config: Config) -> int:
+    if config.loop:
+        from penstock.cli.fleet.guided import guide
+
+        return guide(config.url, lambda: _findings(config), config.window_s)
     return _examine_server(config) if config.url else _examine_machine(config)
+
+
+def _findings(config: Config) -> tuple[Finding, ...]:
+    """What is wrong now, the likeliest cause first: with the server, or with this machine."""
+    if not config.url:
+        from penstock.tools.doctor.checks import examine
+        from penstock.tools.measure.environment import look_around
+
+        found = examine(look_around(config.port))
+        return tuple(sorted((one for one in found if one.remedy), key=lambda one: WRONG_FIRST.index(one.verdict)))
+    server = Patient(config)
+    before, before_s = server.look(), time.monotonic()
+    time.sleep(config.window_s)
+    after, window_s = server.look(), time.monotonic() - before_s
+    if is_router(after.page):
+        return tuple(diagnose_router(router_signs(before.page, after.page, window_s)))
+    return diagnose(signs_of(before, after, window_s), RULES).findings
 
 
 def _examine_machine(config: Config) -> int:
@@ -308,6 +333,11 @@ VITAL_SIGNS: dict[str, tuple[str, float]] = {
     "TTFT p95, ms": ("ttft_p95_s", 1000),
     "ITL p50, ms": ("itl_p50_s", 1000),
     "ITL p99, ms": ("itl_p99_s", 1000),
+    "MFU, %": ("mfu", 100),
+    "MBU, %": ("mbu", 100),
+    "energy, J a token": ("energy_per_token_j", 1),
+    "energy, J a request": ("energy_per_request_j", 1),
+    "others' processor time, %": ("others_fraction", 100),
     "roofline, ms a step": ("floor_s", 1000),
     "engines replaced": ("num_restarts", 1),
 }

@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "keys": Command("penstock.cli.fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
     "usage": Command("penstock.cli.fleet.usage", "Show what was used through a gateway and what it cost"),
     "doctor": Command("penstock.cli.doctor", "Diagnose this machine or a server: symptom, layer, remedy"),
+    "doctor cache": Command("penstock.cli.fleet.cache", "Say why prompts nearly hit a server's prefix cache"),
     "top": Command("penstock.cli.top", "Watch a running server: running and waiting requests, tokens per second"),
     "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
     "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
@@ -55,6 +56,8 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
+    "detect": Command("penstock.cli.detect", "Look for the watermark that serve --watermark leaves in a text"),
+    "warm": Command("penstock.cli.model.warm", "Compile a model's GPU kernels before anybody serves it"),
     "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
     "eval": Command(
         "penstock.cli.evaluate.command", "Measure a model on a text or on questions, alone or beside another"
@@ -62,7 +65,7 @@ COMMANDS: Mapping[str, Command] = {
     "eval compare": Command("penstock.cli.evaluate.compare", "Compare two reports of eval: better, worse, or chance"),
     "train-draft": Command(
         "penstock.cli.train_draft",
-        "Train a drafter for a model on its own answers: Medusa heads, an EAGLE head, layers",
+        "Train a drafter for a model on its own answers: Medusa heads or an EAGLE head",
     ),
     "bench": Command("penstock.cli.bench.command", "Benchmark any OpenAI-compatible server"),
     "bench compare": Command("penstock.cli.bench.compare", "Compare two reports of bench"),

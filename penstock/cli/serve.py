@@ -72,6 +72,7 @@ def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(config: Config) -> int:
+    server = with_key_of_environment(config.server)
     if config.replicas != 1:
         return run_replicas(config)
     if config.pool.is_asked:
@@ -88,7 +89,6 @@ def run(config: Config) -> int:
         from penstock.assembly.text import fetch, open_text
 
         fetch(model)
-        server = with_key_of_environment(config.server)
         verifier = ModelVerifier(model, config.engine, package_version())
         return serve(config.engine, server, command, lambda: open_text(model), spawned, verifier)
 
@@ -182,4 +182,7 @@ def with_key_of_environment(server: ServerConfig) -> ServerConfig:
     key, admin_key = os.environ.get(KEY_VARIABLE), os.environ.get(ADMIN_VARIABLE)
     if key:
         server = replace(server, api_key=(*server.api_key, key))
-    return replace(server, admin_key=(*server.admin_key, admin_key)) if admin_key else server
+    if admin_key:
+        server = replace(server, admin_key=(*server.admin_key, admin_key))
+    server.check_keyed()
+    return server

@@ -1,5 +1,6 @@
 """`penstock top`: a running server at a glance, renewed every second."""
 
+import math
 import sys
 import time
 import urllib.error
@@ -10,6 +11,7 @@ from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.metrics.page import Page, parse_page, sum_of
+from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
 
 TIMEOUT_S = 5.0
@@ -87,7 +89,21 @@ def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
             rate("vllm:spec_decode_num_accepted_tokens_total"), rate("vllm:spec_decode_num_draft_tokens_total")
         ),
         "restarts": sum_of(now, "penstock_engine_restarts_total"),
+        **_of_machine(before, now, seconds),
     }
+
+
+def _of_machine(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
+    """How far the machine is used, and what it took; None where the server does not say."""
+    signs = machine_signs(before, now, seconds)
+    rows = {
+        "mfu_percent": ("mfu", 100.0),
+        "mbu_percent": ("mbu", 100.0),
+        "others_percent": ("others_fraction", 100.0),
+        "joules_per_token": ("energy_per_token_j", 1.0),
+        "joules_per_request": ("energy_per_request_j", 1.0),
+    }
+    return {name: None if math.isnan(signs[sign]) else scale * signs[sign] for name, (sign, scale) in rows.items()}
 
 
 def _percent(part: float | None, whole: float | None) -> float | None:

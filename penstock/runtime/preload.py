@@ -9,7 +9,7 @@ import sys
 import threading
 from contextlib import suppress
 
-RANK = (sys.executable, "-m", "penstock.assembly.rank_worker")
+RANK = (sys.executable, "-m", "penstock.assembly.parallel.rank_worker")
 """A rank's process. It waits for its first line of input, and ends with that."""
 _ranks: "list[subprocess.Popen[bytes]]" = []
 """Begun and not taken; they end with us."""

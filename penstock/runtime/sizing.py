@@ -7,6 +7,7 @@ from penstock.amounts import format_bytes
 from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
@@ -16,10 +17,16 @@ GIB = 2**30
 MAX_BATCH_TOKENS = 2048
 """Most tokens of a step where nothing is asked and nothing is known of the device: enough to keep any busy."""
 MIN_BATCH_TOKENS = 128
-SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.06, 0.25, 1.0
+SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.12, 0.25, 1.0
 """How long a step may take, unless asked: on a GPU with somebody reading along and with nobody, and on a CPU."""
 MOST_STEP_TOKENS = {"gpu": 8192, "cpu": 1024}
 """Longer steps than these are no faster a token, and each token of a step takes memory."""
+
+
+STATE_VALUE_BYTES = 4
+"""States are kept in float32: they are added to at every token, and an error would stay."""
+STATES_PER_ROW = 4
+"""Of a running sequence: the one it writes, its last checkpoint, and prompts that others begin with."""
 
 
 class Pace(NamedTuple):
@@ -67,28 +74,58 @@ class Sizing:
     """Blocks that may be filled for the sake of prefixes alone; None for all."""
     max_batch_tokens: int = MAX_BATCH_TOKENS
     """Most tokens of a step, unless asked for."""
+    groups: CacheGroups = PLAIN
+    """Kinds of cache that a sequence holds blocks of."""
+    state_bytes: int = 0
+    """Of one state, where there are some."""
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
+        return self.num_blocks * self.block_bytes + self.groups.num_states * self.state_bytes
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens the whole cache holds."""
-        return self.num_blocks * self.block_size
+        """Tokens the whole cache holds, in sequences of the longest context: of short ones a window keeps all."""
+        if self.groups.is_plain:
+            return self.num_blocks * self.block_size
+        return self.num_blocks * self.max_context // max(self.ids_of(self.max_context), 1)
+
+    def ids_of(self, length: int) -> int:
+        """Block ids that a sequence of this length holds while it generates."""
+        return self.groups.most_ids(length, self.block_size, 0)
+
+    def num_sequences(self, length: float) -> int:
+        """How many sequences of this length the cache holds at a time."""
+        if self.groups.is_plain:
+            return int(self.num_cached_tokens / length)
+        fitting = self.num_blocks // max(self.ids_of(int(length)), 1)
+        return min(fitting, self.groups.num_states or fitting)
 
 
-def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, pace: Pace | None = None) -> Sizing:
-    """Give the cache what weights and workspace leave of the allowed memory, or say what would make it fit."""
+def size_engine(
+    config: EngineConfig, spec: ModelSpec, memory: Memory, pace: Pace | None = None, *, frees: bool = True
+) -> Sizing:
+    """Give the cache what weights and workspace leave of the allowed memory, or say what would make it fit.
+
+    Without `frees` windows are kept whole: who computes the model has one block table a sequence.
+    """
     max_context = config.model.max_context or spec.max_context
     if max_context > spec.max_context:
         raise ConfigError(
             f"--max-context is {max_context:,} but the model was made for {spec.max_context:,} tokens; choose at most that"
         )
     block_size = config.cache.block_size
+    groups = _groups(spec, frees)
     block_bytes = spec.kv_bytes_per_token(memory.bytes_per_kv_value) * block_size
+    if not groups.is_plain:
+        block_bytes = round(spec.cache_layout(frees=frees).page_values * memory.bytes_per_kv_value) * block_size
+    block_bytes = max(block_bytes, 1)  # a model of states alone: blocks name prefixes and keep nothing
     allowed = int(memory.free_bytes * config.cache.memory_fraction)
     left = allowed - memory.weight_bytes - memory.workspace_bytes
+    state_bytes = STATE_VALUE_BYTES * sum(group.values_per_sequence for group in spec.cache_groups)
+    if state_bytes:
+        num_states = _num_states(config, left, memory.enough_kv_bytes, state_bytes)
+        groups, left = groups._replace(num_states=num_states), left - num_states * state_bytes
     num_fitting = max(left, 0) // block_bytes
     num_blocks = config.cache.num_blocks or num_fitting
     if config.cache.num_blocks is None and config.cache.kv_memory is not None:
@@ -100,7 +137,8 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, pace: Pac
     num_kept = None
     if config.cache.num_blocks is None and memory.kept_kv_bytes is not None:
         num_kept = -(-memory.kept_kv_bytes // block_bytes)
-    num_useful = config.scheduler.max_sequences * -(-max_context // block_size)
+    max_tokens = batch_tokens(config, spec, pace)
+    num_useful = config.scheduler.max_sequences * groups.most_ids(max_context, block_size, max_tokens)
     return Sizing(
         num_blocks=min(num_blocks, num_useful),
         block_size=block_size,
@@ -110,8 +148,21 @@ def size_engine(config: EngineConfig, spec: ModelSpec, memory: Memory, pace: Pac
         workspace_bytes=memory.workspace_bytes,
         free_bytes=memory.free_bytes,
         num_kept_blocks=num_kept,
-        max_batch_tokens=batch_tokens(config, spec, pace),
+        max_batch_tokens=max_tokens,
+        groups=groups,
+        state_bytes=state_bytes,
     )
+
+
+def _groups(spec: ModelSpec, frees: bool) -> CacheGroups:
+    first, *others = [BlockGroup(window, width) for window, width in spec.cache_layout(frees=frees).groups]
+    return CacheGroups(first, tuple(others))
+
+
+def _num_states(config: EngineConfig, left: int, enough: int | None, state_bytes: int) -> int:
+    """One for each sequence and some for checkpoints, in at most half of the cache's memory."""
+    left = left if enough is None else min(left, 2 * enough)
+    return max(min(STATES_PER_ROW * config.scheduler.max_sequences, left // 2 // state_bytes), 1)
 
 
 def batch_tokens(config: EngineConfig, spec: ModelSpec, pace: Pace | None = None) -> int:
@@ -143,6 +194,7 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
         max_waiting_tokens=asked.max_waiting_tokens,
         prefix_caching=config.cache.prefix_caching,
         num_kept_blocks=sizing.num_kept_blocks,
+        groups=sizing.groups,
     )
     batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
     order = ORDERS["first-come" if asked.order == "auto" else asked.order]()

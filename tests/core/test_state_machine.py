@@ -23,10 +23,12 @@ from hypothesis.stateful import (
 from penstock.errors import CapacityError, RequestError
 from penstock.runtime.core.batch import Batch, FinishReason, StepOutput
 from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.oracle import EMPTY, OracleRunner
 from tests.engine.answers import VOCAB_SIZE, Answers, expected, make_request
 
@@ -34,6 +36,18 @@ MAX_AHEAD = 3
 STEM = tuple(range(7, 19))
 NUMBERS = st.integers(0, 2**24)
 """One number describes a whole choice, read digit by digit: cheap to draw, and 0 is the plainest."""
+
+
+FULL = BlockGroup()
+KINDS = (
+    CacheGroups(FULL, (BlockGroup(5, 2),)),
+    CacheGroups(BlockGroup(4)),
+    CacheGroups(FULL, num_states=9),
+    CacheGroups(FULL, (BlockGroup(3), BlockGroup(7, 2))),
+    CacheGroups(BlockGroup(6), (BlockGroup(2),)),
+    CacheGroups(FULL, (BlockGroup(4),), num_states=7),
+)
+"""A window beside a full group, and alone; states; two windows; windows of which the shorter keeps less; all at once."""
 
 
 class Digits:
@@ -61,6 +75,8 @@ def make_limits(digits: Digits) -> Limits:
 
 
 class Serving(RuleBasedStateMachine):
+    kinds: tuple[CacheGroups, ...] = (PLAIN,)
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -74,7 +90,10 @@ class Serving(RuleBasedStateMachine):
     @initialize(number=NUMBERS)
     def begin(self, number):
         digits = Digits(number)
-        self.limits = make_limits(digits)
+        groups = digits.pick(*self.kinds)
+        self.limits = make_limits(digits)._replace(groups=groups)
+        if groups is not PLAIN:
+            self.limits = self.limits._replace(num_blocks=self.limits.num_blocks * 2 * groups.width)
         self.batching = digits.pick(CONTINUOUS, CONTINUOUS, CONTINUOUS, STATIC, dynamic(2.0))
         order = ORDERS[digits.pick(*ORDERS)]()
         self.scheduler = Scheduler(self.limits, order, self.batching)
@@ -83,6 +102,7 @@ class Serving(RuleBasedStateMachine):
             self.limits.block_size,
             vocab_size=VOCAB_SIZE,
             num_drafts=digits.pick(0, 2, 0, 4),
+            groups=groups,
         )
 
     # What clients do
@@ -188,9 +208,10 @@ class Serving(RuleBasedStateMachine):
             batch, _ = self.flying.pop()
             self.scheduler.abandon(batch)
             for chunk, own in zip(batch.chunks, self.writes[batch.step], strict=True):
+                width = len(own) // (-(-chunk.end // size) - chunk.start // size)
                 for position in range(chunk.start, chunk.end):
-                    block = own[position // size - chunk.start // size]
-                    self.runner._digests[block][position % size] = EMPTY
+                    for block in own[(position // size - chunk.start // size) * width :][:width]:
+                        self.runner._digests[block][position % size] = EMPTY
 
     # What must hold
 
@@ -221,18 +242,22 @@ class Serving(RuleBasedStateMachine):
         self.writes[batch.step] = []
         for index, (sequence, chunk) in enumerate(zip(flight, batch.chunks, strict=True)):
             assert chunk.row == sequence.row
-            own = sequence.blocks[chunk.start // size : -(-chunk.end // size)]
-            assert len(own) == -(-chunk.end // size) - chunk.start // size
+            numbers = range(chunk.start // size, -(-chunk.end // size))
+            own = [block for number in numbers for block in ids_of(sequence, self.limits.groups, number)]
+            assert len(own) == len(numbers) * self.limits.groups.width
             assert not writers.keys() & own
-            for block in writers.keys() & sequence.blocks:
+            for block in writers.keys() & sequence.blocks[sequence.holding.first :]:
                 assert batch.chunks[writers[block]].length > 1
             writers.update(dict.fromkeys(own, index))
             self.writes[batch.step].append(own)
-            for number, block in enumerate(own, chunk.start // size):
+            for number in numbers:
+                # A further group's block may come back to the content that it was taken from.
+                block = sequence.blocks[number]
                 assert pool._contents[block] is None or pool._contents[block] is not contents[block]
-                assert pool._references[block] == 1 or (number + 1) * size <= chunk.end
+                for block in ids_of(sequence, self.limits.groups, number):
+                    assert pool._references[block] == 1 or (number + 1) * size <= chunk.end
         for index, sequence in enumerate(flight):
-            assert all(writers.get(block, index) <= index for block in sequence.blocks)
+            assert all(writers.get(block, index) <= index for block in sequence.blocks[sequence.holding.first :])
         for source, target in batch.copies:
             assert pool._references[target] == 1
             assert pool._references[source] >= 1
@@ -277,9 +302,19 @@ class Serving(RuleBasedStateMachine):
         scheduler.check()
 
 
-def run(max_examples: int, num_rules: int, **options: Any) -> None:
+def ids_of(sequence: Sequence, groups: CacheGroups, number: int) -> list[int]:
+    """All ids of a sequence's block, group by group."""
+    held = zip((sequence.holding, *sequence.holding.others), (groups.first, *groups.others))
+    return [block for each, group in held for block in each.blocks[number * group.width : (number + 1) * group.width]]
+
+
+class ServingKinds(Serving):
+    kinds = KINDS
+
+
+def run(max_examples: int, num_rules: int, machine: type[Serving] = Serving, **options: Any) -> None:
     run_state_machine_as_test(
-        Serving,
+        machine,
         settings=settings(
             max_examples=max_examples,
             stateful_step_count=num_rules,
@@ -293,6 +328,15 @@ def run(max_examples: int, num_rules: int, **options: Any) -> None:
 
 def test_any_mix_of_events_keeps_the_books_and_the_answers_right():
     run(500, 40)
+
+
+def test_so_it_does_with_windows_that_free_and_with_states():
+    run(500, 40, ServingKinds)
+
+
+@pytest.mark.slow
+def test_so_it_does_with_windows_that_free_and_with_states_at_length():
+    run(10_000, 100, ServingKinds)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.server.serving import KEY, Server, serving
 
 EVER = 4000
 """Tokens that no test waits for."""
-COMMON = {"gateway-late"}
+COMMON = {"gateway-late", "neighbours", "stolen", "throttled", "swapping", "governor"}
 """What a busy test machine may add to any diagnosis."""
 
 

@@ -98,7 +98,9 @@ def make_engine(
     num_drafts: int = 0,
     speculator: Speculator | None = None,
 ) -> Engine:
-    runner = runner or OracleRunner(limits.num_blocks, limits.block_size, vocab_size=VOCAB_SIZE, num_drafts=num_drafts)
+    runner = runner or OracleRunner(
+        limits.num_blocks, limits.block_size, vocab_size=VOCAB_SIZE, num_drafts=num_drafts, groups=limits.groups
+    )
     return Engine(Scheduler(limits, ORDERS[order](), batching), runner, Clock(), depth=depth, speculator=speculator)
 
 
@@ -133,7 +135,7 @@ def expected(request: Request, choice: int, limits: Limits = LIMITS) -> tuple[li
     """The right answer, made without a scheduler: what the oracle would draw, cut where the request says."""
     params = request.params
     num_tokens = limits.longest(request) - len(request.prompt)
-    tokens = expected_tokens(request.prompt, params, choice, num_tokens, VOCAB_SIZE)
+    tokens = expected_tokens(request.prompt, params, choice, num_tokens, VOCAB_SIZE, limits.groups)
     stops = () if params.ignore_eos else params.stop_token_ids
     for number, token in enumerate(tokens, 1):
         if token in stops and number > params.min_tokens:

@@ -2,11 +2,6 @@
 
 import asyncio
 import math
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,52 +12,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.service.gateway import budgets
+from penstock.service.gateway.accounts import budgets
+from penstock.service.gateway.accounts.money import NANO, Price, nanodollars
+from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.audit import AuditEntry, audit_entries, write_audit
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
 from penstock.service.gateway.limits import Meter, Tier
-from penstock.service.gateway.money import NANO, Price, nanodollars
 from penstock.service.gateway.names import targets_of
 from penstock.service.gateway.schema import GATEWAY
 from penstock.service.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Asking, Denied, Spent
-from penstock.service.gateway.usage import usage_sums
 from penstock.service.store.database import Database, SqliteDatabase
 from penstock.service.store.postgres import PostgresDatabase
+from tests.gateway.postgres import postgres as running_postgres
+from tests.gateway.postgres import reason_against
 
 NOW = 1_700_000_000.0
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """A real server of the system's packages, on a socket of its own."""
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not binaries:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    home = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
-    as_user: list[str] = []
-    if os.geteuid() == 0:  # it refuses to run as root
-        if shutil.which("runuser") is None:
-            pytest.skip("PostgreSQL does not run as root and there is no runuser")
-        shutil.chown(home, "postgres", "postgres")
-        as_user = ["runuser", "-u", "postgres", "--"]
-    folder, data = binaries[-1].parent, home / "data"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/"}
-    subprocess.run(
-        [*as_user, folder / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "-N"], check=True, **quiet
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={home} -c fsync=off"
-    control = [*as_user, folder / "pg_ctl", "-D", data, "-w"]
-    subprocess.run([*control, "-o", options, "start"], check=True, **quiet)
-    yield f"postgresql://penstock@127.0.0.1:{port}/postgres"
-    subprocess.run([*control, "-m", "immediate", "stop"], check=True, **quiet)
-    shutil.rmtree(home, ignore_errors=True)
+    if reason_against():
+        pytest.skip(reason_against())
+    with running_postgres() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -216,7 +192,7 @@ def test_what_operators_do_is_written_down_newest_first(opened):
     database = opened()
     before = len(audit_entries(database))
     for number, action in enumerate(("add", "drain", "remove")):
-        write_audit(database, AuditEntry(NOW * 2 + number, "admin", action, "r1 http://127.0.0.1:1"))
+        write_audit(database, AuditEntry(NOW * 2 + number, "admin", action, "r1 http://127.0.0.1:1")).result()
     assert [entry.action for entry in audit_entries(opened(), 3)] == ["remove", "drain", "add"]
     assert len(audit_entries(database)) == before + 3
 

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from penstock.service.gateway.budgets import budgets
+from penstock.service.gateway.accounts.budgets import budgets
+from penstock.service.gateway.accounts.money import nanodollars
+from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import create_key
-from penstock.service.gateway.money import nanodollars
 from penstock.service.gateway.schema import GATEWAY
 from penstock.service.gateway.settings import GatewaySettings
-from penstock.service.gateway.usage import usage_sums
 from penstock.service.server.app import ROUTES
 from penstock.service.server.reading import is_free, read_request
 from penstock.service.store.database import SqliteDatabase

@@ -75,7 +75,7 @@ def cuda_runner() -> Runner:
     if IS_DRY:
         return ModelRunner(model(), RunnerShape(NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
     runner = CudaRunner(model(), RunnerShape(NUM_BLOCKS, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT))
-    runner.warm_up()
+    runner.warm_up(MAX_CONTEXT)
     urgent = runner._warm_up._urgent
     assert urgent is None or urgent.are_ready(wait=True)
     return runner

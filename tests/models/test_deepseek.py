@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from penstock.cli.main import main
 from penstock.errors import ModelFileError
 from penstock.runtime.models import catalog
-from penstock.runtime.models.registry import read_config, read_gguf, read_spec
+from penstock.runtime.models.registry import read_gguf, read_spec
 from penstock.runtime.models.spec import MLA, GatedMLP, MoE, YarnScaling
 from tests.models.test_fields import values
 
 V3 = catalog.CONFIGS["deepseek-v3"]
-WAY_OUT = "latent attention .* is not computed here yet, .* penstock plan"
 
 
 def test_counts_are_the_published_ones_by_arithmetic() -> None:
@@ -94,20 +93,9 @@ def test_any_config_is_read_or_refused(data: st.DataObject) -> None:
     assert spec.kv_bytes_per_token(2) > 0
 
 
-def test_weights_are_refused_by_name_with_a_way_out() -> None:
-    with pytest.raises(ModelFileError, match=WAY_OUT):
-        read_config(V3)
-    with pytest.raises(ModelFileError, match=WAY_OUT):
+def test_what_is_not_read_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ModelFileError, match="safetensors"):
         read_gguf({"general.architecture": "deepseek2"}, ())
-
-
-def test_made_up_weights_are_refused_too() -> None:
-    import torch
-
-    from penstock.runtime.layers.build import build_model
-
-    with pytest.raises(ModelFileError, match=WAY_OUT):
-        build_model(catalog.find("deepseek-v2-lite"), torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_query_heads_lie_with_the_keys_they_read(heads: tuple[int, int], tensor:
         ranks.check(spec)
     except ConfigError:
         return
-    attention = spec.layers[0].grouped
+    attention = spec.layers[0].attention
     held = [ranks.place(rank).heads(attention) for rank in range(tensor)]
     assert [head for each in held for head in each] == list(range(heads[0]))
     for rank in range(tensor):

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import create_key
 from penstock.service.gateway.schema import GATEWAY
 from penstock.service.gateway.settings import GatewaySettings
-from penstock.service.gateway.usage import usage_sums
 from penstock.service.store.database import SqliteDatabase
 from tests.router.harness import Routed, ScriptedReplica, ask, chunk, head, routed, whole
 from tests.router.test_relay import failing, run

@@ -58,7 +58,8 @@ def test_work_adds_up_to_the_model_and_a_step_stands_beside_its_roofline() -> No
     profile = profile_of(shape, steps, spans, work, h100, "bf16")
     (row,) = profile.parts
     assert row.seconds == pytest.approx(0.006)
-    assert row.bytes_per_s == pytest.approx(work["linears"].moved_bytes / 0.006)
+    read = work["linears"].moved_bytes + work["output"].moved_bytes
+    assert row.bytes_per_s == pytest.approx(read / 0.006)
     assert row.floor_s < row.seconds
     assert 0.0 < profile.mfu < profile.mbu < 1.0
     events = chrome_trace(spans, "x")["traceEvents"]

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.oracle import expected_tokens
@@ -59,3 +60,23 @@ def test_a_file_of_two_sizes_of_blocks_is_refused(tmp_path: Path) -> None:
     path.write_text(fine.replace("[1, 2]", "[1, 2, 3]"))
     with pytest.raises(ConfigError, match="3 hash_ids are too many for 40 tokens, 16 an id"):
         read(path)
+
+
+def test_the_prefix_doctor_names_a_timestamp_and_keeps_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    rules = "Answer as the shop's assistant does, briefly, and never promise anything at all. " * 4
+    with serving("--watch-prefixes", "on") as server:
+        for minute in range(3):
+            prompt = f"It is 14:0{minute} o'clock now. {rules}Question {minute}?"
+            assert server.post("/v1/completions", {"prompt": prompt, "max_tokens": 2}).status_code == 200
+        assert main(["doctor", "cache", server.url]) == 1
+        told = capsys.readouterr().out
+        data = server.get("/app/v1/prefixes").json()
+    assert "date or time" in told
+    assert "put the date after everything" in told
+    (model,) = data.values()
+    assert model["causes"][0]["count"] == 2
+    assert model["causes"][0]["num_lost"] > 400
+    assert "shop" not in json.dumps(data)
+    with serving() as server:
+        assert main(["doctor", "cache", server.url]) == 2
+        assert "--watch-prefixes on" in capsys.readouterr().err

@@ -60,10 +60,10 @@ class Seen:
         self.page.set_default_timeout(PATIENCE_MS)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self._url = url
+        self.url = url
 
     def go(self, path: str) -> Page:
-        self.page.goto(f"{self._url}/#/{path}")
+        self.page.goto(f"{self.url}/#/{path}")
         return self.page
 
     def _hear(self, message: ConsoleMessage) -> None:

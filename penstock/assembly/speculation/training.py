@@ -16,6 +16,7 @@ from penstock.runtime.execution.heads.states import TextStates
 from penstock.runtime.execution.heads.target import head_target
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import only_gqa
 from penstock.runtime.train import folder as folders
 from penstock.runtime.train.eagle import EagleModule
 from penstock.runtime.train.examples import Example, draft_vocabulary, split
@@ -61,7 +62,7 @@ def train_heads(
         raise ConfigError(f"{len(examples)} answers are too few to hold some out; give more prompts")
     token_ids = draft_vocabulary(learned, vocabulary, spec.vocab_size).to(target.device)
     output = target.output_rows(token_ids)
-    attention = spec.layers[0].grouped
+    attention = only_gqa(spec.layers[0].attention, "what heads are trained for")
     shape = head_shape(spec.hidden_size, attention.num_heads, attention.num_kv_heads)
     module = EagleModule(shape, target) if kind == "eagle" else MedusaModule(spec.hidden_size, DEPTH)
     module.to(target.device)

@@ -31,7 +31,7 @@ class Config:
     name: str = ""
     """What it is for"""
     scope: tuple[str, ...] = ("inference",)
-    """What it is good for: inference, usage"""
+    """What it is good for: inference, usage, metrics"""
     model: tuple[str, ...] = ()
     """Model it may ask; without one, all"""
     expires: str = ""
@@ -46,8 +46,9 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.assembly.gateway import open_gateway_database
-    from penstock.service.gateway import audit, budgets, keys
-    from penstock.service.gateway.money import nanodollars
+    from penstock.service.gateway import audit, keys
+    from penstock.service.gateway.accounts import budgets
+    from penstock.service.gateway.accounts.money import nanodollars
     from penstock.service.gateway.settings import read_settings
 
     database = open_gateway_database(read_settings(config.gateway))

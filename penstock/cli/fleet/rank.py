@@ -25,7 +25,7 @@ class Config:
 
 def run(config: Config) -> int:
     split_address(config.address)
-    from penstock.assembly.nodes import Node
+    from penstock.assembly.parallel.nodes import Node
 
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -37,7 +37,7 @@ def run(config: Config) -> int:
 
 def check_model(config: EngineConfig) -> None:
     """Raise a PenstockError if the model is not here, or cannot be cut so, or there are too few devices."""
-    from penstock.assembly.ranks import check_machine, ranks_of
+    from penstock.assembly.parallel.ranks import check_machine, ranks_of
     from penstock.runtime.execution.device import open_device
     from penstock.runtime.files import dummy_spec, open_files
 

@@ -9,13 +9,15 @@ from penstock.config import ListenConfig, RouterConfig, is_loopback
 from penstock.errors import ConfigError
 
 REPLICA_VARIABLE = "PENSTOCK_REPLICA_KEY"
+METRICS_VARIABLE = "PENSTOCK_METRICS_KEY"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Serve many replicas as one: route, retry, fail over, drain.
 
-    Replicas are servers of Penstock, vLLM, SGLang or llama.cpp. PENSTOCK_REPLICA_KEY holds the key they ask for.
+    Replicas are servers of Penstock, vLLM, SGLang or llama.cpp. PENSTOCK_REPLICA_KEY holds the key they ask for,
+    PENSTOCK_METRICS_KEY one that reads /metrics and nothing else.
     """
 
     replica: tuple[str, ...] = ()
@@ -44,6 +46,18 @@ def run(config: Config) -> int:
     if listen.admin_port is not None and len(admin_key) < 8:
         raise ConfigError(f"--admin-port needs a key of 8 characters or more in {ADMIN_VARIABLE}")
     replica_key = os.environ.get(REPLICA_VARIABLE, "")
+    metrics_key = os.environ.get(METRICS_VARIABLE, "")
+    if metrics_key and len(metrics_key) < 8:
+        raise ConfigError(f"{METRICS_VARIABLE} has fewer than 8 characters; choose a longer key")
     return route(
-        Routing(listen, config.router, config.replica, config.replicas_file, replica_key, admin_key, config.gateway)
+        Routing(
+            listen,
+            config.router,
+            config.replica,
+            config.replicas_file,
+            replica_key,
+            admin_key,
+            config.gateway,
+            metrics_key=metrics_key,
+        )
     )

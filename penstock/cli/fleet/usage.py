@@ -26,10 +26,10 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.assembly.gateway import open_gateway_database
-    from penstock.service.gateway.budgets import budgets
-    from penstock.service.gateway.money import shown
+    from penstock.service.gateway.accounts.budgets import budgets
+    from penstock.service.gateway.accounts.money import shown
+    from penstock.service.gateway.accounts.usage import usage_sums
     from penstock.service.gateway.settings import read_settings
-    from penstock.service.gateway.usage import usage_sums
 
     database = open_gateway_database(read_settings(config.gateway))
     try:

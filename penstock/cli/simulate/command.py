@@ -274,7 +274,7 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         else workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
-    sizing = size_engine(engine, spec, memory, pace)
+    sizing = size_engine(engine, spec, memory, pace, frees=layout.devices_per_copy == 1)
     return Fleet(
         config=engine,
         sizing=sizing,

@@ -53,6 +53,10 @@ class Chunk(NamedTuple):
     arrival: Arrival | None
     num_drafts: int = 0
     num_fast_forward: int = 0
+    others: tuple[tuple[int, ...], ...] = ()
+    """Block ids of further groups, appended to the row's table of each; nothing where there is one group."""
+    state: tuple[int, ...] = ()
+    """Slots (read, written) for the state, where they are others than the chunk before had; see `core.kinds.states`."""
 
     @property
     def end(self) -> int:

@@ -15,7 +15,17 @@ from collections.abc import Iterable, KeysView
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
-from penstock.runtime.core.prefix import TOKEN_BYTES, Content, Holding, Namespace, block_hash, first_difference, packed
+from penstock.runtime.core.kinds.groups import PLAIN, CacheGroups
+from penstock.runtime.core.prefix import (
+    TOKEN_BYTES,
+    Content,
+    Held,
+    Holding,
+    Namespace,
+    block_hash,
+    first_difference,
+    packed,
+)
 
 
 class Match(NamedTuple):
@@ -27,6 +37,10 @@ class Match(NamedTuple):
     """What the last of them holds."""
     differs: tuple[int, int, int] | None = None
     """Where the most recent cached prompt that begins with them differs: position, its token, the token there."""
+    others: tuple[tuple[int, ...], ...] = ()
+    """Block ids of further groups, as many blocks each; those that are not read are filled up."""
+    state: int | None = None
+    """The checkpoint after the last of them."""
 
 
 class PoolListener(Protocol):
@@ -50,7 +64,13 @@ class Fork(NamedTuple):
 
 
 class BlockPool:
-    """Invariants: see `check`. Commands do all or nothing; queries change nothing."""
+    """Invariants: see `check`. Commands do all or nothing; queries change nothing.
+
+    One full group; `core.kinds.pool` has the same surface over several groups.
+    """
+
+    groups: CacheGroups = PLAIN
+    content_type = Content
 
     def __init__(
         self, num_blocks: int, block_size: int, *, caching: bool = True, num_kept_blocks: int | None = None
@@ -120,11 +140,21 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def match(self, holding: Holding) -> Match:
-        """The longest run of published blocks that begins the sequence, leaving at least one token to compute."""
+    def ids_for(self, num_tokens: int) -> int:
+        """Block ids that one sequence of so many tokens ever holds at a time, over all groups."""
+        return self.blocks_for(num_tokens)
+
+    def can_fork(self, parent: Holding, num_tokens: int) -> bool:
+        """A child can start with the parent's first `num_tokens` positions, room or not."""
+        return True
+
+    def match(self, holding: Holding, most: int | None = None) -> Match:
+        """The longest run of published blocks that begins the sequence, leaving at least one token to compute; no more
+        than `most` blocks."""
         if not self._caching:
             return NO_MATCH
         num_full = (len(holding.tokens) - 1) // self.block_size
+        num_full = num_full if most is None else min(num_full, most)
         if not num_full:
             return Match((), "shorter than a block")
         self._extend_hashes(holding, num_full)
@@ -146,6 +176,12 @@ class BlockPool:
 
     def check(self, holders: Iterable[Holding]) -> None:
         """Raise RuntimeError if the books do not balance, given every sequence that holds blocks."""
+        self._check_books(holders)
+        published = {block: content.hash for block, content in enumerate(self._contents) if content}
+        if {hash_: block for block, hash_ in published.items()} != self._index or len(published) != len(self._index):
+            raise RuntimeError("the hash index differs from the published contents")
+
+    def _check_books(self, holders: Iterable[Held]) -> None:
         counts = [0] * self.num_blocks
         for holding in holders:
             if len(set(holding.blocks)) != len(holding.blocks):
@@ -163,9 +199,6 @@ class BlockPool:
             raise RuntimeError("free, cached, pinned and held blocks do not add up to the pool")
         if len(free) != len(groups[0]):
             raise RuntimeError("a block is on the free list twice")
-        published = {block: content.hash for block, content in enumerate(self._contents) if content}
-        if {hash_: block for block, hash_ in published.items()} != self._index or len(published) != len(self._index):
-            raise RuntimeError("the hash index differs from the published contents")
         if any(self._contents[block] for block in free):
             raise RuntimeError("a free block still has published content")
         if any(not self._contents[block] for block in (*self._cached, *self._pins)):
@@ -177,10 +210,12 @@ class BlockPool:
         """Add a listener for what is published and removed from now on."""
         self._listeners += (listener,)
 
-    def reserve(self, holding: Holding, num_tokens: int, match: Match | None = None, spare: int = 0) -> bool:
+    def reserve(
+        self, holding: Holding, num_tokens: int, match: Match | None = None, spare: int = 0, computed: int = 0
+    ) -> bool:
         """Give the sequence blocks for its first `num_tokens` positions, starting with `match` if it holds none yet.
 
-        All or nothing; refuses if fewer than `spare` blocks would stay available.
+        All or nothing; refuses if fewer than `spare` blocks would stay available. What a full group has `computed` it keeps.
         """
         matched = match.blocks if match else ()
         num_new = self.blocks_for(num_tokens) - len(holding.blocks) - len(matched)
@@ -211,14 +246,18 @@ class BlockPool:
             self._hold(block)
         (own,) = self._take(1)
         child.blocks.extend((*shared, own))
+        self._inherit(parent, child, num_shared)
+        partial = num_tokens % self.block_size
+        return Fork(num_tokens, ((parent.blocks[num_shared], own),) if partial else ())
+
+    def _inherit(self, parent: Holding, child: Holding, num_shared: int) -> None:
+        """What is published of the first blocks is so for the child too."""
         child.num_published = min(parent.num_published, num_shared)
         child.hashes = parent.hashes[: child.num_published]
         tail: Content | Namespace | None = parent.tail
         for _ in range(parent.num_published - child.num_published):
             tail = tail.parent if isinstance(tail, Content) else None
         child.tail = tail if isinstance(tail, Content) else None
-        partial = num_tokens % self.block_size
-        return Fork(num_tokens, ((parent.blocks[num_shared], own),) if partial else ())
 
     def publish(self, holding: Holding, num_tokens: int) -> None:
         """Offer the full blocks among the sequence's first tokens to later sequences that begin alike.
@@ -230,7 +269,7 @@ class BlockPool:
         if not self._caching or num_full <= holding.num_published:
             return
         hashes, blocks, index, contents = holding.hashes, holding.blocks, self._index, self._contents
-        first, size = holding.num_published, self._block_bytes
+        first, size, content_type = holding.num_published, self._block_bytes, self.content_type
         if len(hashes) < first:
             self._extend_hashes(holding, first)
         parent: Content | Namespace = holding.tail or holding.namespace
@@ -248,7 +287,7 @@ class BlockPool:
                     continue
                 self._forget(present)
             block = blocks[number]
-            content = Content(hash_, own, parent)
+            content = content_type(hash_, own, parent)
             if isinstance(parent, Content):
                 parent.child = content
             else:
@@ -295,8 +334,13 @@ class BlockPool:
         holding.num_published = 0
         holding.tail = None
 
-    def trim(self, holding: Holding, num_blocks: int) -> None:
-        """Take back blocks beyond the first so many, which nobody has written or shares."""
+    def advance_state(self, holding: Holding, start: int, *, rolls: bool) -> tuple[int, ...]:
+        """There are no states here."""
+        return ()
+
+    def trim(self, holding: Holding, num_surplus: int, others: tuple[int, ...] = ()) -> None:
+        """Take back the last so many blocks of each group, which nobody has written or shares."""
+        num_blocks = len(holding.blocks) - num_surplus
         surplus = holding.blocks[num_blocks:]
         for block in surplus:
             self._references[block] -= 1

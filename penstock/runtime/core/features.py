@@ -60,7 +60,7 @@ def features_of(batch: Batch) -> Features:
     chunks = batch.chunks
     if not chunks:
         return Features(0, 0, 0, 0, 0, 0, 0, 0, 0)
-    _, starts, lengths, _, _, samples, _, num_drafts, _ = zip(*chunks)
+    _, starts, lengths, _, _, samples, _, num_drafts, *_ = zip(*chunks)
     num_chunks, num_drawn = len(chunks), sum(samples) + sum(num_drafts)
     if max(lengths) == 1:
         single_kv, max_kv = sum(starts) + num_chunks, max(starts) + 1

@@ -1,8 +1,11 @@
 """The bounds a scheduler works within: found at start, fixed for its life."""
 
+from bisect import bisect_right
+from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import RequestError
+from penstock.runtime.core.kinds.groups import PLAIN, CacheGroups
 from penstock.runtime.core.request import Request
 
 
@@ -20,10 +23,19 @@ class Limits(NamedTuple):
     batch_lane_tokens: int = 128
     """Most tokens of a step of batch sequences alone: an interactive request waits for its end, or its work is lost."""
 
+    groups: CacheGroups = PLAIN
+    """The kinds of cache that a sequence holds blocks of."""
+
     @property
     def max_positions(self) -> int:
         """Most tokens one sequence can reach: the last one drawn needs no place in the cache."""
-        return min(self.max_context, self.num_blocks * self.block_size + 1)
+        if self.groups.is_plain:
+            return min(self.max_context, self.num_blocks * self.block_size + 1)
+        fits = self.max_context - 1
+        ids = partial(self.groups.most_ids, block_size=self.block_size, ahead=self.max_batch_tokens)
+        if ids(fits) > self.num_blocks:
+            fits = bisect_right(range(fits), self.num_blocks, key=ids) - 1
+        return fits + 1
 
     def longest(self, request: Request) -> int:
         """Tokens, prompt included, at which the request ends. Refuses a request that even an idle engine could not serve."""
@@ -47,7 +59,7 @@ class Limits(NamedTuple):
         if num_prompt + (wanted or 1) > self.max_positions:
             raise RequestError(
                 f"the request needs {num_prompt + (wanted or 1) - 1:,} cached tokens but the whole KV cache holds "
-                f"{self.num_blocks * self.block_size:,}; shorten it, lower max_tokens or serve with a larger --num-blocks",
+                f"{self.max_positions - 1:,}; shorten it, lower max_tokens or serve with a larger --num-blocks",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

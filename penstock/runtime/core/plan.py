@@ -93,8 +93,8 @@ class StepPlan:
             return
         if not roster.has_row:
             self._preempt_for(needy, "rows", 1)
-        num_blocks = pool.blocks_for(len(needy.tokens))
-        while pool.num_available < num_blocks + len(roster.running):
+        num_blocks = pool.ids_for(len(needy.tokens))
+        while pool.num_available < num_blocks + len(roster.running) * pool.groups.width:
             if not self._preempt_for(needy, "blocks", num_blocks):
                 return
 
@@ -132,6 +132,7 @@ class StepPlan:
                 return prompts  # a whole batch computes all its prompts before it generates
         prompts = []
         capacity, sequences, chunks = self._limits.block_size, self.sequences, self.chunks
+        pool, has_kinds = self._pool, not self._pool.groups.is_plain
         yields = bool(roster.batch) and roster.is_contended
         for index, sequence in enumerate(running):
             row = sequence.row
@@ -156,17 +157,24 @@ class StepPlan:
                 num_more = len(drafts)
             end += num_more
             new_blocks: tuple[int, ...] = ()
+            others: tuple[tuple[int, ...], ...] = ()
+            state: tuple[int, ...] = ()
             if num_more or not start % capacity:  # else its last block has room
                 num_held = len(sequence.blocks)
-                if end > num_held * capacity:
+                if has_kinds:
+                    grown = self._grow(sequence, end, end - 1 if num_steps else sequence.num_computed)
+                    if grown is None:
+                        continue
+                    new_blocks, others = grown
+                    state = pool.advance_state(sequence.holding, start, rolls=start > sequence.num_prompt)
+                elif end > num_held * capacity:
                     if not self._make_room(sequence, end):
                         continue
                     new_blocks = tuple(sequence.blocks[num_held:])
             sequence.num_launched = end
             sequences.append(sequence)
-            chunks.append(
-                make(Chunk, (row, start, 1 + num_more, drafts, new_blocks, True, None, len(drafts), num_steps))
-            )
+            chunk = (row, start, 1 + num_more, drafts, new_blocks, True, None, len(drafts), num_steps, others, state)
+            chunks.append(make(Chunk, chunk))
             if num_steps:
                 roster.begin_fast_forward(sequence)
             self.budget -= 1 + len(drafts)
@@ -175,6 +183,8 @@ class StepPlan:
     def _usable_drafts(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
         """Drafts that fit the step's budget and, with one more token, the sequence's limit."""
         room = min(sequence.limit - sequence.num_launched - 2, budget)
+        if self._pool.groups.num_states:
+            room = 0  # a state cannot go back to before a draft that was wrong
         drafts = sequence.drafts[: max(room, 0)]
         sequence.drafts = ()
         sequence.num_verifying = len(drafts)
@@ -188,29 +198,68 @@ class StepPlan:
         """
         start = sequence.num_launched
         end = min(len(sequence.tokens), start + self.budget)
+        pool, holding = self._pool, sequence.holding
+        others: tuple[tuple[int, ...], ...] = ()
+        state: tuple[int, ...] = ()
         arrival = None
         new_blocks: tuple[int, ...] = ()
+        if not pool.groups.is_plain:
+            end = self._checkpointed(start, end)
+            grown = self._grow_prompt(sequence, end)
+            if grown is None:
+                return
+            new_blocks, others = grown
+            state = pool.advance_state(holding, start, rolls=False)
         if not sequence.is_announced:
             params = sequence.request.params
             history = tuple(sequence.tokens[:start]) if params.reads_history else ()
             arrival = Arrival(params, sequence.choice, sequence.num_prompt, history, sequence.request.adapter)
-            new_blocks = tuple(sequence.blocks)
+            new_blocks, others = tuple(sequence.blocks), tuple([tuple(held.blocks) for held in holding.others])
             sequence.is_announced = True
         samples = end == len(sequence.tokens)
         token_ids = tuple(sequence.tokens[start:end])
         self.sequences.append(sequence)
-        self.chunks.append(Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival))
+        self.chunks.append(
+            Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival, others=others, state=state)
+        )
         self.budget -= end - start
         sequence.num_launched = end
         if samples:
             sequence.holds_next = True
         if end - start > 1:
-            self._pool.publish(sequence.holding, end)
+            pool.publish(holding, end)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+    def _checkpointed(self, start: int, end: int) -> int:
+        """Where a model has states, a prompt's chunk ends with a block if it reaches the end of one: the state there can be
+        kept, and the same prompt, or one that continues it, begins from it."""
+        if not self._pool.groups.num_states or not self._limits.prefix_caching:
+            return end
+        whole = end - end % self._limits.block_size
+        return whole if whole > start else end
+
+    def _grow_prompt(self, sequence: Sequence, end: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
+        """Blocks of the groups that were not given all at admission. A sequence that only waits for its own steps to be over,
+        so that its window can free, is not planned now."""
+        holding = sequence.holding
+        before = [len(held.blocks) for held in (holding, *holding.others)]
+        if self._pool.reserve(holding, end, computed=sequence.num_computed):
+            return _grown(sequence, before)
+        return (
+            None if sequence.num_computed < sequence.num_launched else self._grow(sequence, end, sequence.num_computed)
+        )
+
+    def _grow(
+        self, sequence: Sequence, end: int, computed: int
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
+        """Reserve blocks of all groups; returns what came to each, or None if the sequence was preempted itself."""
+        holding = sequence.holding
+        before = [len(held.blocks) for held in (holding, *holding.others)]
+        return _grown(sequence, before) if self._make_room(sequence, end, computed) else None
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, computed: int = 0) -> bool:
         """Reserve blocks for a running sequence, preempting others if needed; False if it was preempted itself."""
         pool, roster = self._pool, self._roster
-        while not pool.reserve(sequence.holding, num_tokens):
+        while not pool.reserve(sequence.holding, num_tokens, computed=computed):
             if len(roster.running) == 1 and pool.num_pinned:
                 pool.unpin_all()  # preempting itself would lose what is being computed for it each time
                 continue
@@ -282,7 +331,7 @@ class StepPlan:
         """
         spare = 0 if is_whole else len(self._roster.running)
         parent = sequence.parent
-        if parent is not None and parent.row is not None and parent.num_computed >= sequence.num_prompt:
+        if parent is not None and self._can_fork(parent, sequence):
             fork = self._pool.fork(parent.holding, sequence.holding, sequence.num_prompt - 1, spare)
             if fork is None:
                 return None
@@ -297,3 +346,14 @@ class StepPlan:
         if sequence.prefix is None:
             sequence.prefix = PrefixHit(num_cached, match.miss, self._roster.now, match.differs)
         return num_cached
+
+    def _can_fork(self, parent: Sequence, sequence: Sequence) -> bool:
+        is_computed = parent.row is not None and parent.num_computed >= sequence.num_prompt
+        return is_computed and self._pool.can_fork(parent.holding, sequence.num_prompt - 1)
+
+
+def _grown(sequence: Sequence, before: list[int]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Block ids that each group got since it had so many."""
+    first, *others = before
+    holding = sequence.holding
+    return tuple(holding.blocks[first:]), tuple([tuple(held.blocks[n:]) for held, n in zip(holding.others, others)])

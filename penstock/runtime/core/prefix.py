@@ -84,20 +84,35 @@ class Content:
         return is_child and self.tokens == tokens
 
 
-class Holding:
-    """What one holder has of the KV blocks: written by the pool alone, read by its holder.
+class Held:
+    """Blocks of one group that one holder has, in the order of positions."""
 
-    Blocks in the order of positions, and how far they are published. Empty when made and after a release. `tokens` is the
-    holder's own list, which grows; only what is published is taken as final.
+    __slots__ = ("blocks", "first")
+
+    def __init__(self, blocks: list[int] | None = None) -> None:
+        self.blocks: list[int] = [] if blocks is None else blocks
+        """One list for the holding's life, so readers may keep a reference to it."""
+        self.first = 0
+        """The first block still held: a window has freed those before it, whose ids mean nothing any more."""
+
+
+class Holding(Held):
+    """What one holder has of the cache: written by the pool alone, read by its holder.
+
+    Blocks of the first group, and how far they are published; blocks of further groups. Empty when made and after a release.
+    `tokens` is the holder's own list, which grows; only what is published is taken as final.
     """
 
-    __slots__ = ("blocks", "hashes", "namespace", "num_published", "tail", "tokens")
+    __slots__ = ("hashes", "namespace", "num_published", "others", "state", "tail", "tokens")
 
     def __init__(self, tokens: list[int], namespace: Namespace) -> None:
+        super().__init__()
         self.tokens = tokens
         self.namespace = namespace
-        self.blocks: list[int] = []
-        """One list for the holding's life, so readers may keep a reference to it."""
+        self.others: tuple[Held, ...] = ()
+        """By group, the first left out."""
+        self.state: object | None = None
+        """What it has of the slots for states (`core.kinds.states`)."""
         self.hashes: list[bytes] = []
         """Of full blocks, from the first; a memo of the tokens."""
         self.num_published = 0

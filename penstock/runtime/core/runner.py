@@ -12,6 +12,9 @@ class RunnerShape(NamedTuple):
     block_size: int
     max_sequences: int
     max_context: int
+    frees: bool = False
+    """Batches name the blocks of every group of caches, and windows give theirs back; else there is one block table a row."""
+    num_states: int = 0
 
 
 class Masks(Protocol):
@@ -53,6 +56,14 @@ class Runner(Protocol):
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         """Start a step. It may read tokens that the step before it has drawn but not yet reported; with masks, it draws none
         before `draw` is called, or in the launch itself if the runner has one step under way at a time."""
+
+
+@runtime_checkable
+class RehearsingRunner(Runner, Protocol):
+    """Makes later steps faster while there is nothing to compute."""
+
+    def rehearse(self) -> bool:
+        """A part of that, some milliseconds; False if none is left."""
 
 
 @runtime_checkable

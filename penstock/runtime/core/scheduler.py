@@ -26,9 +26,9 @@ from penstock.runtime.core.batch import (
     make,
 )
 from penstock.runtime.core.batching import CONTINUOUS, Batching
-from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.deadlines import Deadlines
 from penstock.runtime.core.flights import Flights
+from penstock.runtime.core.kinds.pool import make_pool
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import Order, Queue, by_arrival
 from penstock.runtime.core.plan import Preemption, StepPlan
@@ -56,12 +56,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits, order: Order | None = None, batching: Batching = CONTINUOUS) -> None:
         self.limits = limits
-        self.pool = BlockPool(
-            limits.num_blocks,
-            limits.block_size,
-            caching=limits.prefix_caching,
-            num_kept_blocks=limits.num_kept_blocks,
-        )
+        self.pool = make_pool(limits)
         self.roster = Roster(limits, self.pool, order if order is not None else Queue(by_arrival), batching)
         self.flights = Flights()
         self.num_preemptions = 0
@@ -185,6 +180,8 @@ class Scheduler:
         Returns how many it will verify: tokens of steps in flight are drawn there, and a sequence that does not run has no
         step.
         """
+        if self.pool.groups.num_states:
+            return 0  # its step would verify none: see `plan`
         for sequence in self._requests.get(request_id, ()):
             if sequence.choice == choice and sequence.row is not None and not sequence.num_verifying:
                 sequence.drafts, sequence.draft_source = token_ids[sequence.num_pending :], source
@@ -302,12 +299,12 @@ class Scheduler:
                 self._retract(sequence, last_epoch, chunk)
             if not sequence.is_inside_since(last_epoch):
                 continue
-            if is_prompt:
+            if is_prompt or self.pool.groups.num_states:
                 self.roster.preempt(sequence)
                 continue
             sequence.num_launched, sequence.num_verifying = chunk.start, 0
             self.roster.end_fast_forward(sequence)
-            self.pool.trim(sequence.holding, len(sequence.blocks) - len(chunk.new_blocks))
+            self.pool.trim(sequence.holding, len(chunk.new_blocks), tuple(map(len, chunk.others)))
 
     # Committing results
 
@@ -348,10 +345,9 @@ class Scheduler:
 
     def _pin_prompt(self, request: Request) -> None:
         """Its prompt is computed: pin what it asked to keep."""
-        match = self.pool.match(_holding(request))
         for num_tokens, ttl_s in request.pins:
-            blocks = match.blocks[: num_tokens // self.limits.block_size]
-            self.pool.pin(match._replace(blocks=blocks), self.roster.now + ttl_s)
+            match = self.pool.match(_holding(request), num_tokens // self.limits.block_size)
+            self.pool.pin(match, self.roster.now + ttl_s)
 
     def _retract(self, sequence: Sequence, last_epoch: int, chunk: Chunk) -> None:
         """A chunk was not computed: sequences that took its blocks as cached are preempted and compute them again."""

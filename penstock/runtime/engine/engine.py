@@ -17,7 +17,7 @@ from penstock.errors import CapacityError, EngineError, RankLostError, RequestEr
 from penstock.runtime.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.request import Request
-from penstock.runtime.core.runner import InterruptibleRunner, Runner, Ticket
+from penstock.runtime.core.runner import InterruptibleRunner, RehearsingRunner, Runner, Ticket
 from penstock.runtime.core.scheduler import CANCELLED, Scheduler
 from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.speculator import Speculator
@@ -118,6 +118,7 @@ class Engine:
         self._turn_s = clock()
         self._runner = runner
         self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
+        self._rehearsing = runner if isinstance(runner, RehearsingRunner) else None
         self._clock = clock
         self.depth = depth
         self.on_commit: OnCommit | None = None
@@ -172,6 +173,9 @@ class Engine:
         if not self._taken:
             if self._log is not None:
                 self._log.rest()
+            while self._rehearsing is not None and self._inbox.empty():
+                if not self._rehearsing.rehearse():
+                    self._rehearsing = None
             try:
                 self._taken.append(self._inbox.take(timeout_s))
             except Empty:

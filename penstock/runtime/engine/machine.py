@@ -34,10 +34,12 @@ class Facts:
     embedding_size: int | None = None
     """Numbers in a vector; None when the model does not embed."""
     can_generate: bool = True
+    cached_tokens: int | None = None
+    """Tokens the cache holds, where blocks alone do not say."""
 
     @property
     def num_cached_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        return self.num_blocks * self.block_size if self.cached_tokens is None else self.cached_tokens
 
 
 class Machine(NamedTuple):

@@ -3,11 +3,16 @@
 Each KV position holds a digest of its token, its place and the digest before it; the next token is a function of all
 digests *read back through the block table*. So any wrong block, stale content, lost copy, mixed-up row or doubled token
 changes the answer, and the right answer is a pure function of prompt, seed and choice: `expected_tokens`.
+
+Further kinds of cache are arithmetic too: a window's positions hold digests that only the window reads, and a state is a digest
+of all tokens so far, read from one slot and written to another.
 """
 
 from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Batch, Chunk, StepOutput
+from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
+from penstock.runtime.core.kinds.states import NO_STATE
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.core.runner import Masks
 from penstock.runtime.engine.scripted import Done
@@ -34,18 +39,42 @@ def draw(digests: list[int], params: SamplingParams, choice: int, vocab_size: in
     return mix(len(digests), *digests, *seed) % vocab_size
 
 
+def windowed(token_id: int, position: int, group: int) -> int:
+    """What a position of a further group holds."""
+    return mix(token_id, position, group)
+
+
+def next_state(state: int, token_id: int, position: int) -> int:
+    return mix(state, token_id, position)
+
+
+def in_sight(group: BlockGroup, num_positions: int) -> range:
+    """Positions that the last of so many reads."""
+    return range(0 if group.window is None else max(num_positions - group.window, 0), num_positions)
+
+
 def expected_tokens(
-    prompt: tuple[int, ...], params: SamplingParams, choice: int, num_tokens: int, vocab_size: int
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    choice: int,
+    num_tokens: int,
+    vocab_size: int,
+    groups: CacheGroups = PLAIN,
 ) -> list[int]:
     """The answer, computed with neither cache nor scheduler."""
     digests: list[int] = []
     tokens = list(prompt)
+    state = EMPTY
     while True:
         for position in range(len(digests), len(tokens)):
             digests.append(digest(tokens[position], position, digests[-1] if digests else EMPTY))
+            state = next_state(state, tokens[position], position)
         if len(tokens) == len(prompt) + num_tokens:
             return tokens[len(prompt) :]
-        tokens.append(draw(digests, params, choice, vocab_size))
+        seen = [digests[position] for position in in_sight(groups.first, len(tokens))]
+        for number, group in enumerate(groups.others, 1):
+            seen += [windowed(tokens[position], position, number) for position in in_sight(group, len(tokens))]
+        tokens.append(draw(seen + [state] * bool(groups.num_states), params, choice, vocab_size))
 
 
 @dataclass(slots=True)
@@ -54,14 +83,27 @@ class OracleRow:
 
     params: SamplingParams
     choice: int
-    blocks: list[int]
+    tables: list[list[int]]
+    """Block ids, by group."""
     tokens: dict[int, int] = field(default_factory=dict)
+    slots: tuple[int, int] = (NO_STATE, NO_STATE)
+    """Of the state: read, and written, by the chunk."""
 
 
 class OracleRunner:
     """`num_drafts` guesses are offered after each token; about one in three is wrong."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 256, num_drafts: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        vocab_size: int = 256,
+        num_drafts: int = 0,
+        groups: CacheGroups = PLAIN,
+    ) -> None:
+        self._groups = (groups.first, *groups.others)
+        self._states = [EMPTY] * groups.num_states
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._num_drafts = num_drafts
@@ -85,12 +127,15 @@ class OracleRunner:
 
     def _place(self, chunk: Chunk) -> OracleRow:
         if chunk.arrival is not None:
-            self._rows[chunk.row] = OracleRow(chunk.arrival.params, chunk.arrival.choice, [])
+            self._rows[chunk.row] = OracleRow(chunk.arrival.params, chunk.arrival.choice, [[] for _ in self._groups])
         row = self._rows[chunk.row]
-        if chunk.new_blocks and chunk.arrival is None:
-            # The table then ends with the chunk; written by place, so that a step launched again changes nothing.
-            del row.blocks[-(-chunk.end // self._block_size) - len(chunk.new_blocks) :]
-        row.blocks.extend(chunk.new_blocks)
+        for table, group, new in zip(row.tables, self._groups, (chunk.new_blocks, *chunk.others)):
+            if new and chunk.arrival is None:
+                # The table then ends with the chunk; written by place, so that a step launched again changes nothing.
+                del table[-(-chunk.end // self._block_size) * group.width - len(new) :]
+            table.extend(new)
+        if self._states:
+            row.slots = (chunk.state[0], chunk.state[1]) if chunk.state else (row.slots[1], row.slots[1])
         new_from = chunk.end - len(chunk.token_ids)
         row.tokens.update(enumerate(chunk.token_ids, new_from))
         return row
@@ -115,16 +160,38 @@ class OracleRunner:
 
     def _write(self, row: OracleRow, position: int) -> None:
         before = self._read(row, position - 1) if position else EMPTY
-        block, offset = divmod(position, self._block_size)
-        self._digests[row.blocks[block]][offset] = digest(row.tokens[position], position, before)
+        token = row.tokens[position]
+        for number in range(len(self._groups)):
+            held = windowed(token, position, number) if number else digest(token, position, before)
+            for place, block in enumerate(self._ids(row, number, position)):
+                self._digests[block][position % self._block_size] = held + place
+        if self._states:
+            read, written = row.slots
+            state = EMPTY if read == NO_STATE else self._states[read]
+            self._states[written] = next_state(state, token, position)
+            row.slots = written, written
 
-    def _read(self, row: OracleRow, position: int) -> int:
-        block, offset = divmod(position, self._block_size)
-        return self._digests[row.blocks[block]][offset]
+    def _read(self, row: OracleRow, position: int, number: int = 0) -> int:
+        """What a group holds of a position, if all its parts agree."""
+        ids = self._ids(row, number, position)
+        parts = {self._digests[block][position % self._block_size] - place for place, block in enumerate(ids)}
+        return parts.pop() if len(parts) == 1 else EMPTY
+
+    def _ids(self, row: OracleRow, number: int, position: int) -> list[int]:
+        width, block = self._groups[number].width, position // self._block_size
+        return row.tables[number][block * width : (block + 1) * width]
+
+    def _seen(self, row: OracleRow, num_positions: int) -> list[int]:
+        """All that the last of so many positions reads, through the tables."""
+        seen = [
+            self._read(row, position, number)
+            for number, group in enumerate(self._groups)
+            for position in in_sight(group, num_positions)
+        ]
+        return [*seen, self._states[row.slots[1]]] if self._states else seen
 
     def _draw(self, row: OracleRow, num_positions: int, allowed: list[list[int]]) -> int:
-        digests = [self._read(row, position) for position in range(num_positions)]
-        drawn = draw(digests, row.params, row.choice, self._vocab_size)
+        drawn = draw(self._seen(row, num_positions), row.params, row.choice, self._vocab_size)
         tokens = allowed.pop(0) if allowed else []
         return tokens[drawn % len(tokens)] if tokens else drawn
 
@@ -143,11 +210,19 @@ class OracleRunner:
 
     def _guess(self, row: OracleRow, position: int) -> tuple[int, ...]:
         """The next tokens, some of them made wrong."""
-        digests = [self._read(row, earlier) for earlier in range(position)]
+        ahead_of: dict[tuple[int, int], int] = {}
+
+        def read(number: int, place: int) -> int:
+            return ahead_of.get((number, place)) or self._read(row, place, number)
+
         guesses: list[int] = []
         token = row.tokens[position]
         for ahead in range(position, position + self._num_drafts):
-            digests.append(digest(token, ahead, digests[-1] if digests else EMPTY))
-            token = draw(digests, row.params, row.choice, self._vocab_size)
+            ahead_of[0, ahead] = digest(token, ahead, read(0, ahead - 1) if ahead else EMPTY)
+            for number in range(1, len(self._groups)):
+                ahead_of[number, ahead] = windowed(token, ahead, number)
+            numbered = list(enumerate(self._groups))
+            seen = [read(number, place) for number, group in numbered for place in in_sight(group, ahead + 1)]
+            token = draw(seen, row.params, row.choice, self._vocab_size)
             guesses.append(token if mix(ahead, token) % 3 else (token + 1) % self._vocab_size)
         return tuple(guesses)

@@ -1,34 +1,51 @@
-"""The paged KV cache: for each layer, keys and values in blocks. Which block is whose is not known here."""
+"""The cache: for each layer, what it remembers, in blocks or in states. Which block is whose is not known here."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from penstock.runtime.models.spec import ModelSpec
-from penstock.runtime.ops.kv_write import empty_cache
-from penstock.runtime.ops.layout import AnyCache
+from penstock.runtime.layers.kinds.parts import part_of
+from penstock.runtime.models.spec import GQA, ModelSpec
 
 
 class KVCache:
-    """Blocks start as zeros: memory is taken as blocks are first written, and nothing stale can be read."""
+    """Blocks start as zeros: memory is taken as blocks are first written, and nothing stale can be read.
+
+    Layers of different groups may share a tensor: their blocks have different ids. With `frees` they lie as
+    `ModelSpec.cache_layout` says, else every layer has a tensor of its own.
+    """
 
     def __init__(
-        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        frees: bool = False,
+        num_states: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers: list[AnyCache] = []
-        for layer in spec.layers:
-            shape = (num_blocks, block_size, layer.grouped.num_kv_heads, layer.grouped.head_dim)
-            self.layers.append(empty_cache(shape, dtype, device))
+        self.layers: list[Any] = []
+        pages: dict[int, Any] = {}
+        for number, place in enumerate(spec.cache_layout(frees=frees).places):
+            attention, make = spec.layers[number].attention, part_of(spec, number)
+            if place is not None and place[1] not in pages:
+                pages[place[1]] = make.pages(attention, num_blocks, block_size, dtype, device)
+            paged = None if place is None else pages[place[1]]
+            self.layers.append(make.cache(attention, paged, num_states, dtype, device))
+        self.pages = list(pages.values())
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Duplicates blocks, (from, to)."""
         if not pairs:
             return
-        sources, targets = torch.tensor(pairs, device=self.layers[0].keys.device).t()
-        for layer in self.layers:
-            for part in layer:
+        sources, targets = torch.tensor(pairs, device=self.pages[0][0].device).t()
+        for page in self.pages:
+            for part in page:
                 numbers = part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
                 numbers.index_copy_(0, targets, numbers.index_select(0, sources))
 
@@ -42,5 +59,5 @@ def bytes_per_kv_value(spec: ModelSpec, dtype: torch.dtype) -> float:
     if dtype != torch.int8:
         return float(dtype.itemsize)
     num_values = sum(layer.attention.kv_values_per_token for layer in spec.layers)
-    num_scales = sum(2 * layer.grouped.num_kv_heads for layer in spec.layers)
+    num_scales = sum(2 * layer.attention.num_kv_heads for layer in spec.layers if isinstance(layer.attention, GQA))
     return 1.0 + 4.0 * num_scales / num_values

@@ -16,7 +16,10 @@ from penstock.runtime.ops.cpu.library import PARTS
 
 MAX_MARKS = 1 << 20
 KERNEL_KINDS = (
-    ("attention", ("attend", "attention", "flash", "decode_kernel", "_split", "paged", "_merge", "_combine")),
+    (
+        "attention",
+        ("attend", "attention", "flash", "_decode", "decode_kernel", "_split", "paged", "_merge", "_combine"),
+    ),
     ("sampling", ("sample", "draw", "argmax", "sort", "topk", "softmax", "cumsum", "multinomial")),
     ("experts", ("moe", "expert", "_pairs", "_down")),
     (
@@ -26,7 +29,19 @@ KERNEL_KINDS = (
     ("copies", ("memcpy", "memset", "copy")),
     (
         "pointwise",
-        ("norm", "rope", "rotate", "kv_write", "activation", "elementwise", "embed", "index", "gather", "add"),
+        (
+            "norm",
+            "_place",
+            "rope",
+            "rotate",
+            "kv_write",
+            "activation",
+            "elementwise",
+            "embed",
+            "index",
+            "gather",
+            "add",
+        ),
     ),
 )
 """A kernel belongs to the first kind of which its name holds a word."""
@@ -99,9 +114,13 @@ def _by_torch(found: list[TracedPart], device: torch.device) -> Iterator[list[Tr
         if is_cuda:
             torch.cuda.synchronize(device)
     events = [one for one in seen.events() or () if _is_computed(one, is_cuda)]
-    begin_us = min((one.time_range.start for one in events), default=0.0)
+    events.sort(key=lambda one: one.time_range.start)
+    begin_us = end_us = events[0].time_range.start if events else 0.0
     for one in events:
-        seconds = one.time_range.elapsed_us() / 1e6 if is_cuda else one.self_cpu_time_total / 1e6
+        # A kernel is launched while the one before it runs and waits for it: what counts is what it adds.
+        added_us = one.time_range.end - max(one.time_range.start, end_us)
+        end_us = max(end_us, one.time_range.end)
+        seconds = max(added_us, 0.0) / 1e6 if is_cuda else one.self_cpu_time_total / 1e6
         found.append(TracedPart(one.name, kind_of(one.name), (one.time_range.start - begin_us) / 1e6, seconds))
 
 

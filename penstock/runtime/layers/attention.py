@@ -16,10 +16,14 @@ from penstock.runtime.ops.kv_write import HeadNorms, split_heads
 class Attention(nn.Module):
     """`number` finds the layer's cache and angles in a step."""
 
-    def __init__(self, spec: GQA, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: GQA, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype, table: int = 0
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.number = number
+        self.table = table
+        """Which of a row's block tables it reads."""
         self.qkv = Linear(hidden_size, spec.q_size + 2 * spec.kv_size, spec.qkv_bias, dtype)
         self.out = Linear(spec.q_size, hidden_size, spec.out_bias, dtype)
         if spec.qk_norm is not None:
@@ -30,8 +34,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         qkv, angles, norms = self.qkv(x), step.angles[self.number], self._head_norms()
         if self.spec.causal:
-            cache = step.caches[self.number]
-            attended = cached_attention(qkv, self.spec, norms, angles, cache, step.layout, self.sinks)
+            cache, layout = step.caches[self.number], step.layout_of(self.table)
+            attended = cached_attention(qkv, self.spec, norms, angles, cache, layout, self.sinks)
         else:
             q, k, v = split_heads(qkv, self.spec, norms, angles)
             attended = encoder_attention(q, k, v, step.layout, self.spec)

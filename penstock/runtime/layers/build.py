@@ -2,10 +2,10 @@
 
 import torch
 
-from penstock.runtime.layers.attention import Attention
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.embedding import Embedding
 from penstock.runtime.layers.encoder import Encoder
+from penstock.runtime.layers.kinds.parts import build_mixer
 from penstock.runtime.layers.layer import AnyLayer, AnyMLP, ResidualLayer, StreamLayer
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated, Ungated
@@ -52,7 +52,7 @@ def _layer(spec: ModelSpec, layer: Layer, number: int, dtype: torch.dtype) -> An
     norms: dict[str, AnyNorm] = {
         name: make_norm(spec.norm, spec.hidden_size) if name in NORMS[layer.norms] else NoNorm() for name in names
     }
-    attention = Attention(layer.grouped, spec.hidden_size, spec.norm.eps, number, dtype)
+    attention = build_mixer(spec, number, dtype)
     kind = ResidualLayer if layer.norms == "residual" else StreamLayer
     return kind(attention, _mlp(layer.mlp, spec.hidden_size, dtype), norms)
 

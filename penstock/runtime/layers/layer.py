@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from penstock.runtime.layers.attention import Attention
 from penstock.runtime.layers.mlp import Gated, Ungated
 from penstock.runtime.layers.moe import MixtureOfExperts
 from penstock.runtime.layers.norm import AnyNorm
@@ -18,7 +17,7 @@ class StreamLayer(nn.Module):
     stream is written in place.
     """
 
-    def __init__(self, attention: Attention, mlp: AnyMLP, norms: dict[str, AnyNorm]) -> None:
+    def __init__(self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm]) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp
@@ -35,7 +34,7 @@ class StreamLayer(nn.Module):
 class ResidualLayer(nn.Module):
     """Each sublayer's sum with its input is normed, and that norm is the stream from there on."""
 
-    def __init__(self, attention: Attention, mlp: AnyMLP, norms: dict[str, AnyNorm]) -> None:
+    def __init__(self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm]) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp

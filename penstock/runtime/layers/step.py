@@ -1,12 +1,12 @@
 """What every layer of a model is told about the step it computes."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from penstock.runtime.models.spec import ModelSpec, Rope
-from penstock.runtime.ops.layout import AnyCache, BatchLayout
+from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.rope import Angles, angle_table
 
 
@@ -15,7 +15,13 @@ class Step(NamedTuple):
 
     layout: BatchLayout
     angles: Sequence[Angles | None]
-    caches: Sequence[AnyCache]
+    caches: Sequence[Any]
+    others: Sequence[BatchLayout] = ()
+    """The same tokens through a row's further block tables; none where every layer reads the first."""
+    states: StateLayout | None = None
+
+    def layout_of(self, table: int) -> BatchLayout:
+        return self.others[table - 1] if table and self.others else self.layout
 
 
 class Rotations:

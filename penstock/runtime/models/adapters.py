@@ -13,7 +13,7 @@ from typing import Any
 from penstock.errors import ModelFileError
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.registry import BY_GGUF, BY_MODEL_TYPE
-from penstock.runtime.models.spec import ModelSpec, MoE
+from penstock.runtime.models.spec import ModelSpec, MoE, only_gqa
 from penstock.runtime.models.weights import Recipe, Recipes, RowRange, Stack, Tensor, sources
 
 CONFIG_NAME = "adapter_config.json"
@@ -149,7 +149,7 @@ def matrix_shape(name: str, recipe: Recipe, spec: ModelSpec) -> MatrixShape | No
         return None
     _, number, part = name.removesuffix(".weight").split(".", 2)
     layer, hidden = spec.layers[int(number)], spec.hidden_size
-    attention, mlp = layer.grouped, layer.mlp
+    attention, mlp = only_gqa(layer.attention, "adapted"), layer.mlp
     width = mlp.expert.width if isinstance(mlp, MoE) else mlp.width
     if isinstance(recipe, Stack):
         recipe = recipe.parts[0]

@@ -21,6 +21,7 @@ from penstock.runtime.models.spec import (
     Rope,
     RopeScaling,
     YarnScaling,
+    only_gqa,
 )
 from penstock.runtime.models.weights import Recipes
 
@@ -59,11 +60,11 @@ def gguf_name(spec: ModelSpec) -> str:
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
     """A `config.json` that reads as this spec."""
-    attention, mlp = spec.layers[0].grouped, spec.layers[0].mlp
+    attention, mlp = only_gqa(spec.layers[0].attention, "described in GGUF"), spec.layers[0].mlp
     name = CLASSES.get(spec.architecture)
     if name is None:
         raise _unwritten(spec, "config.json")
-    windows = sorted({layer.grouped.window for layer in spec.layers if layer.grouped.window})
+    windows = sorted({layer.attention.window for layer in spec.layers if layer.attention.window})
     width = mlp.expert.width if isinstance(mlp, MoE) else mlp.width
     config: dict[str, Any] = {
         "architectures": [name],
@@ -92,9 +93,9 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         }
     if windows:
         config["sliding_window"] = windows[0]
-        if len({layer.grouped.window for layer in spec.layers}) > 1:
+        if len({layer.attention.window for layer in spec.layers}) > 1:
             config["layer_types"] = [
-                "sliding_attention" if layer.grouped.window else "full_attention" for layer in spec.layers
+                "sliding_attention" if layer.attention.window else "full_attention" for layer in spec.layers
             ]
     _check(spec, lambda: read_config(config).spec, "config.json")
     return config
@@ -102,7 +103,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
 
 def metadata_of(spec: ModelSpec) -> tuple[dict[str, object], dict[str, list[float]]]:
     """A GGUF file's metadata that read as this spec, but for its words; and the tensors that are settings, by name."""
-    attention, mlp, name = spec.layers[0].grouped, spec.layers[0].mlp, gguf_name(spec)
+    attention, mlp, name = only_gqa(spec.layers[0].attention, "described in GGUF"), spec.layers[0].mlp, gguf_name(spec)
     found: dict[str, object] = {
         "block_count": spec.num_layers,
         "context_length": _stated_context(spec),
@@ -117,7 +118,7 @@ def metadata_of(spec: ModelSpec) -> tuple[dict[str, object], dict[str, list[floa
     }
     if attention.rope is not None:
         found |= {"rope.dimension_count": attention.rope.dim, "rope.freq_base": float(attention.rope.theta)}
-    window = max((layer.grouped.window or 0 for layer in spec.layers), default=0)
+    window = max((layer.attention.window or 0 for layer in spec.layers), default=0)
     if window or spec.architecture == "phi3":
         found["attention.sliding_window"] = window
     if isinstance(mlp, MoE):
@@ -163,8 +164,8 @@ def _with_scaling(spec: ModelSpec, scaling: RopeScaling | None, only: RopeScalin
 def _bias_names(spec: ModelSpec) -> set[str]:
     """Tensors by whose presence a GGUF file says that there are biases."""
     layer = spec.layers[0]
-    names = {"blk.0.attn_q.bias"} if layer.grouped.qkv_bias else set()
-    names |= {"blk.0.attn_output.bias"} if layer.grouped.out_bias else set()
+    names = {"blk.0.attn_q.bias"} if only_gqa(layer.attention, "described in GGUF").qkv_bias else set()
+    names |= {"blk.0.attn_output.bias"} if only_gqa(layer.attention, "described in GGUF").out_bias else set()
     return names | ({"blk.0.ffn_gate.bias"} if isinstance(layer.mlp, GatedMLP) and layer.mlp.bias else set())
 
 

@@ -5,7 +5,7 @@ Which parts a layer has follows from its spec; whether q, k and v or the experts
 
 from collections.abc import Collection, Mapping
 
-from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec, MoE, NormPlacement, PlainMLP
+from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec, MoE, NormPlacement, PlainMLP, only_gqa
 from penstock.runtime.models.weights import HalvesPaired, Recipe, Recipes, RowRange, Stack, Tensor
 
 _NORMS: dict[NormPlacement, dict[str, str]] = {
@@ -48,7 +48,9 @@ def model(
         ours, theirs = f"layers.{index}.", f"blk.{index}."
         for mine, name in (norms or _NORMS[layer.norms]).items():
             recipes |= {f"{ours}{mine}.{kind}": Tensor(f"{theirs}{name}.{kind}") for kind in kinds}
-        recipes |= _attention(layer.grouped, f"{ours}attention.", theirs, names, neighbours_paired)
+        recipes |= _attention(
+            only_gqa(layer.attention, "read from GGUF"), f"{ours}attention.", theirs, names, neighbours_paired
+        )
         if isinstance(layer.mlp, MoE):
             recipes |= _experts(layer.mlp, f"{ours}mlp.", theirs, names)
         else:

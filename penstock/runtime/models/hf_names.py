@@ -42,7 +42,8 @@ def decoder(spec: ModelSpec, prefix: str = "model.", head: str = "lm_head.weight
         ours, theirs = f"layers.{index}.", f"{prefix}layers.{index}."
         for mine, name in _NORMS[layer.norms].items():
             recipes[f"{ours}{mine}.weight"] = norm(f"{theirs}{name}.weight")
-        recipes |= _attention(layer.grouped, f"{ours}attention.", f"{theirs}self_attn.", norm)
+        if isinstance(layer.attention, GQA):
+            recipes |= _attention(layer.attention, f"{ours}attention.", f"{theirs}self_attn.", norm)
         if isinstance(layer.mlp, GatedMLP):
             recipes |= _gated_mlp(layer.mlp, f"{ours}mlp.", f"{theirs}mlp.")
     return recipes

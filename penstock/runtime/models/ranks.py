@@ -16,7 +16,7 @@ into slices; with more expert than tensor ranks attention is computed by several
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.runtime.models.spec import GQA, Layer, ModelSpec, MoE
+from penstock.runtime.models.spec import GQA, Layer, ModelSpec, MoE, only_gqa
 
 GROUP = 32
 """Matrices are cut between groups of so many columns, as packed numbers are grouped, wherever there are enough of them."""
@@ -67,7 +67,7 @@ class Ranks:
         if self.expert > 1 and not any(isinstance(layer.mlp, MoE) for layer in spec.layers):
             raise ConfigError(f"--expert {self.expert}, but the model has no experts; leave it at 1")
         for layer in spec.layers:
-            self._check_attention(layer.grouped)
+            self._check_attention(only_gqa(layer.attention, "split over ranks"))
             self._check_mlp(layer)
         if spec.vocab_size < self.tensor:
             raise ConfigError(f"--tensor {self.tensor} for a vocabulary of {spec.vocab_size}; choose at most that")

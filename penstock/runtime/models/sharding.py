@@ -11,7 +11,7 @@ recipes take fewer rows and columns of the same tensors.
 from dataclasses import dataclass, replace
 
 from penstock.runtime.models.ranks import RankPlace, Ranks
-from penstock.runtime.models.spec import GQA, MLP, GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.spec import GQA, MLP, GatedMLP, Layer, ModelSpec, MoE, only_gqa
 from penstock.runtime.models.weights import HalvesPaired, Recipe, Recipes, RowRange, Stack, Take
 
 
@@ -70,7 +70,7 @@ def shard_model(spec: ModelSpec, ranks: Ranks, rank: int) -> ModelShard:
 
 
 def _layer(layer: Layer, place: RankPlace) -> Layer:
-    attention = layer.grouped
+    attention = only_gqa(layer.attention, "split over ranks")
     local = replace(attention, num_heads=len(place.heads(attention)), num_kv_heads=len(place.kv_heads(attention)))
     return replace(layer, attention=local, mlp=_mlp(layer.mlp, place))
 
@@ -117,7 +117,7 @@ def _outside(name: str, recipe: Recipe, shard: ModelShard) -> Recipes:
 
 def _inside(name: str, recipe: Recipe, layer: Layer, place: RankPlace) -> Recipe:
     part, _, kind = name.rpartition(".")
-    attention, mlp = layer.grouped, layer.mlp
+    attention, mlp = only_gqa(layer.attention, "split over ranks"), layer.mlp
     match part:
         case "attention.qkv":
             return _qkv(recipe, attention, place)

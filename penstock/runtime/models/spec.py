@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ModelFileError
-
-NOT_COMPUTED = (
-    "latent attention (MLA) is not computed here yet, so this model cannot be loaded; size it with penstock plan "
-    "or penstock simulate, or serve another model"
-)
+from penstock.runtime.models.kinds.cache import CacheGroup, CacheLayout, Kind, cache_groups, cache_layout
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
 """`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
@@ -120,7 +116,19 @@ class GQA:
 
     @property
     def kv_values_per_token(self) -> int:
-        return 2 * self.kv_size
+        return 2 * self.kv_size if self.causal else 0
+
+    @property
+    def cache_shape(self) -> tuple[int, ...]:
+        return self.num_kv_heads, self.head_dim
+
+    @property
+    def state_values(self) -> int:
+        return 0
+
+    @property
+    def kind(self) -> Kind:
+        return "full" if self.window is None else "window"
 
     @property
     def flops_per_pair(self) -> int:
@@ -175,6 +183,18 @@ class MLA:
     @property
     def kv_values_per_token(self) -> int:
         return self.kv_rank + self.rope.dim
+
+    @property
+    def cache_shape(self) -> tuple[int, ...]:
+        return (self.kv_values_per_token,)
+
+    @property
+    def state_values(self) -> int:
+        return 0
+
+    @property
+    def kind(self) -> Kind:
+        return "latent"
 
     @property
     def flops_per_pair(self) -> int:
@@ -253,6 +273,15 @@ class MoE:
 
 
 Attention = GQA | MLA
+
+
+def only_gqa(part: Attention, purpose: str) -> GQA:
+    """The attention for code that knows grouped queries alone; `purpose` ends the sentence "... is not"."""
+    if not isinstance(part, GQA):
+        raise ModelFileError(f"{type(part).__name__} is not {purpose}; serve another model or leave that out")
+    return part
+
+
 MLP = GatedMLP | PlainMLP | MoE
 
 
@@ -261,13 +290,6 @@ class Layer:
     attention: Attention
     mlp: MLP
     norms: NormPlacement = "pre"
-
-    @property
-    def grouped(self) -> GQA:
-        """The attention for code that computes or loads it: only grouped-query attention is computed so far."""
-        if not isinstance(self.attention, GQA):
-            raise ModelFileError(NOT_COMPUTED)
-        return self.attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,19 +324,22 @@ class ModelSpec:
     def generates(self) -> bool:
         return self.pooling is None
 
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Layers by what they remember of a sequence, and for how long."""
+        return cache_groups([layer.attention for layer in self.layers])
+
+    def cache_layout(self, *, frees: bool = True) -> CacheLayout:
+        """Where each layer's keys lie; `frees` where blocks behind a window go back to the pool."""
+        return cache_layout([layer.attention for layer in self.layers], frees=frees)
+
     def kv_bytes_per_token(self, bytes_per_value: float) -> int:
         """Bytes the KV cache grows by with each token of context (windows do not shrink a block)."""
-        return round(sum(layer.attention.kv_values_per_token for layer in self.layers) * bytes_per_value)
+        return round(sum(group.values_per_token for group in self.cache_groups) * bytes_per_value)
 
     def kv_bytes_in_sight(self, length: int, bytes_per_value: float) -> int:
         """Bytes of KV that a sequence of this length still reads: layers with a window need no more than that."""
-        return round(
-            bytes_per_value
-            * sum(
-                layer.attention.kv_values_per_token * min(length, layer.attention.window or length)
-                for layer in self.layers
-            )
-        )
+        return round(bytes_per_value * sum(group.values_in_sight(length) for group in self.cache_groups))
 
     @property
     def parameters_by_part(self) -> dict[str, int]:

@@ -62,11 +62,12 @@ def attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks:
     """Each query of q [tokens, heads, head_dim] sees the keys of its own sequence up to its own position."""
     outputs = []
     for queries, table, context in zip(torch.split(q, layout.lengths), layout.block_tables, layout.contexts):
-        blocks = table[: -(-context // cache.block_size)].long()
-        keys, values = (part.flatten(0, 1)[:context] for part in read_blocks(cache, blocks))
-        outputs.append(
-            attend(queries, keys, values, _visible(len(queries), context, spec.window, q.device), spec, sinks)
-        )
+        # Blocks behind the window may be another sequence's by now.
+        low = 0 if spec.window is None else max(context - len(queries) - spec.window + 1, 0) // cache.block_size
+        blocks = table[low : -(-context // cache.block_size)].long()
+        end = context - low * cache.block_size
+        keys, values = (part.flatten(0, 1)[:end] for part in read_blocks(cache, blocks))
+        outputs.append(attend(queries, keys, values, _visible(len(queries), end, spec.window, q.device), spec, sinks))
     return torch.cat(outputs)
 
 

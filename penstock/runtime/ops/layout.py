@@ -43,6 +43,23 @@ class ScaledCache(NamedTuple):
 AnyCache = LayerCache | ScaledCache
 
 
+class LatentCache(NamedTuple):
+    """One layer's latents and rotated keys, [num_blocks, block_size, kv_rank + rope_dim], whatever its heads."""
+
+    latents: Tensor
+
+    @property
+    def block_size(self) -> int:
+        return self.latents.shape[1]
+
+
+class StateLayout(NamedTuple):
+    """Which states a step's chunks begin from and leave, [chunks] each; a slot below zero begins from nothing."""
+
+    read: Tensor
+    written: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """One step's chunks. The lists repeat two of the tensors for code that runs on the host.

@@ -1,5 +1,6 @@
 """What operators did, written down: keys made and revoked, replicas added, drained and removed."""
 
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from penstock.service.store.database import Database
@@ -13,8 +14,10 @@ class AuditEntry(NamedTuple):
     about: str
 
 
-def write_audit(database: Database, entry: AuditEntry) -> None:
-    database.write(lambda t: t.run("INSERT INTO audit (at, who, action, about) VALUES (?, ?, ?, ?)", tuple(entry)))
+def write_audit(database: Database, entry: AuditEntry) -> "Future[int]":
+    return database.write(
+        lambda t: t.run("INSERT INTO audit (at, who, action, about) VALUES (?, ?, ?, ?)", tuple(entry))
+    )
 
 
 def audit_entries(database: Database, limit: int = 100) -> list[AuditEntry]:

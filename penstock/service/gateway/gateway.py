@@ -15,17 +15,18 @@ from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.metrics.exposition import Counter, Gauge, Metric
-from penstock.service.gateway import budgets, later
+from penstock.service.gateway.accounts import budgets, later
+from penstock.service.gateway.accounts.ledger import Settlement, UsageLedger
+from penstock.service.gateway.accounts.money import NANO
+from penstock.service.gateway.accounts.usage import UsageRecord
 from penstock.service.gateway.answers import AnswerCache
-from penstock.service.gateway.keys import KeyRecord, KeyRing, list_keys
-from penstock.service.gateway.ledger import Settlement, UsageLedger
+from penstock.service.gateway.book import RuleBook
+from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.limits import Meter
-from penstock.service.gateway.money import NANO, nanodollars
 from penstock.service.gateway.names import Targets, targets_of
 from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, TenantSettings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
-from penstock.service.gateway.usage import UsageRecord
 from penstock.service.marks import TokenBound
 from penstock.service.store.database import Database, Transaction
 from penstock.service.store.journal import Journal
@@ -42,11 +43,16 @@ UNKNOWN_S = 600.0
 
 class Gateway:
     def __init__(
-        self, settings: GatewaySettings, database: Database, unix_s: float, journal: Path | None = None
+        self,
+        settings: GatewaySettings,
+        database: Database,
+        unix_s: float,
+        journal: Path | None = None,
+        path: Path | None = None,
     ) -> None:
-        """Without a journal, what the database does not take is in memory alone."""
-        self.settings = settings
+        """Without a journal, what the database does not take is in memory alone. `path` has the settings, and may change."""
         self.database = database
+        self.book = RuleBook(settings, database, unix_s, path)
         self.ledger = UsageLedger(database, Journal(journal))
         self.num_later = 0
         """Requests whose bills are still to come, as of the last look."""
@@ -59,23 +65,16 @@ class Gateway:
         self.tokens = Counter("penstock_gateway_tokens", "Tokens, by tenant, model and kind")
         self.cost = Counter("penstock_gateway_cost_dollars", "What they cost, by tenant and model")
         self._meters: dict[str, Meter] = {}
-        self._ring = KeyRing([])
-        self._budgeted: set[str] = set()
-        priorities = settings.priorities
-        self._ranks = {
-            one: (number / (len(priorities) - 1) if len(priorities) > 1 else 1.0)
-            for number, one in enumerate(priorities)
-        }
-        for name, tenant in settings.tenants.items():
-            if tenant.budget_usd is not None:
-                amount = nanodollars(tenant.budget_usd)
-                budgets.set_budget(database, f"tenant:{name}", amount, tenant.budget_period, unix_s)
         self.refresh(unix_s)
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """As they are now."""
+        return self.book.settings
 
     def refresh(self, unix_s: float) -> None:
         """Look at the database again: keys made or revoked, budgets set, gateways that died."""
-        self._ring = KeyRing(list_keys(self.database))
-        self._budgeted = {budget.scope for budget in budgets.budgets(self.database)}
+        self.book.look(unix_s)
         self.ledger.retry()
         self.database.write(lambda t: budgets.beat(t, self.instance, unix_s)).result()
         self.num_later = self.database.read(later.count_later).result()
@@ -94,7 +93,15 @@ class Gateway:
     # A request
 
     def identify(self, key: bytes, unix_s: float) -> KeyRecord | None:
-        return self._ring.find(key, unix_s)
+        return self.book.ring.find(key, unix_s)
+
+    def unpriced(self, served: Sequence[str]) -> set[str]:
+        """Models that are refused because they have no price, though something has."""
+        settings = self.settings
+        if not settings.prices and not self.book.budgeted:
+            return set()
+        named = {model for alias in settings.models.values() for model in (*alias.split, *alias.fallback)}
+        return {model for model in {*served, *named} - set(settings.models) if settings.price(model) is None}
 
     def unbounded_tokens(self, key: KeyRecord, num_choices: int) -> int:
         """Tokens of a choice that asks for no bound."""
@@ -112,7 +119,9 @@ class Gateway:
                 ask.model, self.settings.models, ask.session or ask.request_id, may_leave=tenant.overflows
             )
             self._check(key, tenant, meter, ask)
-            scopes = tuple(scope for scope in (f"tenant:{key.tenant}", f"key:{key.key_id}") if scope in self._budgeted)
+            scopes = tuple(
+                scope for scope in (f"tenant:{key.tenant}", f"key:{key.key_id}") if scope in self.book.budgeted
+            )
             if not ask.is_free:
                 targets = self._priced(targets, ask, is_charged=bool(scopes or self.settings.prices))
                 targets = self._shed(targets, meter, load, draw)
@@ -165,7 +174,7 @@ class Gateway:
 
     def _shed(self, targets: Targets, meter: Meter, load: FleetLoad, draw: float) -> Targets:
         """Where it goes: the whole chain, or outside alone where there is no room here and it may leave."""
-        chance = shed_chance(load.worst, self._ranks.get(meter.tier.priority, 1.0))
+        chance = shed_chance(load.worst, self.book.ranks.get(meter.tier.priority, 1.0))
         if draw >= chance:
             return targets
         outside = tuple(model for model in targets.models if model.startswith(OUTSIDE))
@@ -320,7 +329,9 @@ class Gateway:
             Gauge(
                 "penstock_gateway_unwritten", "Records on the way to the database", lambda: float(self.num_unwritten)
             ),
-            Gauge("penstock_gateway_records_lost", "Records the database did not take", lambda: float(self.num_lost)),
+            Gauge("penstock_gateway_records_lost", "Records the journal had no room for", lambda: float(self.num_lost)),
+            Gauge("penstock_gateway_later", "Requests whose bills are to come", lambda: float(self.num_later)),
+            Gauge("penstock_gateway_unbilled", "Requests nobody billed in time", lambda: float(self.num_unbilled)),
             Gauge("penstock_gateway_cache_hits", "Answers given again", lambda: float(self.answers.num_hits)),
             Gauge(
                 "penstock_gateway_open",
@@ -330,7 +341,9 @@ class Gateway:
         ]
 
     def _meter(self, name: str, tenant: TenantSettings, now: float) -> Meter:
-        meter = self._meters.get(name)
+        meter, tier = self._meters.get(name), self.settings.tier(tenant.tier)
         if meter is None:
-            meter = self._meters[name] = Meter(self.settings.tier(tenant.tier), now)
+            meter = self._meters[name] = Meter(tier, now)
+        elif meter.tier != tier:
+            meter.change(tier, now)
         return meter

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.service.gateway.changes import note_change
 from penstock.service.store.database import Database, Transaction
 
 PREFIX = "psk"
-SCOPES = ("inference", "usage")
-"""What a key may be good for: asking models; reading its tenant's usage."""
+SCOPES = ("inference", "usage", "metrics")
+"""What a key may be good for: asking models; reading its tenant's usage; reading the numbers of all tenants."""
 _COLUMNS = "id, digest, name, tenant, scopes, models, created_at, expires_at, revoked_at"
 _NOBODY = hashlib.sha256(b"").digest()
 
@@ -60,6 +61,7 @@ def create_key(
     def insert(transaction: Transaction) -> None:
         values = (key_id, record.digest, name, tenant, ",".join(scopes), ",".join(models), now, expires_at, None)
         transaction.run(f"INSERT INTO keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        note_change(transaction)
 
     database.write(insert).result()
     return f"{PREFIX}_{key_id}_{secret}", record
@@ -71,9 +73,9 @@ def list_keys(database: Database) -> list[KeyRecord]:
 
 
 def revoke_key(database: Database, key_id: str, now: float) -> None:
-    """It is refused from now on."""
+    """It is refused from now on, by every gateway within a second."""
     sql = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-    if not database.write(lambda t: t.run(sql, (now, key_id))).result():
+    if not _changed(database, sql, (now, key_id)):
         raise ConfigError(f"there is no valid key {key_id!r}; penstock keys list shows them")
 
 
@@ -92,8 +94,18 @@ def rotate_key(database: Database, key_id: str, now: float, grace_s: float) -> t
         expires_at=old.expires_at,
     )
     end = now + grace_s if old.expires_at is None else min(old.expires_at, now + grace_s)
-    database.write(lambda t: t.run("UPDATE keys SET expires_at = ? WHERE id = ?", (end, key_id))).result()
+    _changed(database, "UPDATE keys SET expires_at = ? WHERE id = ?", (end, key_id))
     return made
+
+
+def _changed(database: Database, sql: str, values: tuple[Any, ...]) -> int:
+    """How many rows; gateways look again."""
+
+    def work(transaction: Transaction) -> int:
+        note_change(transaction)
+        return transaction.run(sql, values)
+
+    return database.write(work).result()
 
 
 class KeyRing:

@@ -78,8 +78,12 @@ class Meter:
     """One tenant's use of its tier."""
 
     def __init__(self, tier: Tier, now: float) -> None:
-        self.tier = tier
         self.num_open = 0
+        self.change(tier, now)
+
+    def change(self, tier: Tier, now: float) -> None:
+        """Another tier from now on, unused so far."""
+        self.tier = tier
         kinds = (
             ("requests", tier.requests_per_minute, MINUTE_S, "a minute"),
             ("requests", tier.requests_per_day, DAY_S, "a day"),

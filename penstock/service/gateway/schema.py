@@ -26,6 +26,8 @@ GATEWAY = Schema(
             "CREATE TABLE later (account TEXT PRIMARY KEY, reservation TEXT NOT NULL, scopes TEXT NOT NULL, "
             "key_id TEXT NOT NULL, tenant TEXT NOT NULL, request_id TEXT NOT NULL, tag TEXT NOT NULL, tier TEXT NOT NULL, "
             "expires_at DOUBLE PRECISION NOT NULL)",
+            "CREATE TABLE changes (name TEXT PRIMARY KEY, number BIGINT NOT NULL)",
+            "CREATE TABLE rules (kind TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (kind, name))",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""The gateway's file: tiers, tenants, prices, names of models and outside APIs. Read once, checked whole.
+"""The gateway's file: tiers, tenants, prices, names of models and outside APIs. Read again when it changes, checked whole.
 
 database = "gateway.db"            # or postgresql://...
 [tiers.free]
@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigError
+from penstock.service.gateway.accounts.money import Price
 from penstock.service.gateway.limits import Tier
-from penstock.service.gateway.money import Price
 
 OUTSIDE = "outside:"
 ANY_MODEL = "*"
@@ -141,11 +141,12 @@ def read_settings(path: Path) -> GatewaySettings:
         settings = msgspec.convert(raw, GatewaySettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from error
-    _check(settings)
+    check_settings(settings)
     return settings
 
 
-def _check(settings: GatewaySettings) -> None:
+def check_settings(settings: GatewaySettings) -> None:
+    """Raises ConfigError for what does not go together."""
     for name, tenant in settings.tenants.items():
         settings.tier(tenant.tier)
         if tenant.budget_usd is not None and not 0.0 <= tenant.budget_usd < 1e9:

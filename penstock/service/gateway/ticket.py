@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.service.gateway import budgets
+from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.limits import Meter
 from penstock.service.gateway.names import Targets

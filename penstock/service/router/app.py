@@ -16,7 +16,7 @@ from penstock.service import kv_events
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.ticket import Admittance
-from penstock.service.router.access import PUBLIC_PATHS, Access, key_of, no_key
+from penstock.service.router.access import PUBLIC_PATHS, Access, PlainKeys, key_of, no_key
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
@@ -32,7 +32,7 @@ from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
 from penstock.service.router.proxy.faults import Refusal, not_found, unavailable
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
-from penstock.service.router.surface import OWN_ROUTES
+from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
 from penstock.service.router.trace import RouterTracer
 
 SWEEP_S = 0.25
@@ -67,6 +67,7 @@ class RouterApp:
         replica_key: str = "",
         version: str = "",
         gateway: Gateway | None = None,
+        metrics_key: str = "",
         tracer: RouterTracer | None = None,
     ) -> None:
         self.listen = listen
@@ -75,6 +76,7 @@ class RouterApp:
         self.max_body_bytes = listen.max_body_mib << 20
         self.fleet = LiveFleet(config.slow_start_s)
         self.access = Access(listen)
+        self._metrics_keys = PlainKeys((metrics_key,) if metrics_key else ())
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
         self.meters = self.dispatch.meters
@@ -167,20 +169,32 @@ class RouterApp:
             if page is not None:
                 client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
             elif own is not None:
-                if request.path not in PUBLIC_PATHS:
-                    self._key(request)
+                is_open = request.path in PUBLIC_PATHS or (own is metrics and self._reads_metrics(request))
+                key = None if is_open else self._key(request)
+                if own is metrics and key is not None and "metrics" not in key.scopes:
+                    own = metrics_of_no_tenant
                 client.respond(*self._own_answer(request, request_id, *own(self)))
             elif request.method == "OPTIONS":
                 client.respond(*self._own_answer(request, request_id, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                body = self.gate.usage(self.gate.key(request))
-                client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+                self._run(self._tell_usage(request, request_id, client, self.gate, self.gate.key(request)))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
                 self._route(request, request_id, client)
             else:
                 raise not_found("there is no such path here")
         except Refusal as error:
             self._refuse(request, request_id, client, error)
+
+    async def _tell_usage(
+        self, request: Incoming, request_id: bytes, client: InboundConnection, gate: Gate, key: KeyRecord
+    ) -> None:
+        try:
+            body = await asyncio.to_thread(gate.usage, key)
+            if client.is_open:
+                client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+        except Refusal as error:
+            if client.is_open:
+                self._refuse(request, request_id, client, error)
 
     def _refuse(self, request: Incoming, request_id: bytes, client: InboundConnection, error: Refusal) -> None:
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))
@@ -195,6 +209,9 @@ class RouterApp:
         if keys and keys.number(key_of(request)) is None:
             raise no_key()
         return None
+
+    def _reads_metrics(self, request: Incoming) -> bool:
+        return bool(self._metrics_keys) and self._metrics_keys.number(key_of(request)) is not None
 
     # A request
 

@@ -107,7 +107,10 @@ class Dispatcher:
         if relay.replica is not None and job.choice is not None:
             route = f"{relay.replica.name}; why={job.choice.why}; blocks={job.choice.num_blocks}/{len(job.call.hashes)}"
             why = b"x-penstock-route: %b; tries=%d\r\n" % (route.encode("ascii", "replace"), len(relay.tried))
-        return b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.access.cors(job.request))
+        lines = b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.access.cors(job.request))
+        if job.ticket is None:
+            return lines
+        return lines + b"".join(b"%b: %b\r\n" % pair for pair in job.ticket.meter.headers(self.now()))
 
     # When something goes wrong
 

@@ -4,6 +4,7 @@ Knows HTTP and the gateway; decides nothing itself.
 """
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -14,12 +15,12 @@ from typing import Any
 import msgspec
 
 from penstock.errors import RequestError, StoreError
+from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.answers import KeptAnswer
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.shedding import FleetLoad
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
-from penstock.service.gateway.usage import usage_sums
 from penstock.service.marks import TokenBound
 from penstock.service.router.access import key_of, no_key
 from penstock.service.router.fleet import LiveFleet, ReplicaState
@@ -29,9 +30,12 @@ from penstock.service.router.proxy.faults import Refusal, limited, not_found, un
 from penstock.service.router.proxy.job import Job
 from penstock.service.server.reading import TokenReading, is_free, read_request
 
+LOGGER = logging.getLogger(__name__)
 TAG_HEADER = b"x-penstock-tag"
+LOOK_S = 0.25
+"""Between two looks for keys made or revoked, budgets and rules set."""
 REFRESH_S = 2.0
-"""Between two looks at the database for keys made or revoked."""
+"""Between two signs of life in the database."""
 CHAT_PATH = "/v1/chat/completions"
 COUNTED_PATHS = (CHAT_PATH, "/v1/completions")
 """Where a stream ends in counts if it is asked to."""
@@ -42,6 +46,7 @@ class Gate:
         self.gateway = gateway
         self._fleet = fleet
         self._load = FleetLoad()
+        self._told: set[str] = set()
 
     # At the door
 
@@ -111,12 +116,15 @@ class Gate:
         self.gateway.settle_later(ticket, why, time.monotonic(), time.time())
 
     def usage(self, key: KeyRecord) -> bytes:
-        """A tenant's own sums, for keys that may read them."""
+        """A tenant's own sums, for keys that may read them. Blocks."""
         if "usage" not in key.scopes:
             raise Refusal(
                 403, "this key may not read usage; use one with that scope", type="permission_error", code="scope"
             )
-        sums = usage_sums(self.gateway.database, ("day", "model"), tenant=key.tenant)
+        try:
+            sums = usage_sums(self.gateway.database, ("day", "model"), tenant=key.tenant)
+        except StoreError:
+            raise unavailable("usage cannot be read now; try later", 2, code="storage_unavailable") from None
         rows = [
             {
                 "day": time.strftime("%Y-%m-%d", time.gmtime(int(one.group[0]) * 86_400)),
@@ -193,13 +201,27 @@ class Gate:
         )
 
     async def refresh(self) -> None:
-        loop = asyncio.get_running_loop()
+        refreshed_s = 0.0
         while True:
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(LOOK_S)
+            is_due = time.monotonic() - refreshed_s >= REFRESH_S
+            look = self.gateway.refresh if is_due else self.gateway.book.look
             try:
-                await loop.run_in_executor(None, self.gateway.refresh, time.time())
+                await asyncio.to_thread(look, time.time())
             except StoreError:
                 continue  # the keys that are known stay known
+            if is_due:
+                refreshed_s = time.monotonic()
+            self._tell_unpriced()
+
+    def _tell_unpriced(self) -> None:
+        """Once each: models that are served or named in rules and refused for want of a price."""
+        unpriced = self.gateway.unpriced(self._fleet.models) - self._told
+        self._told |= unpriced
+        for model in sorted(unpriced):
+            LOGGER.warning(
+                'the model %r has no price: it is refused; write [prices."%s"] or [prices."*"]', model, model
+            )
 
 
 def refusal_of(denied: Denied) -> Refusal:

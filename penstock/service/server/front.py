@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from penstock.config import ServerConfig
-from penstock.metrics.exposition import Counter, exposition_of_all
+from penstock.metrics.exposition import Counter, Metric, exposition_of_all
 from penstock.service.server.blocks import PromptBlocks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
@@ -94,6 +94,8 @@ class Front:
         self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.keys))
         self.turns = Turns()
         self.tracer: SpanTracer | None = None
+        self.machine_metrics: Callable[[], list[Metric]] | None = None
+        """What the machine says of itself, told with everything else."""
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
         self.tools = Tools(lambda: self.num_open > 0)
@@ -258,7 +260,10 @@ class Front:
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
         if self.pool is not None:
             groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
-        return exposition_of_all([*groups, ([self.http_responses], {"model_name": self.models.first.known_name})])
+        groups.append(([self.http_responses], {"model_name": self.models.first.known_name}))
+        if self.machine_metrics is not None:
+            groups.append((self.machine_metrics(), {}))
+        return exposition_of_all(groups)
 
     @property
     def is_alive(self) -> bool:

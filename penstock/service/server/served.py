@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient, Facts, StepReport
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import greedy_canary
@@ -20,6 +21,7 @@ from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.text import NO_CARD, ModelCard, Text
 from penstock.service.server.ui.live import LiveView
+from penstock.tools.doctor.prefixes import PrefixWatch
 
 MAX_CHARACTERS_PER_TOKEN = 32
 """Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
@@ -43,17 +45,33 @@ class ServedModel:
         self.blocks = BlockIndex(client)
         self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
+        self.watermark: Watermark | None = None
+        """What answers carry that are sampled."""
         self.fault = ""
         """Why no request should be served: the model is not what it was."""
         self._text: Text | None = None
         self._card = NO_CARD
         self._canary_s = -1e9
         self.live = LiveView(client, self.meters, self.admission)
+        self.prefixes: PrefixWatch | None = None
         client.on_step = self._on_step
 
     def _on_step(self, step: StepReport) -> None:
         self.meters.observe(step)
         self.live.observe(step)
+
+    def watch_prefixes(self, *, keeps_words: bool) -> None:
+        """Hold each prompt against the last ones from now on."""
+        self.prefixes = watch = PrefixWatch(
+            16, lambda ids: self.tokenizer.decode(ids, skip_special=False), keeps_words=keeps_words
+        )
+
+        def note(request: Request, num_cached: int) -> None:
+            if self.client.facts is not None:
+                watch.block_size = self.client.facts.block_size
+            watch.note(request.prompt, f"{request.salt} {request.adapter}", num_cached)
+
+        self.meters.watch_prefix = note
 
     @property
     def is_open(self) -> bool:

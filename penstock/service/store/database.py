@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, StoreError
 
 T = TypeVar("T")
 
-BUSY_S = 10.0
+BUSY_S = 3.0
 """How long another process may keep us from writing."""
 MAX_GROUP = 256
 """Writes that share one commit."""

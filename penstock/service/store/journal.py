@@ -39,6 +39,8 @@ class Journal:
             self._num_bytes = len(data)
             for line in data.splitlines():
                 self._take_in(line)
+            if data and not data.endswith(b"\n"):  # what follows is a line of its own
+                self._num_bytes += os.write(self._descriptor, b"\n")
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -16,6 +16,8 @@ from penstock.service.store.database import Schema, T, Work, migrate
 
 NUM_CONNECTIONS = 4
 MAX_TRIES = 5
+CONNECT_S = 3
+"""To a database that says nothing."""
 MIGRATION_LOCK = 0x70656E73
 """Two processes that start together bring the tables up to date one after the other."""
 
@@ -84,16 +86,19 @@ class PostgresDatabase:
             if not done.set_running_or_notify_cancel():
                 continue
             for number in range(MAX_TRIES):
+                is_open = connection is not None and not connection.closed
                 try:
-                    if connection is None or connection.closed:
-                        connection = self._psycopg.connect(self._url, connect_timeout=10)
+                    if not is_open:
+                        connection = self._psycopg.connect(self._url, connect_timeout=CONNECT_S)
+                        is_open = True
                     with connection.transaction():
                         found = work(PostgresTransaction(connection))
                     done.set_result(found)
                     break
                 except self._psycopg.errors.OperationalError as error:  # lost, or broken off because of others
-                    if number == MAX_TRIES - 1:
+                    if number == MAX_TRIES - 1 or not is_open:  # who waits is told at once that it is away
                         done.set_exception(_told(error))
+                        break
                 except BaseException as error:
                     done.set_exception(_told(error) if isinstance(error, self._psycopg.Error) else error)
                     break

@@ -5,6 +5,7 @@ Remedies name flags of `penstock serve`, or of `penstock doctor` itself.
 
 from penstock.tools.doctor.access import ACCESS
 from penstock.tools.doctor.finding import ServiceLayer, Verdict
+from penstock.tools.doctor.host import HOST_RULES
 from penstock.tools.doctor.rule import Rule
 
 FEW = 3.0
@@ -23,6 +24,7 @@ def _ms(seconds: float) -> str:
 
 RULES: tuple[Rule, ...] = (
     *ACCESS,
+    *HOST_RULES,
     Rule(
         id="engine-down",
         layer=ServiceLayer.L3,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.metrics.page import Page
+from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.page import Change
 
 REFUSED, SILENT, UNREACHABLE, UNINTELLIGIBLE = 0.0, 1.0, 2.0, 3.0
@@ -81,6 +82,34 @@ class Signs:
     prompt_mean_tokens: float = math.nan
     hit_fraction: float = math.nan
     """Share of prompt tokens that the prefix cache gave."""
+    stolen_fraction: float = math.nan
+    """Of the machine's processors, what a hypervisor gave to others; then what other programs used."""
+    others_fraction: float = math.nan
+    throttled_fraction: float = math.nan
+    """Of the periods in which a container's processor time is counted, those in which it ran out."""
+    swapped_per_s: float = math.nan
+    """Pages moved to or from swap."""
+    slow_governor: float = math.nan
+    """Share of the processors that save power."""
+    remote_fraction: float = math.nan
+    """Of memory pages given, those on another node than the processor's."""
+    gpu_clock_fraction: float = math.nan
+    """Of the highest clock, what the slowest GPU runs at."""
+    gpu_power_limited: float = math.nan
+    gpu_thermal_limited: float = math.nan
+    gpu_ecc_errors: float = math.nan
+    gpu_xid_errors: float = math.nan
+    gpu_pcie_fraction: float = math.nan
+    """Of the lanes to the host, those in use."""
+    gpu_other_bytes: float = math.nan
+    max_batch_tokens: float = math.nan
+    weight_bits: float = math.nan
+    """Of a parameter that a token is multiplied with, in memory."""
+    energy_per_token_j: float = math.nan
+    energy_per_request_j: float = math.nan
+    mfu: float = math.nan
+    """Operations a second over what the machine was measured to compute; then bytes over what it reads."""
+    mbu: float = math.nan
     floor_s: float = math.nan
     """What a mean step takes at the hardware's limit, where the hardware is known."""
 
@@ -114,6 +143,7 @@ def signs_of(before: Look, after: Look, window_s: float) -> Signs:
         health_s=min(health) if len(health) == 2 else math.nan,
         missing=missing,
         **values,
+        **machine_signs(before.page, after.page, window_s),
     )
 
 

@@ -106,15 +106,20 @@ class ProcessorGroup:
         return min(quotas, default=None)
 
     @property
-    def throttled_fraction(self) -> float | None:
-        fractions = []
+    def periods(self) -> tuple[int, int] | None:
+        """In which its time is counted, and of those in which it ran out; of the limit that bites most."""
+        found = []
         for folder in self._folders("cpu"):
             words = _text(folder / "cpu.stat").split()
             counts = dict(zip(words[::2], words[1::2], strict=False))
             periods, throttled = _number(counts.get("nr_periods", "")), _number(counts.get("nr_throttled", ""))
             if periods and throttled is not None:
-                fractions.append(throttled / periods)
-        return max(fractions, default=None)
+                found.append((periods, throttled))
+        return max(found, key=lambda one: one[1] / one[0], default=None)
+
+    @property
+    def throttled_fraction(self) -> float | None:
+        return None if self.periods is None else self.periods[1] / self.periods[0]
 
     @property
     def free_bytes(self) -> int:

@@ -137,6 +137,8 @@ def profile_of(
     count = max(len(steps), 1)
     step_s = statistics.median([one.device_s + one.host_s for one in steps]) if steps else 0.0
     device_s = statistics.median([one.device_s for one in steps]) if steps else 0.0
+    if all(one.kind != "output" for one in spans):  # a GPU's output product is a kernel like the others
+        work = work | {"linears": work["linears"].plus(work["output"]), "output": PartWork(0.0, 0.0)}
     rows = _rows({one.kind: one.kind for one in spans}, spans, count, "kind")
     parts = [_beside(row, work.get(row.kind), ceilings, number_format) for row in rows]
     kernels = _rows({one.name: one.kind for one in spans}, spans, count, "name")

@@ -82,7 +82,7 @@ def _of_bound(candidate: Candidate, steady: Steady, sizes: Sizes, target: SloTar
         return _sequences(candidate, evidence)
     if target.slo.tpot_s is not None and steady.step_s > 0.95 * target.slo.tpot_s:
         return _steps(candidate, f"{evidence}, {1e3 * steady.step_s:.1f} ms a step", steady, sizes)
-    if steady.num_sequences >= int(candidate.sizing.num_cached_tokens / sizes.mean_held) - 1:
+    if steady.num_sequences >= candidate.sizing.num_sequences(sizes.mean_held) - 1:
         return _kv(candidate, evidence)
     return _prompts(candidate, evidence, sizes)
 

@@ -33,7 +33,7 @@ class Fit:
     """Requests of mean length, held to their end."""
     users_p95: int
     users_in_sight: int
-    """Of mean length, if layers with a window kept no more than it: more than the engine holds today, where it differs."""
+    """Of mean length, if layers with a window kept no more than it: more than fit where windows are kept whole."""
 
     @property
     def total_weight_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Fit:
 def fit_of(candidate: Candidate, sizes: Sizes) -> Fit:
     """Raises ConfigError, with the ledger, if nothing is left for the cache."""
     spec, sizing = candidate.spec, candidate.sizing
-    per_token = sizing.block_bytes // sizing.block_size
+    per_token = round(spec.kv_bytes_per_token(candidate.precision.kv_bytes) * kv_fraction(spec, candidate.layout))
     fraction = candidate.engine.cache.memory_fraction
     in_sight = spec.kv_bytes_in_sight(round(sizes.mean_total), candidate.precision.kv_bytes)
     return Fit(
@@ -56,8 +56,8 @@ def fit_of(candidate: Candidate, sizes: Sizes) -> Fit:
         kv_bytes_per_token=per_token,
         kv_by_attention=kv_by_attention(spec, candidate.precision.kv_bytes),
         num_tokens=sizing.num_cached_tokens,
-        users_mean=sequences_that_fit(sizing.num_cached_tokens, 1.0, sizes.mean_total),
-        users_p95=sequences_that_fit(sizing.num_cached_tokens, 1.0, sizes.p95_total),
+        users_mean=sizing.num_sequences(sizes.mean_total),
+        users_p95=sizing.num_sequences(sizes.p95_total),
         users_in_sight=sequences_that_fit(sizing.kv_bytes, kv_fraction(spec, candidate.layout), max(in_sight, 1)),
     )
 

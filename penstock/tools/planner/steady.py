@@ -47,7 +47,7 @@ def _chunk(row: int, start: int, length: int) -> Chunk:
 
 def bound(candidate: Candidate, sizes: Sizes, slo: Slo, cached_prompt: float = 0.0) -> Steady:
     """The highest rate of one copy; 0 if even a single sequence is too slow or does not fit."""
-    most = min(candidate.max_sequences, int(candidate.sizing.num_cached_tokens / sizes.mean_held))
+    most = min(candidate.max_sequences, candidate.sizing.num_sequences(sizes.mean_held))
     if most and _num_tokens(1, sizes, cached_prompt) > candidate.max_batch_tokens:
         return _prompts_alone(candidate, sizes, cached_prompt)
     best = Steady(0.0, 0, 0.0)
@@ -65,7 +65,7 @@ def bound(candidate: Candidate, sizes: Sizes, slo: Slo, cached_prompt: float = 0
 
 def num_inside(candidate: Candidate, sizes: Sizes, rate: float, cached_prompt: float = 0.0) -> int:
     """Sequences that generate at once when one copy carries this rate; at most as many as there is room for."""
-    low, high = 1, max(1, min(candidate.max_sequences, int(candidate.sizing.num_cached_tokens / sizes.mean_held)))
+    low, high = 1, max(1, min(candidate.max_sequences, candidate.sizing.num_sequences(sizes.mean_held)))
     while low < high:
         count = (low + high) // 2
         if _at(candidate, sizes, count, cached_prompt).rate >= rate:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.formats.tensor_file import PlannedTensor, TensorFile
 from penstock.runtime.layers.layer import AnyLayer
+from penstock.runtime.models.spec import only_gqa
 from penstock.tools.quantize import gptq
 from penstock.tools.quantize.encodings import AnyCodes, BlockEncoding, Encoding, Float8Encoding
 from penstock.tools.quantize.integers import IntegerEncoding
@@ -205,7 +206,7 @@ class Making:
 
     def _write_kv_scales(self, number: int, seen: dict[str, ObservedLinear], file: TensorFile) -> None:
         """The largest key and the largest value of the calibration text reach the largest 8-bit float."""
-        spec, watched = self.target.spec.layers[number].grouped, seen.get("attention.qkv")
+        spec, watched = only_gqa(self.target.spec.layers[number].attention, "quantized here"), seen.get("attention.qkv")
         if not isinstance(watched, ObservedProjection):
             raise ConfigError("--kv-scales needs calibration text; give it with --data")
         keys, values = watched.most[spec.q_size :].chunk(2)

@@ -36,13 +36,14 @@ class ScaleLink:
 
 def links(layer: AnyLayer) -> Iterator[ScaleLink]:
     if isinstance(layer, StreamLayer):
-        if isinstance(layer.attention_norm, RMSNorm | LayerNorm):
+        if isinstance(layer.attention_norm, RMSNorm | LayerNorm) and isinstance(layer.attention, Attention):
             yield _from_norm("attention.qkv", layer.attention.qkv, layer.attention_norm)
         if isinstance(layer.mlp_norm, RMSNorm | LayerNorm) and isinstance(layer.mlp, Gated):
             yield _from_norm("mlp.gate_up", layer.mlp.gate_up, layer.mlp_norm)
     if isinstance(layer.mlp, Gated):
         yield _from_up(layer.mlp)
-    yield _from_values(layer.attention)
+    if isinstance(layer.attention, Attention):
+        yield _from_values(layer.attention)
 
 
 def _from_norm(path: str, matrix: Linear, norm: RMSNorm | LayerNorm) -> ScaleLink:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from penstock.errors import ConfigError
-from penstock.runtime.models.spec import ModelSpec, MoE
+from penstock.runtime.models.spec import ModelSpec, MoE, only_gqa
 from penstock.tools.quantize.encodings import BlockEncoding, Encoding, Float8Encoding, MicroEncoding
 from penstock.tools.quantize.integers import IntegerEncoding
 
@@ -82,7 +82,7 @@ class Scheme:
         widths = {spec.hidden_size}
         for layer in spec.layers:
             inner = layer.mlp.expert if isinstance(layer.mlp, MoE) else layer.mlp
-            widths |= {layer.grouped.q_size, inner.width}
+            widths |= {only_gqa(layer.attention, "quantized here").q_size, inner.width}
         fitting = [size for size in GROUPS if all(width % size == 0 for width in widths)]
         if not fitting or (asked is not None and asked not in fitting):
             choice = f"choose one of {', '.join(map(str, fitting))}" if fitting else "choose a GGUF format"

@@ -175,8 +175,9 @@ class FastForwardReplica(Replica):
         summing = self._summing
         if summing is None:
             singles = [
-                make(Chunk, (row, run.batch.chunks[0].start + self._step - run.first_step, 1, (), (), True, None, 0, 0))
+                make(Chunk, (row, run.batch.chunks[0].start + done, 1, (), (), True, None, 0, 0, (), ()))
                 for row, run in self._runs.items()
+                for done in (self._step - run.first_step,)
             ]
             num_shared = self.scheduler.pool.num_shared * self.scheduler.limits.block_size
             batch = Batch(0, (*singles, *prompts), (), num_shared)

@@ -95,7 +95,7 @@ def test_nobody_waits_for_what_cannot_be_compiled() -> None:
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", "input(); input()"))
+    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
     monkeypatch.setattr(compile_ahead, "PATIENCE_S", 0.05)
     compilers = Compilers(asked())
     assert not compilers.are_ready()
@@ -103,7 +103,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_waits_for_a_helper_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", "input()"))
+    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", ""))
     assert Compilers(asked()).are_ready(wait=True)
 
 

@@ -106,6 +106,13 @@ class DecodeGraphs:
         graph.replay()
         return computed
 
+    @torch.inference_mode()
+    def record_all(self, max_rows: int) -> None:
+        """Record every size that a batch of at most so many rows is padded to, on the idle row."""
+        for size in sorted({padded_size(count) for count in range(1, max_rows + 1)}):
+            idle = [[self._parts.idle_row] * size, [0] * size, [-1] * size]
+            self.replay(torch.tensor(idle).pin_memory())
+
     def warm_up(self, model: Decoder, size: int, needs: Needs = NOTHING) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
         rows = self._parts.rows

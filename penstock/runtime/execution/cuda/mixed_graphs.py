@@ -5,7 +5,9 @@ the step is padded to one of few sizes: the first of a size is launched piece by
 recorded. What each token is, is worked out on the device from five numbers a chunk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -24,6 +26,8 @@ MAX_LAYER_WORK = 2e11
 """Tokens times weights of a layer, up to which an H200 computes a layer faster than its launches are made."""
 MAX_RECORDINGS = 96
 """A recording of hundreds of launches takes some megabytes; sizes that come later are launched piece by piece."""
+MOST_REHEARSED = 640
+"""Tokens of the largest step that is recorded before one comes: a prompt of some hundred tokens and many generations."""
 LEAST_TOKENS = 64
 LEAST_CHUNKS = 4
 
@@ -74,12 +78,43 @@ class MixedGraphs:
         recording.graph.replay()
         return recording.computed
 
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """(tokens, chunks) that steps are padded to: those of prompts beside many generations first."""
+        most = min(int(self._most_tokens), MOST_REHEARSED)
+        chunks = [1 << power for power in range(2, 20) if 1 << power <= padded_chunks(self._max_sequences)]
+        for num_chunks in sorted(chunks, key=lambda count: abs(count - 32)):
+            for num_tokens in range(LEAST_TOKENS, most + 1, LEAST_TOKENS):
+                if num_tokens >= num_chunks and padded_tokens(num_tokens) == num_tokens:
+                    yield num_tokens, num_chunks
+
+    @torch.inference_mode()
+    def record(self, size: tuple[int, int]) -> None:
+        """Record a size before a step of it comes, on the idle row."""
+        if size in self._recordings or len(self._recordings) >= MAX_RECORDINGS:
+            return
+        described = [(self._parts.idle_row, 0, size[0] // size[1], False, -1)] * size[1]
+        fixed = torch.tensor(described).t().contiguous().to(self._parts.rows.tokens.device)
+        self._forward(self._parts.model, fixed, size[0])
+        with suppress(torch.OutOfMemoryError):  # what is left is needed for other things
+            graph, computed = self._parts.recorder.capture(lambda: self._forward(self._parts.model, fixed, size[0]))
+            self._recordings[size] = MixedRecording(graph, fixed, computed)
+
     def warm_up(self, model: Decoder, num_chunks: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
         length = max(2, 2 * LEAST_TOKENS // num_chunks)
         described = [[self._parts.idle_row, 0, length, 0, -1]] * num_chunks
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         self._forward(model, chunks, length * num_chunks)
+
+    def warm_up_apart(self, model: Decoder, num_singles: int) -> None:
+        """The same for a step that is launched piece by piece: a prompt beside so many generations."""
+        lengths = [*[1] * num_singles, LEAST_TOKENS]
+        described = [[self._parts.idle_row, 0, length] for length in lengths]
+        chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
+        where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
+        token_ids, layout = spread(chunks, sum(lengths), *where)
+        layout = replace(layout, lengths=lengths, contexts=lengths)
+        model(token_ids, Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
         rows, starts, lengths, samples, masks = chunks

@@ -4,8 +4,10 @@ Tokens drawn stay in their rows on the device, where the next step reads them; t
 Until their kernels are compiled, steps take the operations' definitions (see `warm_up`).
 """
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +27,9 @@ from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.step import Rotations
 from penstock.runtime.ops.op import plainly
+
+if TYPE_CHECKING:
+    from penstock.runtime.ops.triton.host.compile_ahead import Compilers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class CudaRunner(StepRunner):
     ) -> None:
         """One row and one block more than asked for: padding of recorded batches reads and writes there."""
         spec, device = model.spec, model.device
-        num_blocks, block_size, max_sequences, max_context = shape
+        num_blocks, block_size, max_sequences, max_context = shape[:4]
         cache = KVCache(spec, num_blocks + 1, block_size, cache_dtype or model.cache_dtype, device)
         rotations = Rotations(spec, max_context, device)
         rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
@@ -81,10 +86,27 @@ class CudaRunner(StepRunner):
         sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
         super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
         self._warm_up = KernelWarmUp(model, recorded, max_sequences)
+        self._recorded = recorded
+        self._max_sequences = max_sequences
+        self._rehearsals: Iterator[tuple[int, int]] = iter(())
+        """Sizes of mixed steps that are worth recording before they come."""
 
-    def warm_up(self) -> None:
-        """Begin to compile kernels now, for steps that come later."""
-        self._warm_up.begin()
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """Have every kernel compiled and decode steps of every size recorded: no request waits for either."""
+        self._warm_up.finish(max_batch_tokens)
+        self._recorded.decodes.record_all(self._max_sequences)
+        self._rehearsals = self._recorded.mixed.sizes()
+
+    def rehearse(self) -> bool:
+        """Record a mixed step of one more size, while nothing else is to be done; False if none is left."""
+        size = next(self._rehearsals, None)
+        if size is not None:
+            self._recorded.mixed.record(size)
+        return size is not None
+
+    def compile_all(self) -> "tuple[Compilers, ...]":
+        """Have the kernels of all steps compiled by other processes."""
+        return self._warm_up.compile_all()
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         with nullcontext() if self._warm_up.has_kernels(batch) else plainly():

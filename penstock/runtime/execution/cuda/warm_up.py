@@ -4,6 +4,7 @@ Until what the first steps need is there, small ones are computed by the operati
 """
 
 import copy
+from bisect import bisect
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from penstock.runtime.execution.cuda.forward import RecordedSteps
 from penstock.runtime.execution.cuda.graphs import SIZES, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, padded_chunks
 from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import GQA
 from penstock.runtime.ops.sampling.sample import Needs
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ SPECIAL = (Needs(filters=True, by_count=True, by_mass=True), Needs(adjusts=True)
 """Draws that need more than a temperature; the likeliest first."""
 CHECKS = ((1, 1), (1, 5), (1, 3), (1, 9), (8, 3), (8, 5), (32, 3), (32, 5))
 """Sequences and positions each of steps that check drafts."""
+APART = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 33, 44, 48, 64, 66, 96, 128, 132, 192, 256, 384, 512)
+"""Generations beside a prompt, in steps too long to be recorded: every way of cutting their keys is among these."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -71,12 +75,42 @@ class KernelWarmUp:
         if not self._urgent.are_ready(wait=not is_small):
             return False
         if self._urgent.found_new:  # else an earlier process has left the others too
-            sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
-            most_chunks = padded_chunks(self._max_sequences)
-            chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
-            self._others = self._compile(sizes, chunk_sizes, SPECIAL, CHECKS)
+            self._others = self._compile_others()
         self._urgent = None
         return True
+
+    @torch.inference_mode()
+    def finish(self, max_batch_tokens: int) -> None:
+        """Wait until everything that any step will need has been compiled, here or by an earlier process."""
+        if not self._is_due:
+            return
+        self.begin()
+        self._prepare_dense(max_batch_tokens)  # while others compile
+        if self._urgent is not None:
+            self._urgent.are_ready(wait=True)
+            self._others = self._compile_others() if self._urgent.found_new else None
+            self._urgent = None
+        if self._others is not None:
+            self._others.are_ready(wait=True)
+
+    def _prepare_dense(self, max_batch_tokens: int) -> None:
+        from penstock.runtime.ops.triton.attention import prepare_dense
+
+        model = self._model
+        for attention in dict.fromkeys(layer.attention for layer in model.spec.layers):
+            if isinstance(attention, GQA):
+                prepare_dense(attention, max_batch_tokens, model.cache_dtype, model.device)
+
+    def compile_all(self) -> "tuple[Compilers, ...]":
+        """Ask for all of it now, the most urgent first, without waiting."""
+        asked = self._compile(SIZES[:1], (LEAST_CHUNKS,)), self._compile_others()
+        return tuple(each for each in asked if each is not None)
+
+    def _compile_others(self) -> "Compilers | None":
+        sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
+        most_chunks = padded_chunks(self._max_sequences)
+        chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
+        return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS, apart=APART[: bisect(APART, self._max_sequences)])
 
     @torch.inference_mode()
     def _compile(
@@ -85,6 +119,7 @@ class KernelWarmUp:
         mixed_sizes: Iterable[int],
         special: Iterable[Needs] = (),
         checks: Iterable[tuple[int, int]] = (),
+        apart: Iterable[int] = (),
     ) -> "Compilers | None":
         from penstock.runtime.ops.triton.host.compile_ahead import Compilers, prepare
         from penstock.runtime.ops.triton.host.launch import asking
@@ -93,6 +128,8 @@ class KernelWarmUp:
         with asking() as variants:
             for num_chunks in mixed_sizes:
                 self._recorded.mixed.warm_up(self._model, num_chunks)
+            for num_singles in apart:
+                self._recorded.mixed.warm_up_apart(self._model, num_singles)
             for size in decode_sizes:
                 self._recorded.decodes.warm_up(self._model, size)
             for needs in special:

@@ -78,7 +78,8 @@ class EagerForward:
         if self._rows.adapters is not None:
             self._rows.adapters.tell(chunks)
         angles = self._rotations.at(inputs.layout.positions)
-        hidden = self._model(inputs.token_ids, Step(inputs.layout, angles, self._cache.layers))
+        step = Step(inputs.layout, angles, self._cache.layers, inputs.others, inputs.states)
+        hidden = self._model(inputs.token_ids, step)
         return States(hidden, chunks, inputs.begins, self, self._sampler)
 
     def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.runtime.core.batch import Chunk
 from penstock.runtime.execution.eager.rows import Rows, spread
-from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.layout import BatchLayout, StateLayout
 
 
 class Inputs(NamedTuple):
@@ -16,6 +16,9 @@ class Inputs(NamedTuple):
     layout: BatchLayout
     begins: list[int]
     """First flattened token of each chunk."""
+    others: tuple[BatchLayout, ...]
+    """The same tokens through the rows' further block tables."""
+    states: StateLayout
 
 
 def make_inputs(chunks: list[Chunk], rows: Rows) -> Inputs:
@@ -27,18 +30,26 @@ def make_inputs(chunks: list[Chunk], rows: Rows) -> Inputs:
     counts, ends = np.array(lengths), np.array(contexts)
     positions = spread(ends - counts, counts)
     row_of_token = np.repeat(row_of_chunk, counts)
-    tables = rows.tables(row_of_chunk)[:, : -(-max(contexts) // size)]
-    blocks = tables[np.repeat(np.arange(len(chunks)), counts), positions // size].astype(np.int64)
+    num_blocks, chunk_of_token = -(-max(contexts) // size), np.repeat(np.arange(len(chunks)), counts)
+    all_tables = rows.tables(row_of_chunk)
     starts = np.concatenate(([0], np.cumsum(counts)))
     places = rows.upload(positions)
-    layout = BatchLayout(
-        positions=places,
-        slots=rows.upload(blocks * size + positions % size),
-        block_tables=torch.from_numpy(tables).to(places.device),
-        query_starts=rows.upload(starts).int(),
-        context_lengths=rows.upload(ends).int(),
-        lengths=lengths,
-        contexts=contexts,
-    )
+    query_starts, context_lengths = rows.upload(starts).int(), rows.upload(ends).int()
+    layouts = []
+    for begin in range(0, all_tables.shape[1], rows.num_columns):
+        tables = all_tables[:, begin : begin + num_blocks]
+        blocks = tables[chunk_of_token, positions // size].astype(np.int64)
+        layouts.append(
+            BatchLayout(
+                positions=places,
+                slots=rows.upload(blocks * size + positions % size),
+                block_tables=torch.from_numpy(tables).to(places.device),
+                query_starts=query_starts,
+                context_lengths=context_lengths,
+                lengths=lengths,
+                contexts=contexts,
+            )
+        )
     token_ids = rows.tokens[rows.upload(row_of_token), places].long()
-    return Inputs(token_ids, layout, starts[:-1].tolist())
+    states = StateLayout(*(rows.upload(column) for column in rows.states[row_of_chunk].T.copy()))
+    return Inputs(token_ids, layouts[0], starts[:-1].tolist(), tuple(layouts[1:]), states)

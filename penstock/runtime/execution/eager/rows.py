@@ -17,6 +17,7 @@ from penstock.errors import EngineError
 from penstock.runtime.core.batch import Chunk
 from penstock.runtime.execution.adapters.slots import AdapterSlots
 from penstock.runtime.execution.eager.sampling_state import SamplingStates
+from penstock.runtime.models.kinds.cache import TableGroup
 
 Numbers = npt.NDArray[np.int64]
 Run = tuple[int, int, tuple[int, ...]]
@@ -29,15 +30,31 @@ REMEMBERED_STEPS = 4
 class Rows:
     """`tokens[row, position]` is the token at a position, as far as the runner was given it or drew it."""
 
-    def __init__(self, num_rows: int, max_context: int, block_size: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        max_context: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        groups: Sequence[TableGroup] = (TableGroup(None, 1),),
+    ) -> None:
         self.block_size = block_size
+        self.groups = groups
+        self.num_columns = -(-max_context // block_size)
+        """Blocks of one table. A row's further tables follow its first."""
         self.tokens = torch.zeros((num_rows, max_context + 1), dtype=torch.int32, device=device)
         self._tokens_here = self.tokens.numpy() if device.type == "cpu" else None
-        self.all_tables = np.zeros((num_rows, -(-max_context // block_size)), dtype=np.int32)
+        num_tables = sum(group.width for group in groups)
+        self.all_tables = np.zeros((num_rows, num_tables * self.num_columns), dtype=np.int32)
         self.num_blocks = np.zeros(num_rows, dtype=np.int32)
-        """How many ids of each row of `all_tables` count."""
-        self._grown: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
-        """(step, blocks before it) of the last steps that brought a row blocks."""
+        """How many ids of each row's first table count."""
+        self._num_others = np.zeros((num_rows, len(groups) - 1), dtype=np.int32)
+        """How many blocks of each row's further groups count."""
+        self.states = np.full((num_rows, 2), -1, dtype=np.int64)
+        """The slots of each row's state: read, and written, by its last chunk."""
+        self._grown: list[list[tuple[int, int, list[int]]]] = [[] for _ in range(num_rows)]
+        """(step, blocks before it, those of further groups) of the last steps that brought a row blocks."""
         self.sampling = SamplingStates(num_rows, vocab_size, device)
         self._carried: list[dict[int, Tensor]] = [{} for _ in range(num_rows)]
         self.adapters: AdapterSlots | None = None
@@ -55,14 +72,28 @@ class Rows:
         for chunk in chunks:
             if chunk.arrival is not None:
                 self.num_blocks[chunk.row] = 0
+                self._num_others[chunk.row] = 0
                 self._grown[chunk.row].clear()
                 self._carried[chunk.row].clear()
             self.shrink(step, (chunk,))
             if chunk.new_blocks:
                 held = int(self.num_blocks[chunk.row])
                 self.all_tables[chunk.row, held : held + len(chunk.new_blocks)] = chunk.new_blocks
+            if chunk.others:
+                self._place_others(chunk)
+            self.states[chunk.row] = chunk.state or self.states[chunk.row, 1]
             self._check(chunk)
         self._write(chunks)
+
+    def _place_others(self, chunk: Chunk) -> None:
+        """A block of a group that takes several ids has one in each of its tables."""
+        table = 1
+        for group, ids, held in zip(self.groups[1:], chunk.others, self._num_others[chunk.row].tolist()):
+            for number in range(group.width):
+                own = ids[number :: group.width]
+                begin = (table + number) * self.num_columns + held
+                self.all_tables[chunk.row, begin : begin + len(own)] = own
+            table += group.width
 
     def _check(self, chunk: Chunk) -> None:
         held = int(self.num_blocks[chunk.row]) + len(chunk.new_blocks)
@@ -107,18 +138,20 @@ class Rows:
     def grow(self, step: int, chunks: Sequence[Chunk]) -> None:
         """Count the blocks that a step brought as the rows' own; launching it again takes them back first."""
         for chunk in chunks:
-            if chunk.new_blocks:
+            if chunk.new_blocks or chunk.others:
                 grown = self._grown[chunk.row]
-                grown.append((step, int(self.num_blocks[chunk.row])))
+                grown.append((step, int(self.num_blocks[chunk.row]), self._num_others[chunk.row].tolist()))
                 del grown[:-REMEMBERED_STEPS]
                 self.num_blocks[chunk.row] += len(chunk.new_blocks)
+                for number, (group, ids) in enumerate(zip(self.groups[1:], chunk.others)):
+                    self._num_others[chunk.row, number] += len(ids) // group.width
 
     def shrink(self, step: int, chunks: Sequence[Chunk]) -> None:
         """A step will not be launched again: the blocks that it brought are not the rows' own."""
         for chunk in chunks:
             grown = self._grown[chunk.row]
             while grown and grown[-1][0] >= step:
-                self.num_blocks[chunk.row] = grown.pop()[1]
+                _, self.num_blocks[chunk.row], self._num_others[chunk.row] = grown.pop()
 
     def put(self, drawn: list[tuple[int, int, int]]) -> None:
         """Tokens that were drawn elsewhere: (row, position, token)."""

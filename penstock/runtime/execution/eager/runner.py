@@ -52,8 +52,8 @@ class StepRunner:
     def adapters(self, slots: AdapterSlots | None) -> None:
         self._rows.adapters = slots
 
-    def warm_up(self) -> None:
-        """Make kernels ready for steps that come later, where they have to be compiled."""
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """Make ready for steps of up to so many tokens, where kernels have to be compiled."""
 
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
@@ -123,9 +123,11 @@ class ModelRunner(StepRunner):
         cache: KVCache | None = None,
     ) -> None:
         spec, device = model.spec, model.device
-        num_blocks, block_size, max_sequences, max_context = shape
-        cache = cache or KVCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, device)
-        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device)
+        dtype, frees = cache_dtype or model.cache_dtype, shape.frees
+        num_blocks, block_size, max_sequences, max_context = shape[:4]
+        cache = cache or KVCache(spec, num_blocks, block_size, dtype, device, frees=frees, num_states=shape.num_states)
+        groups = spec.cache_layout(frees=frees).groups
+        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device, groups)
         sampler = Sampler(rows.tokens, rows.sampling)
         forward = EagerForward(model, rows, cache, Rotations(spec, max_context, device), sampler)
         super().__init__(rows, cache, forward, sampler, spec.vocab_size)

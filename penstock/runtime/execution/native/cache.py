@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.execution.native.arena import large_zeros
-from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.spec import ModelSpec, only_gqa
 from penstock.runtime.ops.layout import LayerCache, ScaledCache
 
 
@@ -21,10 +21,11 @@ class NativeCache(KVCache):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers = []
-        attention = spec.layers[0].grouped
+        attention = only_gqa(spec.layers[0].attention, "computed by native steps")
         shape = num_blocks, 2 * spec.num_layers, block_size, attention.num_kv_heads, attention.head_dim
         numbers = _zeros(shape, dtype)
         scales = _zeros(shape[:-1], torch.float32) if dtype == torch.int8 else None
+        self.pages = self.layers
         for number in range(0, 2 * spec.num_layers, 2):
             keys, values = numbers[:, number], numbers[:, number + 1]
             if scales is None:

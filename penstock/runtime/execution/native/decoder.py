@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.runtime.layers.step import Step
-from penstock.runtime.models.spec import GQA, Activation, GatedMLP, ModelSpec, Rope
+from penstock.runtime.models.spec import GQA, Activation, GatedMLP, ModelSpec, Rope, only_gqa
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.cpu.library import Library
 from penstock.runtime.ops.layout import AnyCache, ScaledCache
@@ -22,6 +22,7 @@ from penstock.runtime.ops.packed import GROUP, TILE, Packed
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 MAX_HEAD_DIM = 256
+NATIVE = "computed by native steps"
 Parameter = TypeVar("Parameter")
 KEPT_SCORES = 1 << 22
 """Scores that a decoder keeps room for, 16 MiB."""
@@ -51,7 +52,12 @@ def native_obstacle(spec: ModelSpec) -> str | None:
         return f"heads of {attention.head_dim} numbers"
     if spec.hidden_size % GROUP or mlp.width % GROUP:
         return "sizes that are not whole groups"
-    if len({_shape(each.grouped) for each in spec.layers}) > 1 or len({each.norms for each in spec.layers}) > 1:
+    if not all(isinstance(each.attention, GQA) for each in spec.layers):
+        return "its attention"
+    if (
+        len({_shape(each.attention) for each in spec.layers if isinstance(each.attention, GQA)}) > 1
+        or len({each.norms for each in spec.layers}) > 1
+    ):
         return "layers of different shapes"
     return None if len({each.mlp for each in spec.layers}) == 1 else "layers of different shapes"
 
@@ -188,7 +194,7 @@ class NativeDecoder:
         return None if vector is None else vector.data_ptr()
 
     def _layer(self, number: int) -> native.NativeLayer:
-        attention, at = self.spec.layers[number].grouped, f"layers.{number}."
+        attention, at = only_gqa(self.spec.layers[number].attention, NATIVE), f"layers.{number}."
         return native.NativeLayer(
             *(self._matrix(at + name) for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
             *(self._vector(f"{at}{name}.weight") for name in NORMS),
@@ -200,7 +206,7 @@ class NativeDecoder:
 
     def _describe(self) -> native.NativeModel:
         spec, layer = self.spec, self.spec.layers[0]
-        attention, mlp = layer.grouped, layer.mlp
+        attention, mlp = only_gqa(layer.attention, NATIVE), layer.mlp
         if not isinstance(mlp, GatedMLP):
             raise EngineError("the native step computes gated feed-forward sublayers only")
         return native.NativeModel(

@@ -33,7 +33,7 @@ class NativeRunner(StepRunner):
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         spec = model.spec
-        num_blocks, block_size, max_sequences, max_context = shape
+        num_blocks, block_size, max_sequences, max_context = shape[:4]
         cache = NativeCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype)
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, model.device)
         sampler = Sampler(rows.tokens, rows.sampling)
@@ -73,7 +73,7 @@ class NativeRunner(StepRunner):
         if step > self._last_step:
             self._last_step = step
             if chunks and not copies and masks is None:
-                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, _ = zip(*chunks)
+                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, *_ = zip(*chunks)
                 members = (rows, lengths, token_ids, samples, arrivals)
                 if members == self._members or self._gather(members):
                     if any(new_blocks):

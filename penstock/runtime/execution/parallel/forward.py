@@ -83,7 +83,7 @@ class SharedRunner(StepRunner):
         shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
-        _, block_size, max_sequences, max_context = shape
+        _, block_size, max_sequences, max_context = shape[:4]
         spec, device = model.spec, model.device
         cache = make_cache(model, shape, cache_dtype)
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device)

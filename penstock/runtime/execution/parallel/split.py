@@ -27,7 +27,7 @@ from penstock.runtime.layers.parallel import (
     VocabularyScores,
 )
 from penstock.runtime.models.sharding import ModelShard
-from penstock.runtime.models.spec import GQA, MoE
+from penstock.runtime.models.spec import GQA, MoE, only_gqa
 from penstock.runtime.ops.parallel.collective import Peers
 
 
@@ -51,7 +51,9 @@ def join_shard(model: Decoder, shard: ModelShard, world: World) -> None:
     """In place. Afterwards the model's spec says what all ranks hold together of the vocabulary."""
     for number, layer in zip(shard.layers, cast(Iterable[AnyLayer], model.layers), strict=True):
         whole = shard.whole.layers[number]
-        _join_attention(layer.attention, whole.grouped, shard, world.tensor)
+        _join_attention(
+            cast(Attention, layer.attention), only_gqa(whole.attention, "split over ranks"), shard, world.tensor
+        )
         if isinstance(layer.mlp, MixtureOfExperts) and isinstance(whole.mlp, MoE):
             layer.register_module("mlp", _dealt(layer.mlp, whole.mlp, shard, world.stage))
         else:

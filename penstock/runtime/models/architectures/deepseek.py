@@ -21,7 +21,7 @@ from penstock.runtime.models.shape import (
     num_experts,
     shape_from_config,
 )
-from penstock.runtime.models.spec import MLA, NOT_COMPUTED, Activation, GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.spec import MLA, Activation, GatedMLP, Layer, ModelSpec, MoE
 from penstock.runtime.models.weights import Recipes
 
 _SCORES: dict[str, Literal["softmax", "sigmoid"]] = {"softmax": "softmax", "sigmoid": "sigmoid"}
@@ -89,12 +89,12 @@ def _mixture(fields: Fields, shape: DecoderShape, function: Activation) -> MoE:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NOT_COMPUTED)
+    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError(NOT_COMPUTED)
+    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NOT_COMPUTED)
+    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")

@@ -9,7 +9,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import activation, shape_from_config, sliding_window
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec, only_gqa
 
 recipes = llama.recipes
 gguf_recipes = llama.gguf_recipes
@@ -28,5 +28,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     spec = llama.spec_from_gguf(head)
-    layers = (replace(layer, attention=replace(layer.grouped, window=head.window())) for layer in spec.layers)
+    layers = (
+        replace(layer, attention=replace(only_gqa(layer.attention, "Mistral's"), window=head.window()))
+        for layer in spec.layers
+    )
     return replace(spec, architecture="mistral", layers=tuple(layers))

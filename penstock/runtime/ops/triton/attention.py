@@ -78,7 +78,10 @@ def _swept(
 
 
 @entry
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["tables", "starts", "contexts", "tile_chunks", "tile_offsets"],
+)
 def _runs(
     q, keys, values, key_scales, value_scales, tables, starts, contexts, tile_chunks, tile_offsets, sinks,
     out, scale, table_width,
@@ -223,10 +226,27 @@ def _whole(layout: BatchLayout, chunk: int, block_size: int) -> Whole:
     return Whole(sum(layout.lengths[:chunk]), length, filled_length, blocks)
 
 
+def _is_dense(spec: GQA) -> bool:
+    """The library's attention computes this kind."""
+    return spec.window is None and spec.logit_softcap is None
+
+
+def prepare_dense(spec: GQA, most_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have the library prepare itself for whole prompts of every length up to so many tokens: a second, then 60 ms each."""
+    if not _is_dense(spec) or spec.sinks or dtype.itemsize != 2:
+        return
+    for length in range(-(-MIN_DENSE_QUERIES // DENSE_LENGTHS) * DENSE_LENGTHS, most_tokens + 1, DENSE_LENGTHS):
+        sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        queries, keys, values = (
+            torch.zeros((length, size, spec.head_dim), dtype=dtype, device=device) for size in sizes
+        )
+        _attend_dense(queries, keys, values, spec)
+
+
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
 def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
     cut = cut_of(q)
-    is_plain = spec.window is None and spec.logit_softcap is None and sinks is None and q.element_size() == 2
+    is_plain = _is_dense(spec) and sinks is None and q.element_size() == 2
     width = common_width(layout, spec)
     plan = layout.derived.get(("triton attention", cut.queries, is_plain, width))
     if plan is None:
@@ -292,9 +312,13 @@ def _attend_whole(q: Tensor, cache: AnyCache, spec: GQA, whole: Whole) -> Tensor
         values[whole.length :] = 0.0
         queries = q.new_empty((whole.filled_length, *q.shape[1:]))
         queries[: whole.length] = q[ours]
+    return _attend_dense(queries, keys, values, spec)[: whole.length]
+
+
+def _attend_dense(queries: Tensor, keys: Tensor, values: Tensor, spec: GQA) -> Tensor:
     queries, keys, values = (part.transpose(0, 1)[None] for part in (queries, keys, values))
     with sdpa_kernel(DENSE, set_priority=True):
         attended = functional.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True
         )
-    return attended[0].transpose(0, 1)[: whole.length]
+    return attended[0].transpose(0, 1)

@@ -56,7 +56,10 @@ def _join(
 
 
 @entry
-@triton.jit(do_not_specialize=["table_width", "width"])
+@triton.jit(
+    do_not_specialize=["table_width", "width"],
+    do_not_specialize_on_alignment=["tables", "starts", "contexts", "places", "members", "peaks", "sums", "counters"],
+)
 def _decode(
     q, cosine, sine, q_weight, k_weight, eps, keys, values, key_scales, value_scales,
     tables, starts, contexts, places, members, sinks, out, partial, peaks, sums, counters, scale, table_width, width,

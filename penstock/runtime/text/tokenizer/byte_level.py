@@ -10,8 +10,10 @@ _SHOWN = frozenset((*range(33, 127), *range(161, 173), *range(174, 256)))
 _HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
 
 
-def byte_tokenizer() -> Tokenizer:
-    backend = Backend(models.BPE(vocab={_spelt(byte): byte for byte in range(256)}, merges=[]))
+def byte_tokenizer(num_tokens: int = 256) -> Tokenizer:
+    """Tokens beyond the bytes are never made of a text; as text they are their numbers."""
+    vocabulary = {_spelt(byte): byte for byte in range(256)} | {f"<{token}>": token for token in range(256, num_tokens)}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend, SpecialTokens(None, frozenset(), {}))

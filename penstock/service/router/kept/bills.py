@@ -7,8 +7,8 @@ import time
 import msgspec
 
 from penstock.errors import StoreError
+from penstock.service.gateway.accounts.later import LaterBill
 from penstock.service.gateway.gateway import Gateway
-from penstock.service.gateway.later import LaterBill
 from penstock.service.router.fleet import ReplicaState
 from penstock.service.router.members import Members
 from penstock.service.router.proxy.endpoint import ConnectionPool, fetch

@@ -47,7 +47,8 @@ class ReplicaAnswer:
         "status",
     )
 
-    def __init__(self, status: int, headers: Headers, strips_usage: bool) -> None:
+    def __init__(self, status: int, headers: Headers, strips_usage: bool, is_metered: bool = False) -> None:
+        """`is_metered`: limits are the gateway's, and what a replica says of its own is nobody's business."""
         self.status = status
         self.count: TokenCount | None = None
         """Tokens it took, by its own account."""
@@ -66,6 +67,8 @@ class ReplicaAnswer:
                 continue
             elif name == marks.MOST_HEADER:
                 self.needs = marks.bound_of(value)
+                continue
+            elif is_metered and name.startswith(b"x-ratelimit-"):
                 continue
             elif name in LEFT_OUT:
                 self.is_lost |= name == marks.LOST_HEADER

@@ -132,7 +132,7 @@ class Relay:
     # What attempts say
 
     def on_head(self, attempt: Attempt, status: int, headers: Headers) -> None:
-        answer = ReplicaAnswer(status, headers, self.job.strips_usage)
+        answer = ReplicaAnswer(status, headers, self.job.strips_usage, self._app.is_metered)
         is_error = status in BUSY or status in BROKEN
         if self.has_begun:  # only an engine of ours goes on where another was
             is_error = status != 200 or not answer.is_marked

@@ -1,6 +1,8 @@
 """What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
@@ -16,7 +18,7 @@ from penstock.metrics.exposition import (
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
-from penstock.runtime.engine.client import EngineClient, GrammarTime, MatchingCounts, StepReport
+from penstock.runtime.engine.client import EngineClient, Facts, GrammarTime, MatchingCounts, StepReport
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
@@ -63,6 +65,8 @@ class Meters:
     def __init__(self, client: EngineClient, admission: Admission) -> None:
         self.last_token_s = -1e9
         self.recorder: TraceRecorder | None = None
+        self.watch_prefix: Callable[[Request, int], None] | None = None
+        """Told of every prompt that begins, and how much of it the cache gave."""
         self._client = client
         self._admission = admission
         self._open: dict[int, Watch] = {}
@@ -155,6 +159,8 @@ class Meters:
         self.cached_tokens.add(prefix.num_tokens)
         self.cache_queries.add(timeline.num_prompt)
         self.cache_hits.add(prefix.num_tokens)
+        if self.watch_prefix is not None:
+            self.watch_prefix(watch.request, prefix.num_tokens)
         if watch.call.parameters.is_batch:
             return  # how long it takes is nobody's concern
         self._admission.drain.add(now)
@@ -234,6 +240,7 @@ class Meters:
                 "Requests that leave the queue",
                 lambda: rate,
             ),
+            *_facts(facts),
             Gauge("penstock_engine_up", "1 while the engine is ready", lambda: float(client.is_ready)),
         ]
         counters = [
@@ -247,6 +254,21 @@ class Meters:
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
+
+
+def _facts(facts: Facts | None) -> list[Gauge]:
+    """What of a loaded model decides how fast it could be."""
+    if facts is None:
+        return []
+    memory = dict(facts.memory)
+    rows = (
+        ("penstock_max_batch_tokens", "Most tokens of a step", facts.max_batch_tokens),
+        ("penstock_max_sequences", "Most sequences at once", facts.max_sequences),
+        ("penstock_active_parameters", "Parameters that a token is multiplied with", facts.num_active_parameters),
+        ("penstock_weight_bytes", "Memory that the weights take", memory.get("weights", 0)),
+        ("penstock_kv_bytes", "Memory that the KV cache takes", memory.get("KV cache", 0)),
+    )
+    return [Gauge(name, help, partial(float, value)) for name, help, value in rows]
 
 
 def _counted(name: str, help: str, value: float) -> Counter:

@@ -308,6 +308,14 @@ async def list_residents(request: Request) -> Json:
     )
 
 
+async def prefixes(request: Request) -> Json:
+    """What kept prompts from the prefix cache, by model; null where it is not watched. It is about everybody's prompts."""
+    if not sees_all(request):
+        raise ApiError(ErrorKind.PERMISSION, "prompts of all clients are counted here: ask with an --admin-key")
+    models = _front(request).models
+    return Json({one.known_name: None if one.prefixes is None else one.prefixes.as_data() for one in models})
+
+
 async def machine(request: Request) -> Json:
     """What this machine reaches; measured, some seconds long, when first asked for. Null if it is not known and may not be."""
     front, client = _front(request), _client(request)

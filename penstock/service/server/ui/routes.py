@@ -20,6 +20,12 @@ ROWS = (
     ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server, as a stream of events", BenchBody),
     ("POST", "/app/v1/machine", handlers.machine, "What this machine reaches, measured once", MachineBody),
     ("GET", "/app/v1/models", handlers.list_residents, "Models that come and go: state, memory, who waits"),
+    (
+        "GET",
+        "/app/v1/prefixes",
+        handlers.prefixes,
+        "Why prompts nearly hit the prefix cache: counts, no text unless asked for",
+    ),
     ("GET", "/app/v1/fleet", handlers.fleet, "What serves here"),
     ("GET", "/app/v1/blocks/{number}", handlers.show_block, "Who holds a block of the KV cache"),
     ("POST", "/app/v1/blocks", handlers.blocks, "Lay sequences out in memory", BlocksBody),

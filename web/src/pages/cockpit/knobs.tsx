@@ -24,7 +24,7 @@ export function Knobs({ flags, onChange }: { flags: Flags; onChange: (next: Flag
     <div class="fields">
       {slider("rate", "Requests a second", 8, 0, 500, { step: 0.5, hint: "0: all at once" })}
       <Slider
-        label="… or users, one request a minute each"
+        label="… or people, each asking once a minute"
         value={users || Math.round(number("rate", 8) * 60)}
         min={1}
         max={30_000}

@@ -110,7 +110,7 @@ export function Parallelism(): JSX.Element {
           <Stats>
             <Stat label="weights a device" value={bytes(found.report.sizing.weight_bytes)} />
             <Stat label="KV blocks a replica" value={count(found.report.sizing.num_blocks)} />
-            <Stat label="traffic a token" value={ep > 1 ? "–" : bytes(sums + hops)} note={sums + hops && ep === 1 ? `${seconds((sums + hops) / rate)} over ${kindOf(spans?.origin ?? "")}` : "nobody talks"} />
+            <Stat label="traffic a token" value={ep > 1 ? "–" : bytes(sums + hops)} note={sums + hops && ep === 1 ? `${seconds((sums + hops) / rate)} over ${kindOf(spans?.origin ?? "")}` : ep > 1 ? "by the experts visited" : "nobody talks"} />
             <Stat label="replicas" value={count(dp)} note="devices / (TP × PP)" />
             <Stat label="TPOT" value={seconds(only(found).summary.tpot.p50)} />
             <Stat label="tokens/s a device" value={significant(only(found).summary.output_tokens_per_s / state.devices)} />

@@ -1,18 +1,21 @@
 """Kernels compiled ahead, by processes beside this one.
 
 Triton's compiler holds the interpreter's lock, so threads would stand in the way of the steps under way. What the processes
-make lies in Triton's cache on disk, where a launch finds it. This process, with its threads and its GPU, is never forked: a
-helper is begun afresh when a device is opened, and has imported everything by the time the first variants are asked for.
+make lies in Triton's cache on disk, where a launch finds it. No process with threads is ever forked: workers are begun afresh
+when a device is opened, and have imported everything by the time the weights are there.
 """
 
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
+from io import FileIO
 from itertools import count
 from threading import Thread
 
@@ -21,21 +24,21 @@ from triton.runtime.cache import triton_key
 
 from penstock.runtime.ops.triton.host.launch import Variant, encode_variant
 
-MAX_VARIANTS = 128
+MAX_PROCESSES = 16
 PATIENCE_S = 60.0
 """Silence after which nothing more is expected of them."""
 COMMAND = (
     *("/usr/bin/env", "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1"),
     *(sys.executable, "-m", "penstock.runtime.ops.triton.host.compiler"),
 )
-"""With one thread, so that it may fork."""
+"""Each with one thread: there is a worker a core."""
 
 
 @cache
 def prepare() -> Future[None]:
     """Begin, in a thread, with what Triton does before its first kernel: its driver is compiled, its own files are hashed.
 
-    The helper begins with it.
+    The workers begin with it.
     """
     done: Future[None] = Future()
     HELPERS.begin()
@@ -53,57 +56,65 @@ def prepare() -> Future[None]:
 
 
 class CompileHelper:
-    """The helper's process, and what its workers have answered."""
+    """The workers, and what they have answered. All of them take from one socket, a variant a message."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answered, answers = os.pipe()
+        self._answered = FileIO(answered)
+        self._workers = [
+            subprocess.Popen(command, stdin=theirs.fileno(), stdout=answers, bufsize=0, start_new_session=True)
+            for _ in range(min(len(os.sched_getaffinity(0)), MAX_PROCESSES))
+        ]
+        theirs.close()
+        os.close(answers)
         self._rest = b""
         self._answers: dict[int, list[tuple[int, bool]]] = {}
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return any(worker.poll() is None for worker in self._workers)
 
     def ask(self, number: int, variants: Sequence[Variant]) -> None:
-        """OSError if it is gone."""
+        """Hand variants over, in a thread: the socket holds few, and workers take none before they have imported Triton."""
         target = driver.active.get_current_target()
-        request = {
-            "request": number,
-            "variants": [encode_variant(variant) for variant in variants],
-            "target": [target.backend, target.arch, target.warp_size],
-        }
-        if self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        described = [target.backend, target.arch, target.warp_size]
+
+        def send() -> None:
+            with suppress(OSError):  # they are gone: nobody waits for them
+                for place, variant in enumerate(variants):
+                    message = {"id": [number, place], "variant": encode_variant(variant), "target": described}
+                    self._requests.send(json.dumps(message).encode())
+
+        Thread(target=send, daemon=True).start()
 
     def answers(self, number: int, wait_s: float) -> list[tuple[int, bool]] | None:
-        """(Variant, whether it was compiled anew) of a request since the last call; None once no more can come."""
-        out = self._process.stdout
-        if out is None or number in self._answers:
-            return self._answers.pop(number, None)
-        if not select.select([out], [], [], wait_s)[0]:
-            return []
-        read = os.read(out.fileno(), 1 << 16)
-        if not read:
-            return None
-        *lines, self._rest = (self._rest + read).split(b"\n")
-        for line in lines:
-            request, variant, is_new = map(int, line.split())
-            self._answers.setdefault(request, []).append((variant, bool(is_new)))
-        return self._answers.pop(number, [])
+        """(Variant, whether it was compiled anew) of a request since the last call; None once no more can come.
+
+        Waits while answers come, also those of other requests; empty after a silence of `wait_s`.
+        """
+        while number not in self._answers:
+            if not select.select([self._answered], [], [], wait_s)[0]:
+                return []
+            read = self._answered.read(1 << 16)
+            if not read:
+                return None
+            *lines, self._rest = (self._rest + read).split(b"\n")
+            for line in lines:
+                request, variant, is_new = map(int, line.split())
+                self._answers.setdefault(request, []).append((variant, bool(is_new)))
+        return self._answers.pop(number)
 
     def end(self) -> None:
-        """Workers give up with their next answer."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._process.terminate()
-        self._process.wait()
+        self._requests.close()
+        self._answered.close()
+        for worker in self._workers:
+            worker.terminate()
+            worker.wait()
 
 
 class CompileHelpers:
-    """The one helper of this process; another is begun where it has ended."""
+    """The workers of this process; others are begun where they have ended."""
 
     def __init__(self) -> None:
         self._helper: CompileHelper | None = None
@@ -116,14 +127,8 @@ class CompileHelpers:
         return self._helper
 
     def ask(self, variants: Sequence[Variant]) -> tuple[CompileHelper, int]:
-        number = next(self._numbers)
-        try:
-            helper = self.begin()
-            helper.ask(number, variants)
-        except OSError:  # it ended at this very moment
-            self.end()
-            helper = self.begin()
-            helper.ask(number, variants)
+        number, helper = next(self._numbers), self.begin()
+        helper.ask(number, variants)
         return helper, number
 
     def end(self) -> None:
@@ -139,11 +144,11 @@ class Compilers:
     """A request for variants, which are taken in their order."""
 
     def __init__(self, variants: Sequence[Variant]) -> None:
-        wanted = variants[:MAX_VARIANTS]
-        self._waiting = set(range(len(wanted)))
+        self.num_variants = len(variants)
+        self._waiting = set(range(self.num_variants))
         self.found_new = False
         """Something had to be compiled."""
-        self._helper, self._number = HELPERS.ask(wanted)
+        self._helper, self._number = HELPERS.ask(variants)
 
     def are_ready(self, *, wait: bool = False) -> bool:
         """Everything has been compiled, or will not be."""

@@ -1,14 +1,13 @@
-"""The process that compiles kernels for others: python -m penstock.runtime.ops.triton.host.compiler
+"""A process that compiles kernels for another: python -m penstock.runtime.ops.triton.host.compiler
 
-It has one thread and no GPU, so it may fork: its workers begin with everything imported. It takes a line of JSON a request, a
-variant each, and its workers answer a line for each variant they are done with. It ends when nobody writes to it any more.
+It takes messages from the socket that is its input, a variant each, and writes a line for each variant it is done with. It ends
+when nobody holds the other end any more, or when nothing was asked for a while.
 """
 
 import json
 import os
-import select
 import signal
-import sys
+import socket
 from contextlib import suppress
 from importlib import import_module
 
@@ -20,48 +19,24 @@ from triton.runtime.cache import triton_key
 
 from penstock.runtime.ops.triton.host.launch import Variant, decode_variant
 
-MAX_PROCESSES = 16
 IDLE_S = 300.0
-"""Without a request it ends; the next request starts another."""
+MAX_MESSAGE_BYTES = 1 << 18
 
 
 def main() -> None:
+    """What a worker fails at, the launch that needs it compiles itself and says what is wrong."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the workers
+    os.nice(5)
     import_module("penstock.runtime.ops.triton")
     triton_key()
-    while select.select([sys.stdin], [], [], IDLE_S)[0]:
-        line = sys.stdin.buffer.readline()
-        if not line:
-            return
-        _serve(json.loads(line))
-
-
-def _serve(request: dict[str, object]) -> None:
-    told, target = request["variants"], request["target"]
-    if not isinstance(told, list) or not isinstance(target, list):
-        return
-    variants = [decode_variant(each) for each in told]
-    turns, all_turns = os.pipe()
-    os.write(all_turns, bytes(range(len(variants))))
-    os.close(all_turns)
-    for _ in range(min(len(variants), len(os.sched_getaffinity(0)), MAX_PROCESSES)):
-        if not os.fork():
-            _work(variants, GPUTarget(*target), turns, str(request["request"]))
-    os.close(turns)
-
-
-def _work(variants: list[Variant], target: GPUTarget, turns: int, request: str) -> None:
-    """In a worker, which never returns. What it fails at, the launch that needs it compiles itself and says what is wrong."""
-    try:
-        os.nice(5)
-        while turn := os.read(turns, 1):
+    with socket.socket(fileno=0) as requests, suppress(OSError):  # nobody asks, or nobody listens
+        requests.settimeout(IDLE_S)
+        while message := requests.recv(MAX_MESSAGE_BYTES):
+            asked = json.loads(message)
             is_new = True
             with suppress(Exception):
-                is_new = compile_variant(variants[turn[0]], target)
-            os.write(1, f"{request} {turn[0]} {int(is_new)}\n".encode())  # fails once the reader is gone
-    finally:
-        os._exit(0)
+                is_new = compile_variant(decode_variant(asked["variant"]), GPUTarget(*asked["target"]))
+            os.write(1, " ".join(map(str, (*asked["id"], int(is_new)))).encode() + b"\n")
 
 
 def compile_variant(variant: Variant, target: GPUTarget) -> bool:

@@ -7,9 +7,9 @@ in time is charged in full where money was set aside, and said.
 import logging
 from typing import NamedTuple
 
-from penstock.service.gateway import budgets
+from penstock.service.gateway.accounts import budgets
+from penstock.service.gateway.accounts.usage import UsageRecord, insert_record
 from penstock.service.gateway.settings import GatewaySettings
-from penstock.service.gateway.usage import UsageRecord, insert_record
 from penstock.service.store.database import Transaction
 
 LOGGER = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from functools import partial
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.service.gateway import budgets
-from penstock.service.gateway.later import LaterRow, open_later
-from penstock.service.gateway.usage import UsageRecord, insert_record
+from penstock.service.gateway.accounts import budgets
+from penstock.service.gateway.accounts.later import LaterRow, open_later
+from penstock.service.gateway.accounts.usage import UsageRecord, insert_record
 from penstock.service.store.database import Database, Transaction
 from penstock.service.store.journal import Journal
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from penstock.assembly.ranks import (
+from penstock.assembly.parallel.ranks import (
     NODE_SETUP,
     READY,
     RankSetup,

@@ -1,6 +1,6 @@
-"""The process of a rank that is not the first: `python -m penstock.assembly.rank_worker`, its setup as JSON on standard input.
+"""The process of a rank that is not the first; its setup comes as JSON on standard input.
 
-Not for people. It ends when its input does, and with it the first rank.
+Not for people: `python -m penstock.assembly.parallel.rank_worker`. It ends when its input does, and with it the first rank.
 """
 
 import logging
@@ -10,7 +10,7 @@ import sys
 import threading
 
 from penstock.assembly.engine import run_rank
-from penstock.assembly.ranks import decode_setup
+from penstock.assembly.parallel.ranks import decode_setup
 from penstock.errors import PenstockError
 from penstock.runtime.execution.parallel.processes import beat
 

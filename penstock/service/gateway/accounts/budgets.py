@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.service.gateway.changes import note_change
 from penstock.service.store.database import Database, Transaction
 
 PERIODS = {"total": "", "day": "%Y-%m-%d", "month": "%Y-%m"}
@@ -52,7 +53,21 @@ def set_budget(database: Database, scope: str, amount: int, period: str, unix_s:
         "spent = CASE WHEN budgets.period = excluded.period THEN budgets.spent ELSE 0 END, "
         "period_start = CASE WHEN budgets.period = excluded.period THEN budgets.period_start ELSE excluded.period_start END"
     )
-    database.write(lambda t: t.run(sql, (scope, amount, period, _start(period, unix_s)))).result()
+
+    def work(transaction: Transaction) -> None:
+        transaction.run(sql, (scope, amount, period, _start(period, unix_s)))
+        note_change(transaction)
+
+    database.write(work).result()
+
+
+def delete_budget(database: Database, scope: str) -> None:
+    def work(transaction: Transaction) -> int:
+        note_change(transaction)
+        return transaction.run("DELETE FROM budgets WHERE scope = ?", (scope,))
+
+    if not database.write(work).result():
+        raise ConfigError(f"{scope!r} has no budget")
 
 
 def budgets(database: Database) -> list[SpendingLimit]:

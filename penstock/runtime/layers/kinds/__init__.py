@@ -1,0 +1,1 @@
+"""Sublayers that mix tokens, by kind of cache, and the table that finds them."""

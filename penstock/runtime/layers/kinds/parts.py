@@ -1,0 +1,56 @@
+"""The table: for every part of a spec that mixes tokens, the layer that computes it and the cache it reads.
+
+A new kind is a row here. A spec with a part that is in no row is refused before anything is loaded.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from penstock.errors import ModelFileError
+from penstock.runtime.layers.attention import Attention
+from penstock.runtime.models.spec import GQA, ModelSpec
+from penstock.runtime.ops.kv_write import empty_cache
+
+Pages = Any
+"""Blocks of one layer's numbers: a tuple of tensors [num_blocks, block_size, ...]."""
+
+
+class PartBuild(NamedTuple):
+    layer: Callable[[Any, ModelSpec, int, torch.dtype, int], nn.Module]
+    """Of a part, its spec, its number, the numbers' type and the block table it reads."""
+    pages: Callable[[Any, int, int, torch.dtype, torch.device], Pages]
+    """Of a part, a number of blocks and their size, a type and a device."""
+    cache: Callable[[Any, Pages, int, torch.dtype, torch.device], Any] = lambda part, pages, *_: pages
+    """What the layer finds in a step: pages, states, or both."""
+
+
+def _attention(part: GQA, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return Attention(part, spec.hidden_size, spec.norm.eps, number, dtype, table)
+
+
+def _keys_and_values(part: GQA, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
+    return empty_cache((num_blocks, block_size, *part.cache_shape), dtype, device)
+
+
+PARTS: dict[type, PartBuild] = {
+    GQA: PartBuild(_attention, _keys_and_values),
+}
+
+
+def part_of(spec: ModelSpec, number: int) -> PartBuild:
+    part = spec.layers[number].attention
+    if type(part) not in PARTS:
+        raise ModelFileError(
+            f"layer {number} of {spec.architecture} keeps a {part.kind} cache for {type(part).__name__}, which nothing here "
+            "computes; size it with penstock plan or penstock simulate, or serve another model"
+        )
+    return PARTS[type(part)]
+
+
+def build_mixer(spec: ModelSpec, number: int, dtype: torch.dtype) -> nn.Module:
+    """The sublayer that mixes tokens."""
+    place = spec.cache_layout().places[number]
+    return part_of(spec, number).layer(spec.layers[number].attention, spec, number, dtype, place[0] if place else 0)

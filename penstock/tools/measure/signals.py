@@ -1,0 +1,250 @@
+"""What a machine says of itself while it serves: processors, limits of containers, swap, energy, GPUs; as metrics.
+
+Each reading is of /proc, /sys or the GPU's management library (NVML), none of which wakes a GPU or takes a millisecond. What
+cannot be read is left out.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.metrics.exposition import Counter, Gauge, Labels, Metric
+from penstock.tools.measure.environment import ProcessorGroup
+from penstock.tools.measure.this_machine import known_hardware
+
+SLOW_GOVERNORS = ("powersave", "conservative")
+GOVERNORS = "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"
+LIMITS = {"power": 0x4 | 0x80, "thermal": 0x20 | 0x40, "sync": 0x10}
+"""Bits of the reasons for which a GPU's clocks are held down."""
+FIRST_TICKS = 8
+"""Columns of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
+
+
+class HostSignals:
+    """`root` stands in for the file system in tests."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._group = ProcessorGroup(root / "sys/fs/cgroup", root / "proc/self/cgroup")
+
+    def metrics(self) -> list[Metric]:
+        return [*self._processors(), *self._limits(), *self._memory(), *self._energy()]
+
+    def _processors(self) -> Iterator[Metric]:
+        ticks = [int(word) for word in self._text("proc/stat").split("\n")[0].split()[1 : 1 + FIRST_TICKS]]
+        if len(ticks) == FIRST_TICKS:
+            per_s = os.sysconf("SC_CLK_TCK")
+            busy = sum(ticks) - ticks[3] - ticks[4] - ticks[7]
+            own_s = self._own_s()
+            name, help = "penstock_host_processor_seconds", "Seconds of all processors, by who used them"
+            counter = Counter(name, help)
+            for use, seconds in (
+                ("own", own_s),
+                ("other", max(busy / per_s - own_s, 0.0)),
+                ("stolen", ticks[7] / per_s),
+                ("idle", (ticks[3] + ticks[4]) / per_s),
+            ):
+                counter.add(seconds, (("use", use),))
+            yield counter
+        governors = [path.read_text().strip() for path in self._glob(GOVERNORS)]
+        if governors:
+            slow = sum(one in SLOW_GOVERNORS for one in governors) / len(governors)
+            yield _gauge("penstock_host_slow_governor", "Share of the processors that save power", slow)
+        nodes = len(list(self._glob("sys/devices/system/node/node[0-9]*")))
+        if nodes:
+            yield _gauge("penstock_host_numa_nodes", "Memory nodes of this machine", nodes)
+
+    def _own_s(self) -> float:
+        """Of this process and all that it started."""
+        total, pending, seen = 0.0, [os.getpid()], set()
+        while pending:
+            pid = pending.pop()
+            if pid in seen:
+                continue
+            seen.add(pid)
+            fields = self._text(f"proc/{pid}/stat").rpartition(")")[2].split()
+            if len(fields) > 13:
+                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            pending += [int(word) for word in self._text(f"proc/{pid}/task/{pid}/children").split()]
+        return total
+
+    def _limits(self) -> Iterator[Metric]:
+        periods = self._group.periods
+        if periods is not None:
+            names = ("penstock_host_periods", "penstock_host_throttled_periods")
+            helps = ("Periods in which a container's processor time is counted", "Of those, in which it ran out")
+            for name, help, count in zip(names, helps, periods, strict=True):
+                yield _counted(name, help, count)
+
+    def _memory(self) -> Iterator[Metric]:
+        rows = dict(line.split(maxsplit=1) for line in self._text("proc/vmstat").splitlines() if " " in line)
+        if "pswpin" in rows:
+            pages = int(rows["pswpin"]) + int(rows.get("pswpout", 0))
+            yield _counted("penstock_host_swapped_pages", "Pages moved to or from swap", pages)
+        if "numa_other" in rows and len(list(self._glob("sys/devices/system/node/node[0-9]*"))) > 1:
+            for name in ("numa_local", "numa_other"):
+                label = (("where", name.removeprefix("numa_")),)
+                yield _counted(
+                    "penstock_host_numa_pages",
+                    "Pages given, by where they lie",
+                    int(rows[name]),
+                    label,
+                )
+
+    def _energy(self) -> Iterator[Metric]:
+        joules = 0.0
+        for path in self._glob("sys/class/powercap/intel-rapl:[0-9]*/energy_uj"):
+            with contextlib.suppress(OSError, ValueError):
+                joules += int(path.read_text()) / 1e6 if path.parent.name.count(":") == 1 else 0.0
+        if joules:
+            yield _counted("penstock_host_energy_joules", "Energy that the processors took", joules)
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self._root / name).read_text()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def _glob(self, pattern: str) -> Iterator[Path]:
+        yield from self._root.glob(pattern)
+
+
+class GpuSignals:
+    """Through NVML. `library` stands in for it in tests; None where there is none."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library
+        self._events: Any = None
+        self._num_xids = 0
+        self._handles: list[Any] = []
+        try:
+            if library is None:
+                import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+                self._library = pynvml
+            self._library.nvmlInit()
+            self._handles = [
+                self._library.nvmlDeviceGetHandleByIndex(i) for i in range(self._library.nvmlDeviceGetCount())
+            ]
+        except Exception:  # no driver, no GPU, another library of that name: nothing to read
+            self._library = None
+        self._listen()
+
+    def metrics(self) -> list[Metric]:
+        found: list[Metric] = []
+        for number, handle in enumerate(self._handles if self._library is not None else ()):
+            labels = (("gpu", str(number)),)
+            found += [
+                _gauge(f"penstock_gpu_{name}", help, value, labels)
+                for name, help, value in self._gauges(handle)
+                if value is not None
+            ]
+            found += self._counters(handle, labels)
+        if self._events is not None:
+            self._take_events()
+            found.append(_counted("penstock_gpu_xid_errors", "Faults that the driver reported (Xid)", self._num_xids))
+        return found
+
+    def _gauges(self, handle: Any) -> Iterator[tuple[str, str, float | None]]:
+        ask = self._ask
+        yield "clock_hertz", "Clock of the multiprocessors", _scaled(ask("DeviceGetClockInfo", handle, 1), 1e6)
+        yield (
+            "max_clock_hertz",
+            "Highest clock of the multiprocessors",
+            _scaled(ask("DeviceGetMaxClockInfo", handle, 1), 1e6),
+        )
+        yield "power_watts", "Power it takes", _scaled(ask("DeviceGetPowerUsage", handle), 1e-3)
+        yield "power_limit_watts", "Power it may take", _scaled(ask("DeviceGetEnforcedPowerLimit", handle), 1e-3)
+        yield "temperature_celsius", "Temperature of the chip", ask("DeviceGetTemperature", handle, 0)
+        yield "pcie_width", "Lanes to the host", ask("DeviceGetCurrPcieLinkWidth", handle)
+        yield "max_pcie_width", "Lanes that it could have", ask("DeviceGetMaxPcieLinkWidth", handle)
+        yield "other_bytes", "Memory that other programs hold", self._other_bytes(handle)
+        reasons = ask("DeviceGetCurrentClocksThrottleReasons", handle)
+        for by, bits in LIMITS.items():
+            limited = None if reasons is None else float(bool(int(reasons) & bits))
+            yield f"limited_by_{by}", f"1 while clocks are held down by {by}", limited
+
+    def _counters(self, handle: Any, labels: Labels) -> Iterator[Metric]:
+        energy = self._ask("DeviceGetTotalEnergyConsumption", handle)
+        if energy is not None:
+            yield _counted("penstock_gpu_energy_joules", "Energy that the GPU took", energy / 1e3, labels)
+        errors = self._ask("DeviceGetTotalEccErrors", handle, 1, 0)
+        if errors is not None:
+            yield _counted("penstock_gpu_ecc_errors", "Memory errors that could not be corrected", errors, labels)
+
+    def _other_bytes(self, handle: Any) -> float | None:
+        processes = self._ask("DeviceGetComputeRunningProcesses", handle, plain=True)
+        if processes is None:
+            return None
+        own = {os.getpid(), *_children(os.getpid())}
+        return float(sum((one.usedGpuMemory or 0) for one in processes if one.pid not in own))
+
+    def _ask(self, name: str, *arguments: Any, plain: bool = False) -> Any:
+        try:
+            value = getattr(self._library, f"nvml{name}")(*arguments)
+        except Exception:  # not supported by this GPU, or not allowed here
+            return None
+        return value if plain else float(value)
+
+    def _listen(self) -> None:
+        try:
+            events = self._library.nvmlEventSetCreate()
+            for handle in self._handles:
+                self._library.nvmlDeviceRegisterEvents(handle, self._library.nvmlEventTypeXidCriticalError, events)
+            self._events = events if self._handles else None
+        except Exception:
+            self._events = None
+
+    def _take_events(self) -> None:
+        with contextlib.suppress(Exception):  # a timeout ends it: nothing more happened
+            while True:
+                self._library.nvmlEventSetWait_v2(self._events, 0)
+                self._num_xids += 1
+
+
+def machine_metrics() -> "MachineMetrics":
+    return MachineMetrics(HostSignals(), GpuSignals())
+
+
+class MachineMetrics:
+    """All of it, and what the machine was measured to reach."""
+
+    def __init__(self, host: HostSignals, gpu: GpuSignals) -> None:
+        self._host, self._gpu = host, gpu
+        self._reaches = known_hardware()
+
+    def __call__(self) -> list[Metric]:
+        found = [*self._host.metrics(), *self._gpu.metrics()]
+        if self._reaches is not None:
+            ceilings = self._reaches.achievable
+            flops = max(ceilings.flops.bf16, ceilings.flops.int8, ceilings.flops.fp32)
+            rate = ceilings.bandwidth_bytes_per_s
+            found.append(
+                _gauge("penstock_machine_bytes_per_second", "Bytes a second this machine was measured to read", rate)
+            )
+            found.append(_gauge("penstock_machine_flops", "Operations a second it was measured to compute", flops))
+        return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [each for word in words for each in (int(word), *_children(int(word)))]
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _gauge(name: str, help: str, value: float, labels: Labels = ()) -> Gauge:
+    return Gauge(name, help, lambda: value, labels)
+
+
+def _counted(name: str, help: str, value: float, labels: Labels = ()) -> Counter:
+    counter = Counter(name, help)
+    counter.add(value, labels)
+    return counter

@@ -1,0 +1,86 @@
+"""Models with several kinds of cache under the real scheduler: every text is the one it would be alone, and memory is freed."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.runner import RunnerShape
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.spec import ModelSpec
+from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model, tiny_spec
+from tests.runtime.test_engine import requests, serve
+
+CONTEXT = 160
+
+
+def groups_of(spec: ModelSpec, num_states: int = 0) -> CacheGroups:
+    first, *others = [BlockGroup(*group) for group in spec.cache_layout().groups]
+    return CacheGroups(first, tuple(others), num_states)
+
+
+def windowed(*windows: int | None) -> Decoder:
+    """A tiny model with these windows, layer by layer."""
+    layer = tiny_spec().layers[0]
+    layers = tuple(replace(layer, attention=replace(layer.attention, window=window)) for window in windows)
+    return tiny_model(layers=layers)
+
+
+def engine_of(model: Decoder, num_blocks: int, max_batch_tokens: int, depth: int = 1, num_states: int = 0) -> Engine:
+    groups = groups_of(model.spec, num_states)
+    limits = Limits(num_blocks, BLOCK_SIZE, CONTEXT, max_batch_tokens, 10, 100, 10_000, groups=groups)
+    runner = ModelRunner(model, RunnerShape(num_blocks, BLOCK_SIZE, 10, CONTEXT, frees=True, num_states=num_states))
+    return Engine(Scheduler(limits), runner, lambda: 0.0, depth=depth)
+
+
+@pytest.mark.parametrize(
+    ("windows", "depth", "num_blocks", "max_batch_tokens"),
+    [((9, None, 9, 9), 2, 64, 13), ((12, 12), 1, 30, 13), ((None, 20, 6), 2, 400, 64)],
+)
+def test_windows_that_free_change_no_answer(
+    windows: tuple[int | None, ...], depth: int, num_blocks: int, max_batch_tokens: int
+) -> None:
+    model = windowed(*windows)
+    engine = engine_of(model, num_blocks, max_batch_tokens, depth)
+    asked = requests(6, seed=depth)
+    answers = serve(engine, asked)
+    engine.scheduler.check()
+    for request in asked:
+        for choice in range(request.params.n):
+            tokens = [token for delta in answers[request.request_id, choice] for token in delta.token_ids]
+            assert tokens == alone(model, Text(request.prompt, request.params, choice), len(tokens))
+
+
+def test_a_window_holds_no_more_than_it_reads() -> None:
+    model = windowed(None, 9, 9, 9)
+    engine = engine_of(model, 400, 16)
+    engine.submit(Request(request_id=1, prompt=tuple(range(60)), params=SamplingParams(temperature=0.0, max_tokens=90)))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check()
+        for sequence in engine.scheduler.roster.running:
+            (held,) = sequence.holding.others
+            most = max(most, len(held.blocks) // 3 - held.first)
+    (group,) = groups_of(model.spec).others
+    assert group.width == 3
+    assert most <= group.most_blocks(CONTEXT, BLOCK_SIZE, 16)
+
+
+def test_a_prefix_is_found_again_where_its_last_window_is() -> None:
+    model = windowed(9, None, 9)
+    engine = engine_of(model, 400, 64)
+    prompt = tuple(range(50))
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    first = serve(engine, [Request(request_id=1, prompt=prompt, params=params)])
+    answer = tuple(token for delta in first[1, 0] for token in delta.token_ids)
+    again = serve(engine, [Request(request_id=2, prompt=prompt + answer + (5, 6), params=params)])
+    (hit,) = [delta.prefix for delta in again[2, 0] if delta.prefix]
+    assert hit.num_tokens >= len(prompt + answer) - 2 * BLOCK_SIZE
+    tokens = [token for delta in again[2, 0] for token in delta.token_ids]
+    assert tokens == alone(model, Text(prompt + answer + (5, 6), params), len(tokens))
