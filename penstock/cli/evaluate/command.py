@@ -177,7 +177,7 @@ def _is_right(llm: "LLM", question: Any) -> bool:
         sum(entry.logprob for entry in scored[max(min(shared, len(ids) - 1) - 1, 0) :])
         for ids, scored in zip(prompts, llm.score(prompts))
     ]
-    return choose(scores, question.choices) == question.answer
+    return bool(choose(scores, question.choices) == question.answer)
 
 
 def _read(file: Path) -> str:

@@ -185,7 +185,7 @@ class Making:
         layer = cast(AnyLayer, model.layers[0])
         seen: dict[str, ObservedLinear] = {}
         if walk is not None:
-            with observed(layer, products=self.method in ("gptq", "awq")) as seen:
+            with observed(layer, products=self.method != "round") as seen:
                 walk.run(model, keep=False)
         if self.method == "awq" and isinstance(self.scheme.encoding, IntegerEncoding):
             scale_awq(layer, seen, self.scheme.encoding)
@@ -251,7 +251,7 @@ class Making:
     def _rounded(self, weight: Tensor, encoding: Encoding, inputs: SeenInputs | None) -> AnyCodes:
         if not isinstance(encoding, IntegerEncoding):
             return encoding.round(weight, None if inputs is None else inputs.importance)
-        if self.method == "gptq" and inputs is not None:
+        if self.method in ("gptq", "smooth") and inputs is not None:
             return gptq.solve(weight, inputs.hessian, encoding, self.damping)
         if self.method == "awq" and inputs is not None:
             return encoding.round(weight, inputs.importance)

@@ -125,7 +125,7 @@ SCHEMES: dict[str, Scheme] = {
         ),
         Scheme(
             "w8a8",
-            "8-bit weights and activations (SmoothQuant, compressed-tensors)",
+            "8-bit weights and activations (SmoothQuant, then GPTQ; compressed-tensors)",
             _integers(8, "compressed", symmetric=True, rows=True, activations=8),
             ("smooth", "gptq", "round"),
         ),
