@@ -27,6 +27,8 @@ MAX_CHARACTERS_PER_TOKEN = 32
 """Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
 FRESH_S = 2.0
 """An engine that sent something this recently is alive; a token this old still proves it."""
+SILENT_S = 1.5
+"""An engine beats four times a second, whatever it computes: after so long without a sign it is stopped, or starved."""
 CANARY_S = 2.0
 DEFAULT_NAME = "default"
 LATEST = ":latest"
@@ -154,12 +156,22 @@ class ServedModel:
             return True
         return self.client.is_ready and self.client.silence_s < FRESH_S
 
+    @property
+    def is_silent(self) -> bool:
+        return self.client.is_ready and self.client.silence_s >= SILENT_S
+
     async def is_ready(self) -> bool:
         """A token has come through the real path lately, or comes now. A model that is not loaded now is ready to be asked."""
         resident = self.resident
         if resident is not None and resident.state is not Residency.READY:
             return resident.state is not Residency.FAILED and not resident.is_pinned
-        if not self.is_open or not self.is_alive or self.fault or (resident is not None and resident.fault):
+        if (
+            not self.is_open
+            or self.is_silent
+            or not self.is_alive
+            or self.fault
+            or (resident is not None and resident.fault)
+        ):
             return False
         now = time.monotonic()
         if not self.facts.can_generate:
