@@ -13,9 +13,8 @@ from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.runtime.files import ModelFiles
+    from penstock.tools.quantize.walk import TokenRows
 
 FORMATS = Literal[
     "int4", "awq", "gptq", "int8", "w8a8", "fp8", "fp8-block", "mxfp4", "mxfp8", "bf16",
@@ -111,7 +110,7 @@ def _needs_text(config: Config, method: str) -> bool:
     return method != "round" or config.kv_scales or weighs
 
 
-def _calibration(config: Config, files: "ModelFiles") -> "Tensor":
+def _calibration(config: Config, files: "ModelFiles") -> "TokenRows":
     """Sequences of tokens, from all over the text."""
     from penstock.runtime.formats.texts import fetch_text
     from penstock.tools.quantize.walk import cut

@@ -11,11 +11,9 @@ from penstock.errors import ConfigError
 from penstock.offline.perplexity import Perplexity, check_windows, opening, windows
 from penstock.runtime.core.request import SamplingParams
 from penstock.tools.evaluate.divergence import Divergence, KeptRows, LogitsKeeper, SavedLogits
-from penstock.tools.evaluate.rows import RowSink
+from penstock.tools.evaluate.rows import RowSink, ScoreRows, of_tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.cli.evaluate.command import Config
     from penstock.offline.llm import LLM
 
@@ -37,17 +35,15 @@ class RowReader:
         self._runner = runner
         self._opening = opening(llm)
 
-    def window(self, token_ids: Sequence[int], num_seen: int) -> "tuple[list[int], Tensor, Tensor]":
+    def window(self, token_ids: Sequence[int], num_seen: int) -> tuple[list[int], ScoreRows, ScoreRows]:
         """Scored tokens, the rows that foretold them, and their own log probabilities."""
-        import torch
-
         self._runner.states = self._sink
         self._llm.generate([[*self._opening, *token_ids]], ONE)
         rows = self._sink.take()
         first = max(num_seen, 0 if self._opening else 1)
         scored = list(token_ids[first:])
         foretold = rows[len(self._opening) + first - 1 : len(self._opening) + len(token_ids) - 1]
-        return scored, foretold, foretold.gather(1, torch.tensor(scored)[:, None])[:, 0]
+        return scored, foretold, of_tokens(foretold, scored)
 
 
 def measure_divergence(
@@ -67,7 +63,7 @@ def measure_divergence(
             ids, num_seen = token_ids[window.start : window.end], window.scored - window.start
             scored, rows, own = reader.window(ids, num_seen)
             sums.append((len(scored), float(own.double().sum())))
-            kept: KeptRows | Tensor | None = None
+            kept: KeptRows | ScoreRows | None = None
             if saved is not None:
                 kept, logprob = saved.window(scored)
             elif other is not None:

@@ -8,6 +8,8 @@ from torch import Tensor
 from penstock.runtime.core.batch import Chunk
 
 SCORES_AT_ONCE = 1 << 23
+ScoreRows = Tensor
+"""[tokens, vocabulary], log probabilities."""
 
 
 class RowSink:
@@ -31,3 +33,8 @@ class RowSink:
         """[tokens, vocabulary], in float32."""
         rows, self._rows = torch.cat(self._rows), []
         return rows
+
+
+def of_tokens(rows: Tensor, tokens: Sequence[int]) -> Tensor:
+    """What each row says of its token."""
+    return rows.gather(1, torch.tensor(list(tokens))[:, None])[:, 0]

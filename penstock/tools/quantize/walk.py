@@ -23,6 +23,8 @@ from penstock.runtime.ops.layout import BatchLayout
 
 BLOCK_SIZE = 16
 TOKENS_AT_ONCE = 4096
+TokenRows = Tensor
+"""[sequences, tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class LayerWalk:
         return Step(layout, Rotations(spec, length, device).at(positions), self._cache.layers)
 
 
-def cut(token_ids: Sequence[int], length: int, count: int) -> Tensor:
+def cut(token_ids: Sequence[int], length: int, count: int) -> TokenRows:
     """Sequences from all over a text, [count, length]."""
     if len(token_ids) < length:
         raise ModelFileError(f"the calibration text has {len(token_ids):,} tokens; it needs at least {length:,}")
