@@ -14,7 +14,7 @@ from penstock.tools.evaluate.divergence import Divergence, KeptRows, LogitsKeepe
 from penstock.tools.evaluate.rows import RowSink, ScoreRows, of_tokens
 
 if TYPE_CHECKING:
-    from penstock.cli.evaluate.command import Config
+    from penstock.cli.evaluate.config import Config
     from penstock.offline.llm import LLM
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
@@ -87,7 +87,7 @@ def _reference(config: "Config", stack: ExitStack, llm: "LLM") -> "tuple[SavedLo
     path = Path(config.reference)
     if path.is_file() and path.suffix != ".gguf":
         return SavedLogits(path), None
-    from penstock.cli.evaluate.command import engine_config
+    from penstock.cli.evaluate.config import engine_config
 
     other = stack.enter_context(open_llm(engine_config(config, replace(config.model, model=config.reference))))
     if other.spec.vocab_size != llm.spec.vocab_size:

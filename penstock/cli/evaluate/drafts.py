@@ -7,7 +7,7 @@ from penstock.config import EngineConfig, SpeculationConfig
 from penstock.console.show import print_json, print_table
 
 if TYPE_CHECKING:
-    from penstock.cli.evaluate.command import Config
+    from penstock.cli.evaluate.config import Config
 
 DEFAULT_TOKENS = 1024
 WORTHWHILE = 1.02
