@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.evaluate.config import Config, engine_config
+from penstock.cli.evaluate.config import ADAPTER, Config, engine_config
 from penstock.cli.loading import open_llm
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
@@ -71,7 +71,10 @@ def _perplexity(config: Config, text: str) -> dict[str, Any]:
                 progress("measuring", done, total)
 
             if config.reference is None and config.save_logits is None:
-                found = measure(llm, token_ids, context, stride, told)
+                name = "" if config.adapter is None else ADAPTER
+                found = measure(llm, token_ids, context, stride, told, adapter=name)
+            elif config.adapter is not None:
+                raise ConfigError("--adapter is measured by itself; leave --reference and --save-logits out")
             else:
                 from penstock.cli.evaluate.divergence import measure_divergence
 
@@ -80,6 +83,7 @@ def _perplexity(config: Config, text: str) -> dict[str, Any]:
         return {
             "model": llm.files.name,
             "file": str(config.file),
+            **({} if config.adapter is None else {"adapter": config.adapter}),
             "perplexity": round(found.value, 6),
             **more,
             "tokens": found.num_tokens,

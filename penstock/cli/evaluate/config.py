@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from penstock.config import AdapterConfig, CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+
+ADAPTER = "adapter"
+"""Name under which an adapter is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Config:
     """Tokens a window moves on; the others are seen again, not scored (default: half the context)"""
     tokens: int | None = None
     """Measure on this many tokens (of questions: this many) from the beginning only"""
+    adapter: str | None = None
+    """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     reference: str | None = None
     """Model to compare predictions with, or a file that --save-logits wrote"""
     save_logits: Path | None = None
@@ -48,4 +53,5 @@ class Config:
 
 
 def engine_config(config: Config, model: ModelConfig) -> EngineConfig:
-    return EngineConfig(model, config.cache, config.scheduler, config.parallel)
+    adapters = AdapterConfig(() if config.adapter is None else (f"{ADAPTER}={config.adapter}",))
+    return EngineConfig(model, config.cache, config.scheduler, config.parallel, adapter=adapters)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from penstock.config import ServerConfig
-from penstock.metrics.exposition import Counter, Metric, exposition_of_all
+from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_all
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.memory import LARGE_BYTES
 from penstock.service.server.blocks import PromptBlocks
@@ -97,6 +97,7 @@ class Front:
         """What the machine says of itself, told with everything else."""
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
+        self._start_s = time.monotonic()
         self.tools = Tools(lambda: self.num_open > 0)
         self.refusals = RefusalLog()
         self.bills: Bills | None = None
@@ -257,12 +258,24 @@ class Front:
     def render_metrics(self) -> str:
         """Every model's numbers and the server's own."""
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
+        if self.models.adapters is not None:
+            groups.append((list(self.models.adapters.metrics()), {"model_name": self.models.first.known_name}))
         if self.pool is not None:
             groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
-        groups.append(([self.http_responses], {"model_name": self.models.first.known_name}))
+        groups.append(([self.http_responses, *self._money()], {"model_name": self.models.first.known_name}))
         if self.machine_metrics is not None:
             groups.append((self.machine_metrics(), {}))
         return exposition_of_all(groups)
+
+    def _money(self) -> list[Metric]:
+        """What was spent since the start, and what 1,000 generated tokens came to, where an hour has a price."""
+        if self.config.price_per_hour is None:
+            return []
+        spent = Counter("penstock_cost_dollars", "Dollars spent since the start, by --price-per-hour")
+        spent.add(self.config.price_per_hour / 3600.0 * (time.monotonic() - self._start_s))
+        num_tokens = sum(model.meters.output_tokens.total for model in self.models)
+        each = 1000.0 * spent.total / num_tokens if num_tokens else 0.0
+        return [spent, Gauge("penstock_dollars_per_1k_tokens", "Dollars of 1,000 generated tokens", lambda: each)]
 
     @property
     def is_alive(self) -> bool:
