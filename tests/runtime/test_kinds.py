@@ -12,7 +12,7 @@ from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.spec import MLA, GatedMLP, ModelSpec, MoE, Rope
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model, tiny_spec
 from tests.runtime.test_engine import requests, serve
 
@@ -31,6 +31,22 @@ def windowed(*windows: int | None) -> Decoder:
     return tiny_model(layers=layers)
 
 
+def latent() -> Decoder:
+    layer = tiny_spec().layers[0]
+    attention = MLA(4, 16, 12, 10, Rope(8), 0.2, q_rank=20)
+    mixture = MoE(
+        8,
+        3,
+        GatedMLP(16, "silu"),
+        True,
+        shared=GatedMLP(16, "silu"),
+        scores="sigmoid",
+        num_groups=4,
+        num_active_groups=2,
+    )
+    return tiny_model(layers=(replace(layer, attention=attention), replace(layer, attention=attention, mlp=mixture)))
+
+
 def engine_of(model: Decoder, num_blocks: int, max_batch_tokens: int, depth: int = 1, num_states: int = 0) -> Engine:
     groups = groups_of(model.spec, num_states)
     limits = Limits(num_blocks, BLOCK_SIZE, CONTEXT, max_batch_tokens, 10, 100, 10_000, groups=groups)
@@ -47,13 +63,24 @@ def test_windows_that_free_change_no_answer(
 ) -> None:
     model = windowed(*windows)
     engine = engine_of(model, num_blocks, max_batch_tokens, depth)
-    asked = requests(6, seed=depth)
+    check_answers(model, engine, requests(6, seed=depth))
+
+
+def check_answers(model: Decoder, engine: Engine, asked: list[Request]) -> None:
     answers = serve(engine, asked)
     engine.scheduler.check()
     for request in asked:
         for choice in range(request.params.n):
             tokens = [token for delta in answers[request.request_id, choice] for token in delta.token_ids]
             assert tokens == alone(model, Text(request.prompt, request.params, choice), len(tokens))
+
+
+def test_latents_under_the_scheduler() -> None:
+    """Chunks, prefixes, preemption and several choices."""
+    model = latent()
+    engine = engine_of(model, 20, 13, 2)
+    check_answers(model, engine, requests(6, seed=2))
+    assert engine.scheduler.num_preemptions > 0
 
 
 def test_a_window_holds_no_more_than_it_reads() -> None:

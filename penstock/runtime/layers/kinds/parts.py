@@ -11,8 +11,10 @@ from torch import nn
 
 from penstock.errors import ModelFileError
 from penstock.runtime.layers.attention import Attention
-from penstock.runtime.models.spec import GQA, ModelSpec
-from penstock.runtime.ops.kv_write import empty_cache
+from penstock.runtime.layers.kinds.latent import LatentAttention
+from penstock.runtime.models.spec import GQA, MLA, ModelSpec
+from penstock.runtime.ops.kv_write import empty_cache, zeros
+from penstock.runtime.ops.layout import LatentCache
 
 Pages = Any
 """Blocks of one layer's numbers: a tuple of tensors [num_blocks, block_size, ...]."""
@@ -35,8 +37,19 @@ def _keys_and_values(part: GQA, num_blocks: int, block_size: int, dtype: torch.d
     return empty_cache((num_blocks, block_size, *part.cache_shape), dtype, device)
 
 
+def _latent(part: MLA, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return LatentAttention(part, spec.hidden_size, spec.norm.eps, number, dtype, table)
+
+
+def _latents(part: MLA, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
+    """8-bit caches hold keys and values, not what both are made of."""
+    kept = dtype if dtype.is_floating_point and dtype.itemsize > 1 else torch.bfloat16
+    return LatentCache(zeros((num_blocks, block_size, *part.cache_shape), kept, device))
+
+
 PARTS: dict[type, PartBuild] = {
     GQA: PartBuild(_attention, _keys_and_values),
+    MLA: PartBuild(_latent, _latents),
 }
 
 
