@@ -300,6 +300,8 @@ class ServerConfig:
     """Key that clients must send; PENSTOCK_API_KEY holds one too, unseen by others on this machine"""
     admin_key: tuple[str, ...] = ()
     """Key that works like an --api-key and sees the requests of all in the web app; PENSTOCK_ADMIN_KEY holds one too"""
+    router_key: str | None = None
+    """Key of a router, which is believed for whom it asks; PENSTOCK_REPLICA_KEY holds it too, as it does for the router"""
     allowed_host: tuple[str, ...] = ()
     """Host name that clients may call us by, besides this machine's own"""
     allowed_origin: tuple[str, ...] = ()
@@ -323,6 +325,8 @@ class ServerConfig:
     """How long responses can be retrieved; files have their own expiry"""
     record: Path | None = None
     """File to append a trace of every request to: times and counts, never text"""
+    watermark: Path | None = None
+    """File with a secret key: what is sampled carries a watermark that `penstock detect` finds with it"""
     watch_prefixes: Literal["off", "on", "text"] = "off"
     """Hold prompts against the last ones and count what kept them from the prefix cache, for penstock doctor cache; text keeps
     the words that differed too"""
@@ -351,7 +355,7 @@ class ServerConfig:
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint}; it begins with http:// or https://")
         if any(len(key) < 8 for key in self.keys):
-            raise ConfigError("an --api-key or --admin-key is shorter than 8 characters; choose one nobody can guess")
+            raise ConfigError("a key is shorter than 8 characters; choose one nobody can guess")
         if not all(url.startswith(("http://", "https://")) for url in self.bench_target):
             raise ConfigError("a --bench-target is an address that begins with http:// or https://")
 
@@ -366,7 +370,12 @@ class ServerConfig:
     @property
     def keys(self) -> tuple[str, ...]:
         """All that open anything; without one every client is admitted."""
-        return (*self.api_key, *self.admin_key)
+        return (*self.api_key, *self.admin_key, *((self.router_key,) if self.router_key else ()))
+
+    @property
+    def num_tenants(self) -> int:
+        """Those who are told apart; behind a router there may be any number."""
+        return len(self.api_key) + len(self.admin_key) + (2 if self.router_key else 0)
 
 
 RoutingPolicy = Literal[

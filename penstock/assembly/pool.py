@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.assembly.banner import pool_banner
 from penstock.assembly.integrity import ModelVerifier
 from penstock.assembly.machines import is_arithmetic
-from penstock.assembly.serving import package_version
+from penstock.assembly.serving import package_version, watermark_of
 from penstock.assembly.text import card_of, fetch, open_text
 from penstock.config import EngineConfig, ServerConfig, bytes_of
 from penstock.errors import ConfigError, PenstockError
@@ -134,7 +134,8 @@ class PooledEngines:
             client = EngineClient(command_of(entry.source), own, hang_s=server.hang_s)
             alive_s = keep_alive_s if entry.keep_alive_s is None else entry.keep_alive_s
             resident = Resident(entry.name, 0, entry.is_pinned, alive_s)
-            served = ServedModel(client, num_tenants=len(server.keys), resident=resident)
+            served = ServedModel(client, num_tenants=server.num_tenants, resident=resident)
+            served.watermark = watermark_of(server)
             check = partial(check_files, entry.source, engine)
             opener = partial(open_text, entry.source)
             models.append(PooledModel(served, resident, opener, check, verifiers[entry.name]))

@@ -29,7 +29,9 @@ class LocalReplicas:
     def __init__(self, app: RouterApp, commands: Sequence[Sequence[str]], key: str) -> None:
         self._app = app
         self._commands = {f"r{number}": list(command) for number, command in enumerate(commands)}
-        self._environment = {**os.environ, "PENSTOCK_API_KEY": key}
+        self._environment = {**os.environ, "PENSTOCK_REPLICA_KEY": key}
+        for name in ("PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY"):  # clients' keys open the router alone
+            self._environment.pop(name, None)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._is_stopping = False
         self._rolling: asyncio.Task[None] | None = None

@@ -22,10 +22,13 @@ from penstock.errors import ConfigError
 from penstock.log import say
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.engine.spawn import Spawned
+from penstock.runtime.text.watermark import Watermark
+from penstock.service.edge.flow import StallWatch
+from penstock.service.edge.headers import KEEP_ALIVE_S
+from penstock.service.edge.memory import keep_large_apart
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
-from penstock.service.server.http.large import keep_large_apart
 from penstock.service.server.http.record import TraceRecorder
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.endpoints import JobFloor
@@ -42,13 +45,13 @@ from penstock.service.store.storage import open_storage
 from penstock.tools.measure.signals import machine_metrics
 
 LOGGER = logging.getLogger(__name__)
-KEEP_ALIVE_S = 75
 BACKLOG = 1024
 DROPPED_STATUS = 1
 SEND_BYTES = 64 << 10
 """What the system may hold for a client that does not read; connections inherit it."""
 CANARY_PAUSE_S = 5.0
 """Until the model is asked again what it answers, where another request ran beside that."""
+STALL_LOOK_S = 0.25
 LINGER_S = 0.5
 """Time connections get to read their last words."""
 
@@ -105,6 +108,10 @@ def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
         return runner.run(run())
 
 
+def watermark_of(server: ServerConfig) -> Watermark | None:
+    return None if server.watermark is None else Watermark.from_file(server.watermark)
+
+
 class SingleEngine:
     """One model, loaded at once: its engine's failure is the server's."""
 
@@ -123,7 +130,8 @@ class SingleEngine:
         self._phases: list[tuple[str, float]] = []
         self._client = client
         self._client.on_phase = self._on_phase
-        self._model = ServedModel(client, num_tenants=len(server.keys))
+        self._model = ServedModel(client, num_tenants=server.num_tenants)
+        self._model.watermark = watermark_of(server)
         self.front = Front(ServedModels(self._model), server, package_version())
 
     async def run(self) -> None:
@@ -196,7 +204,7 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
-        sweeper = asyncio.create_task(self._front.calls.watch())
+        sweeper = asyncio.gather(self._front.calls.watch(), _cut_stalled(http, self._config.stall_s))
         listening = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
@@ -310,6 +318,14 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return listener
+
+
+async def _cut_stalled(http: uvicorn.Server, stall_s: float) -> None:
+    """Runs for ever."""
+    stalls = StallWatch(stall_s)
+    while True:
+        await asyncio.sleep(STALL_LOOK_S)
+        stalls.sweep(http.server_state.connections, time.monotonic())
 
 
 async def _first(*tasks: "asyncio.Future[Any]") -> None:

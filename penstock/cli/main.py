@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
     "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
     "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
+    "detect": Command("penstock.cli.detect", "Look for the watermark that serve --watermark leaves in a text"),
     "warm": Command("penstock.cli.model.warm", "Compile a model's GPU kernels before anybody serves it"),
     "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
     "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),

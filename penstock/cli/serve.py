@@ -25,6 +25,7 @@ from penstock.service.server.pool.config import PoolConfig, keep_alive_of
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 ADMIN_VARIABLE = "PENSTOCK_ADMIN_KEY"
+REPLICA_VARIABLE = "PENSTOCK_REPLICA_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Config:
 
     @property
     def engine(self) -> EngineConfig:
-        is_fair = self.scheduler.order == "auto" and len(self.server.keys) > 1
+        is_fair = self.scheduler.order == "auto" and self.server.num_tenants > 1
         scheduler = replace(self.scheduler, order="fair") if is_fair else self.scheduler
         return EngineConfig(self.model, self.cache, scheduler, self.parallel, self.speculation)
 
@@ -72,7 +73,7 @@ def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(config: Config) -> int:
-    server = with_key_of_environment(config.server)
+    config = replace(config, server=with_key_of_environment(config.server))
     if config.replicas != 1:
         return run_replicas(config)
     if config.pool.is_asked:
@@ -90,7 +91,7 @@ def run(config: Config) -> int:
 
         fetch(model)
         verifier = ModelVerifier(model, config.engine, package_version())
-        return serve(config.engine, server, command, lambda: open_text(model), spawned, verifier)
+        return serve(config.engine, config.server, command, lambda: open_text(model), spawned, verifier)
 
 
 def worker_command(config: Config, model: str) -> list[str]:
@@ -121,7 +122,7 @@ def run_pool(config: Config) -> int:
     default = ModelConfig().model
     entries = entries_of(config.pool, None if config.model.model == default else config.model.model)
     fetch_all(entries)
-    server = with_key_of_environment(config.server)
+    server = config.server
     is_gpu = config.model.device == "cuda" or (config.model.device == "auto" and bool(machine_facts()["gpus"]))
     if is_gpu and config.pool.models_memory is None:
         raise ConfigError(
@@ -152,8 +153,10 @@ def run_replicas(config: Config) -> int:
     if not 1 <= config.replicas <= 64:
         raise ConfigError(f"--replicas is {config.replicas}; choose 1 to 64")
     fetch(config.model.model)
-    outer = with_key_of_environment(config.server)
-    inner = replace(outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), allowed_host=(), allowed_origin=())
+    outer = config.server
+    inner = replace(
+        outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), router_key=None, allowed_host=(), allowed_origin=()
+    )
     commands = []
     for number in range(config.replicas):
         own = inner
@@ -161,7 +164,8 @@ def run_replicas(config: Config) -> int:
             folder = inner.data_dir / f"replica-{number}"
             folder.mkdir(parents=True, exist_ok=True)
             own = replace(inner, data_dir=folder)
-        words = arguments_of(replace(config, replicas=1, tuned=False, server=own))
+        fair = replace(config, replicas=1, tuned=False, server=own, scheduler=config.engine.scheduler)
+        words = arguments_of(fair)
         commands.append((sys.executable, "-m", "penstock", "serve", *words))
     listen = ListenConfig(
         outer.host,
@@ -180,8 +184,11 @@ def run_replicas(config: Config) -> int:
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:
     """The keys that no process list shows."""
     key, admin_key = os.environ.get(KEY_VARIABLE), os.environ.get(ADMIN_VARIABLE)
+    router_key = os.environ.get(REPLICA_VARIABLE)
     if key:
         server = replace(server, api_key=(*server.api_key, key))
+    if router_key:
+        server = replace(server, router_key=router_key)
     if admin_key:
         server = replace(server, admin_key=(*server.admin_key, admin_key))
     server.check_keyed()

@@ -1,8 +1,8 @@
 """What our engines write between the events of a stream for a router, and what a router hands to the engine that goes on.
 
-A server that is asked with `x-penstock-relay` ends every write of a stream in a mark, a comment line that no client sees:
+A server that is asked with `x-penstock-relay` by a router it knows ends every write of a stream in a mark that no client sees:
 
-    data: {...}\\n\\n            an event, or several
+    data: {...}\\n\\n            an event, or several; or lines of JSON, {...}\\n
     :t 0=17,204 1=9\\n\\n       tokens by choice that the text above has taken in; empty for a write without tokens
     :u 31 12 16\\n\\n           instead of :t, once: the stream is over; tokens of prompt, answer and cache
 
@@ -13,6 +13,7 @@ A request that goes on begins with these tokens: `x-penstock-resume: N` says tha
 these tokens, and the rest is the request as the client sent it.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,38 +46,30 @@ LOST_HEADER = b"x-penstock-lost"
 _TOKENS = b":t "
 _END = b":u "
 _BREAK = b"\n\n"
+_MARK = re.compile(rb"^:[tu] [^\n]*\n\n", re.MULTILINE)
 
 
 def split(data: bytes) -> tuple[bytes, list[bytes], bytes]:
     """Events to pass on, the marks they end in, and what has no mark yet."""
     start = _last_mark(data)
+    stop = data.find(_BREAK, start) if start >= 0 else -1
+    if start >= 0 and stop < 0:  # half a mark
+        start = _last_mark(data[:start])
+        stop = data.find(_BREAK, start)
     if start < 0:
         return b"", [], data
-    stop = data.find(_BREAK, start)
-    if stop < 0:
-        start = _last_mark(data[:start])
-        if start < 0:
-            return b"", [], data
-        stop = data.find(_BREAK, start)
-    rest = data[stop + 2 :]
-    head = data[:start]
-    mark = data[start:stop]
-    if _BREAK + b":" not in head and head[:1] != b":":
+    head, mark, rest = data[:start], data[start:stop], data[stop + 2 :]
+    if b"\n:" not in head and head[:1] != b":":
         return head, [mark], rest
-    shown, marks = [], []
-    for event in data[:stop].split(_BREAK):
-        if event.startswith((_TOKENS, _END)):
-            marks.append(event)
-        else:
-            shown.append(event + _BREAK)
-    return b"".join(shown), marks, rest
+    whole = data[: stop + 2]
+    return _MARK.sub(b"", whole), [found[:-2] for found in _MARK.findall(whole)], rest
 
 
 def _last_mark(data: bytes) -> int:
-    """Where the last mark begins; -1 if there is none."""
-    found = max(data.rfind(b"\n\n:t "), data.rfind(b"\n\n:u "))
+    """Where the last mark begins; -1 if there is none. No event has a line that begins as a mark does."""
+    found = max(data.rfind(b"\n:t "), data.rfind(b"\n:u "))
     if found >= 0:
-        return found + 2
+        return found + 1
     return 0 if data.startswith((_TOKENS, _END)) else -1
 
 
@@ -127,7 +120,10 @@ def end_mark(count: TokenCount) -> bytes:
 
 def resumed_tokens(prefix: bytes) -> dict[int, list[int]]:
     """Tokens by choice that a request goes on after; raises ValueError for what is no list of them."""
-    return tokens_of([_TOKENS + prefix])
+    found = tokens_of([_TOKENS + prefix])
+    if any(choice < 0 or min(ids) < 0 for choice, ids in found.items()):
+        raise ValueError("a token has no sign")
+    return found
 
 
 def _listed(tokens: Sequence[tuple[int, Sequence[int]]]) -> bytes:

@@ -29,6 +29,9 @@ NOT_BUILT = (
     b"The API works without it: <a href=/docs>/docs</a>.</p>"
 )
 
+GREETING = b"Ollama is running"
+"""What clients of that dialect look for at `/` before they ask anything."""
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -70,9 +73,11 @@ def has_web_app() -> bool:
     return (STATIC / INDEX).is_file()
 
 
-def web_file(path: str) -> WebFile | None:
-    """The file at a path of the address; `/` is the page, built or not."""
+def web_file(path: str, accept: bytes = b"text/html") -> WebFile | None:
+    """The file at a path of the address; `/` is the page, built or not, and a line of text for clients that read no HTML."""
     name = path.removeprefix("/") or INDEX
+    if path == "/" and b"text/html" not in accept:
+        return WebFile(GREETING, GREETING, b"text/plain; charset=utf-8", lasts=False)
     found = _files().get(name)
     if found is None and name == INDEX:
         return WebFile(NOT_BUILT, NOT_BUILT, b"text/html; charset=utf-8", lasts=False)

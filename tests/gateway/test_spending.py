@@ -215,7 +215,7 @@ def test_what_may_cost_more_than_there_is_is_refused_before_a_token_is_made(tmp_
                 ("/api/generate", {"model": spender.model, "prompt": "x", "options": {"num_predict": 2000}}),
             ):
                 status, _, answer = await spender.ask(path, body)
-                assert (status, b"insufficient_quota" in answer) == (429, True), (path, answer)
+                assert (status, b"budget" in answer) == (429, True), (path, answer)
             await spender.settled()
             assert await asyncio.to_thread(made, engine) == before
             assert spender.spent[1] == 0

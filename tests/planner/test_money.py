@@ -1,5 +1,7 @@
 """What it costs, by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from penstock.tools.planner.money import (
     HOURS_PER_MONTH,
     SECONDS_PER_MONTH,
     Assumptions,
+    api_price,
     break_even_requests,
     prompt_time_share,
     self_host,
@@ -62,6 +65,9 @@ def test_at_break_even_both_cost_the_same_and_the_replicas_suffice(each, capacit
 
 def test_a_month_of_whole_replicas():
     """10 requests/s on replicas of 8 requests/s, used at 70 %: two of them."""
+    cached = Assumptions(api_in=2.0, api_out=4.0, api_cached=0.5, api_batch=0.5)
+    assert api_price(1000, 400, 100, cached) == pytest.approx((600 * 2.0 + 400 * 0.5 + 100 * 4.0) / 2 / 1e6)
+    assert api_price(1000, 400, 100, replace(cached, api_cached=None, api_batch=1.0)) == pytest.approx(2400 / 1e6)
     assumed = Assumptions(utilization=0.7, engineer_hours=10, engineer_price=50, api_in=1.0, api_out=2.0)
     found = self_host(rate=10.0, replica_rate=8.0, replica_hourly=3.0, sizes=SIZES, assumed=assumed)
     assert found.gpu_dollars == 2 * 3.0 * HOURS_PER_MONTH

@@ -110,7 +110,7 @@ class ScriptedReplica:
                 if path == "/readyz" and self.is_foreign:
                     writer.write(whole(b"{}", 404))
                 elif path in ("/readyz", "/health"):
-                    writer.write(whole(b"{}", 200 if self.is_ready else 503))
+                    writer.write(whole(b'{"status": "said"}', 200 if self.is_ready else 503))
                 elif path == "/v1/models":
                     writer.write(whole(json.dumps({"data": [{"id": self.model}]}).encode()))
                 elif path == "/metrics":

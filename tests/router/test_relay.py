@@ -364,8 +364,8 @@ def test_several_requests_on_one_connection_are_answered_in_order():
             reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
             body = json.dumps(BODY).encode()
             request = b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\nx-request-id: r%d\r\ncontent-length: %d\r\n\r\n"
-            writer.write(b"".join(request % (number, len(body)) + body for number in range(20)))
-            for number in range(20):
+            writer.write(b"".join(request % (number, len(body)) + body for number in range(16)))
+            for number in range(16):
                 status, headers, _ = await read_answer(reader)
                 assert (status, headers["x-request-id"]) == (200, f"r{number}")
             writer.close()

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -15,6 +16,11 @@ import openai
 import pytest
 from openai.types import Batch
 
+from penstock.service.server.http.faults import ApiError
+from penstock.service.server.jobs.files import keep_file
+from penstock.service.server.jobs.service import Jobs
+from penstock.service.store.jobs import SCHEMA
+from penstock.service.store.storage import open_storage
 from tests.server.serving import Server, chat_text, serving, user
 
 CHAT = "/v1/chat/completions"
@@ -198,3 +204,39 @@ def test_fifty_thousand_lines_are_answered_once_over_ten_kills(tmp_path: Path) -
 def completed(sdk: openai.OpenAI, batch_id: str) -> int:
     counts = sdk.batches.retrieve(batch_id).request_counts
     return 0 if counts is None else counts.completed
+
+
+def test_flex_waits_for_everybody_else_also_where_there_are_no_keys() -> None:
+    with serving("--max-sequences", "1", model="oracle:step_ms=5") as server, ThreadPoolExecutor(3) as threads:
+        ended: list[str] = []
+
+        def one(name: str, tokens: int, **fields: Any) -> str:
+            body = {"messages": user(name), "max_tokens": tokens, "ignore_eos": True} | fields
+            answer = server.post(CHAT, body).json()
+            ended.append(name)
+            return str(answer.get("service_tier"))
+
+        def until(name: str, count: int) -> None:
+            while server.metric(name) < count:
+                time.sleep(0.005)
+
+        first = threads.submit(one, "first", 200)
+        until("vllm:num_requests_running", 1)
+        flex = threads.submit(one, "flex", 20, service_tier="flex")
+        until("penstock_calls_open", 2)
+        last = threads.submit(one, "last", 20, service_tier="default")
+        assert (first.result(), flex.result(), last.result()) == ("None", "flex", "default")
+        assert ended == ["first", "last", "flex"]
+
+
+def test_a_key_keeps_so_many_files_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage(None, (SCHEMA,))
+    jobs = Jobs(None, storage)  # type: ignore[arg-type]
+    monkeypatch.setattr("penstock.service.server.jobs.files.QUOTA_FILES", 2)
+    for _ in range(2):
+        keep_file(jobs, "a", io.BytesIO(b"x"), "f", "batch", None)
+    with pytest.raises(ApiError, match="delete some") as refused:
+        keep_file(jobs, "a", io.BytesIO(b"x"), "f", "batch", None)
+    assert (refused.value.status, refused.value.code) == (429, "file_quota_exceeded")
+    keep_file(jobs, "b", io.BytesIO(b"x"), "f", "batch", None)
+    storage.close()

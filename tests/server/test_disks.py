@@ -47,7 +47,11 @@ def test_a_full_disk_costs_no_answer(tmp_path: Path) -> None:
         with server.http() as http:
             assert http.post("/v1/files", files=form, data={"purpose": "batch"}).status_code == 507
         answered = server.post("/v1/responses", {"input": "abc", "max_output_tokens": 4})
-        assert answered.status_code == 200
+        assert (answered.status_code, answered.json()["store"]) == (200, False), "it says that it is not kept"
+        assert answered.json()["store_error"]["code"] == "storage_unavailable"
+        told = server.post("/v1/responses", {"input": "abc", "max_output_tokens": 4, "stream": True}).text
+        last = json.loads(told.strip().rpartition("data: ")[2])["response"]
+        assert (last["store"], "store_error" in last) == (False, True)
         num_lost = server.metric("penstock_record_lines_lost_total")
         assert num_lost > 0
         limit(server, EMPTY)

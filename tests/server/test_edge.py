@@ -19,9 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.core.request import Request, SamplingParams
+from penstock.service.edge.bodies import BodiesInFlight, BodyAccount
+from penstock.service.edge.headers import MAX_PIPELINED
+from penstock.service.edge.refusal import Refusal
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.body import BodiesInFlight, BodyLimits, BodyScan, parse
-from penstock.service.server.http.connection import MAX_PIPELINED
+from penstock.service.server.http.body import BodyLimits, BodyScan, parse
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.http.large import Turns, breathe
 from penstock.service.server.openai.protocol import CompletionBody
@@ -90,15 +92,17 @@ def test_a_body_that_trickles_takes_no_place():
 
 
 def test_bytes_in_flight_are_bounded_by_tenant_and_in_all():
-    bodies = BodiesInFlight(100, num_tenants=2)
-    with bodies.open("a") as account, bodies.open("b") as other:
-        account.add(50)
-        with pytest.raises(ApiError) as caught:
-            account.add(1)
-        assert caught.value.status == 503
-        other.add(50)
-        with pytest.raises(ApiError):
-            other.add(1)
+    bodies = BodiesInFlight(100, has_tenants=True)
+    account, other = BodyAccount(bodies, "a"), BodyAccount(bodies, "b")
+    account.add(50)
+    with pytest.raises(Refusal) as caught:
+        account.add(1)
+    assert caught.value.status == 503
+    other.add(50)
+    with pytest.raises(Refusal):
+        other.add(1)
+    account.close()
+    other.close()
     assert bodies.num_bytes == 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.service.server.http.connection import HEADERS_S
+from penstock.service.edge.headers import HEADERS_S
 from penstock.service.webfiles import has_web_app
 from tests.engine.poisoned import DIE, EXHAUST, RAISE
 from tests.machine import PATIENCE_S, wait_until

@@ -18,10 +18,11 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.config import ServerConfig
+from penstock.service.edge.access import ApiKeys, is_public
 from penstock.service.server.app import ROUTES, Route, dialect_of
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.faults import ApiError, ErrorKind
-from penstock.service.server.http.guard import ApiKeys, Guard, is_public
+from penstock.service.server.http.guard import Guard
 from tests.server.bad_input import GOOD_BODIES, SLOW, check_reported, path_of, raw
 from tests.server.serving import KEY, Server, idle_client, serving, user
 
@@ -80,7 +81,7 @@ def test_keys_are_compared_whole() -> None:
     assert keys.tenant_of(b"second-key") == "key-1"
     assert keys.tenant_of(b"second-ke") is None
     assert keys.tenant_of(b"") is None
-    source = Path("penstock/service/server/http/guard.py")
+    source = Path("penstock/service/edge/access.py")
     assert "compare_digest" in (Path(__file__).parents[2] / source).read_text()
 
 

@@ -169,7 +169,8 @@ def test_a_rate_is_that_of_the_best_moments():
     rate = ServedRate()
     assert rate.note(0, 1, 0.0) == 0.0
     assert rate.note(10, 2, 1.0) == 5.0
-    assert rate.note(10, 2, 2.0) == pytest.approx(4.9)
+    assert rate.note(10, 2, 2.0) == pytest.approx(0.995 * 5.0)
+    assert ServedRate().note(9, 1, 5.0, is_full=False) == 0.0, "what it does with little to do says nothing"
 
 
 def test_a_fleet_that_scales_by_predicted_attainment_meets_more_of_it():

@@ -4,11 +4,10 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE
+from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE, REPLICA_VARIABLE
 from penstock.config import ListenConfig, RouterConfig, is_loopback
 from penstock.errors import ConfigError
 
-REPLICA_VARIABLE = "PENSTOCK_REPLICA_KEY"
 METRICS_VARIABLE = "PENSTOCK_METRICS_KEY"
 
 

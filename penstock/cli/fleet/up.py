@@ -64,7 +64,7 @@ def run(config: Config) -> int:
     on_gpus = num_ranks if config.model.device == "cuda" else 0
     replica_key = secrets.token_urlsafe(24)
     serve = ServeConfig(
-        server=ServerConfig(api_key=(replica_key,)),
+        server=ServerConfig(router_key=replica_key),
         model=config.model,
         cache=config.cache,
         scheduler=config.scheduler,

@@ -249,9 +249,12 @@ def _print_cost(data: Data) -> None:
     if cost["api_dollars"] is None:
         rows.append(("an API", "give --api-in and --api-out, dollars a million tokens, to compare"))
     else:
-        rows.append(
-            ("an API", f"${cost['api_dollars']:,.0f} at ${assumed['api_in']:g} in, ${assumed['api_out']:g} out")
-        )
+        prices = f"${assumed['api_in']:g} in, ${assumed['api_out']:g} out"
+        if assumed["api_cached"] is not None:
+            prices += f", ${assumed['api_cached']:g} where sent before"
+        if assumed["api_batch"] != 1.0:
+            prices += f", {100 * assumed['api_batch']:g} % of that"
+        rows.append(("an API", f"${cost['api_dollars']:,.0f} at {prices}"))
         even = cost["break_even_requests"]
         reported = (
             "never: a full replica costs more than the API" if even is None else f"{even / 1e6:,.2f} million requests"

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.errors import ConfigError
 from penstock.service.cluster.replica import CONFIG_STATUS, ServerReport
-from penstock.tools.sim.scaling import Pressure, Scaler, Scaling, ServedRate
+from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
 
 MAX_FAILED = 3
 """Replicas in a row that end before they are ready before we stop trying."""
@@ -93,6 +93,7 @@ class Controller:
     events: list[ClusterEvent] = field(default_factory=list)
     _scaler: Scaler = field(init=False)
     _served: ServedRate = field(default_factory=ServedRate)
+    _trend: ArrivalTrend = field(default_factory=ArrivalTrend)
     _num_placed: int = 0
     _num_failed: int = 0
 
@@ -125,7 +126,9 @@ class Controller:
         traffic = self.traffic
         kv_fraction = sum(traffic.kv_fraction(name) for name in ready) / max(len(ready), 1)
         num_waiting = traffic.num_waiting + sum(traffic.num_queued(name) for name in ready)
-        return Pressure(kv_fraction, num_waiting, self._served.note(traffic.num_served, len(ready), now))
+        served_per_s = self._served.note(traffic.num_served, len(ready), now, is_full=num_waiting > len(ready))
+        num_arrived = traffic.num_served + traffic.num_waiting + sum(traffic.num_pending(name) for name in ready)
+        return Pressure(kv_fraction, num_waiting, served_per_s, *self._trend.note(num_arrived, now))
 
     async def stop(self) -> None:
         for replica in list(self.replicas.values()):
@@ -139,6 +142,7 @@ class Controller:
         elif replica.phase is ReplicaPhase.STARTING and report.is_ready:
             replica.phase = ReplicaPhase.READY
             self._num_failed = 0
+            self._scaler.learn_start(max(self.clock() - replica.since_s, 0.0))
             self.traffic.add(replica.name, report.url)
             parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.parts)
             self._note(f"{replica.name} is ready on {report.node} after {report.start_s:.1f} s ({parts})")

@@ -10,10 +10,12 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.service.router.access import PlainKeys, key_of, no_key
+from penstock.service.edge.access import ApiKeys, key_of
+from penstock.service.edge.bodies import BodiesInFlight
+from penstock.service.edge.refusal import Refusal, no_key, not_found
 from penstock.service.router.app import RouterApp
-from penstock.service.router.proxy.client import InboundConnection, Incoming
-from penstock.service.router.proxy.faults import Refusal, not_found
+from penstock.service.router.proxy.client import InboundConnection
+from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.surface import replicas
 
 MAX_BODY_BYTES = 1 << 20
@@ -32,7 +34,8 @@ class AdminApi:
 
     def __init__(self, app: RouterApp, key: str, audit: Audit | None = None) -> None:
         self._app = app
-        self._keys = PlainKeys((key,))
+        self._keys = ApiKeys((key,))
+        self.bodies = BodiesInFlight(4 * MAX_BODY_BYTES, has_tenants=False)
         self._audit = audit or _say
         self._clients: set[InboundConnection] = set()
 
@@ -46,17 +49,22 @@ class AdminApi:
         for client in tuple(self._clients):
             client.abort()
 
+    def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
+        if self._keys.tenant_of(key_of(headers)) is None:
+            raise no_key()
+
     def handle(self, request: Incoming, client: InboundConnection) -> None:
         try:
-            if self._keys.number(key_of(request)) is None:
-                raise no_key()
             body = self._answer(request)
-            client.respond(200, b"content-type: application/json\r\n", body)
         except Refusal as error:
-            client.respond(error.status, error.header_lines, error.body)
+            self.refuse(request, client, error)
         except PenstockError as error:
-            refusal = Refusal(400, str(error))
-            client.respond(refusal.status, refusal.header_lines, refusal.body)
+            self.refuse(request, client, Refusal(400, str(error)))
+        else:
+            client.respond(200, b"content-type: application/json\r\n", body)
+
+    def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
+        client.respond(error.status, error.header_lines, error.body)
 
     def _answer(self, request: Incoming) -> bytes:
         words = request.path.strip("/").split("/")

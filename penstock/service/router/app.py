@@ -1,22 +1,25 @@
 """The router put together: what comes from clients, where it goes, and what is answered here.
 
-Everything it decides by is elsewhere: `access.py` and `gate.py` say who may, `dispatch.py` has the requests under way.
+Everything it decides by is elsewhere: the edge and `gate.py` say who may, `dispatch.py` has the requests under way.
 """
 
 import asyncio
-import itertools
-import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.config import ListenConfig, RouterConfig
 from penstock.service import kv_events
+from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
+from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
+from penstock.service.edge.flow import StallWatch
+from penstock.service.edge.memory import owes_memory, trim_memory
+from penstock.service.edge.refusal import Refusal, not_found, unavailable
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.ticket import Admittance
-from penstock.service.router.access import PUBLIC_PATHS, Access, PlainKeys, key_of, no_key
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
@@ -27,10 +30,10 @@ from penstock.service.router.members import Members
 from penstock.service.router.pages import is_for_any_replica, page_answer
 from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
-from penstock.service.router.proxy.client import InboundConnection, Incoming
+from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
-from penstock.service.router.proxy.faults import Refusal, not_found, unavailable
-from penstock.service.router.proxy.job import Job, RelayOutcome
+from penstock.service.router.proxy.incoming import Incoming, PlainCaller
+from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
 from penstock.service.router.trace import RouterTracer
@@ -40,20 +43,23 @@ BLOCKS_S = 0.5
 """How long a replica may take to say what blocks a prompt is made of."""
 BLOCK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
 PROXIED = ("/v1/", "/api/")
-PROXIED_PATHS = frozenset(("/tokenize", "/detokenize", "/rerank", "/score", "/v2/rerank", "/completion", "/embedding"))
+METRICS_PATH = "/metrics"
+PROXIED_PATHS = frozenset(
+    (
+        "/tokenize",
+        "/detokenize",
+        "/rerank",
+        "/score",
+        "/v2/rerank",
+        "/completion",
+        "/embedding",
+        "/docs",
+        "/openapi.json",
+    )
+)
+SHORT_PATHS = re.compile(r"/(?:chat/completions|completions|embeddings|responses|models)(?:/.*)?")
+"""Clients leave `/v1` out; everything is decided by the full path."""
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-
-
-class AdmittedRequest(NamedTuple):
-    """A request for work that was let in, on its way to a relay."""
-
-    request: Incoming
-    request_id: bytes
-    client: InboundConnection
-    wanted: Wanted
-    call: RoutedCall
-    model: str
-    ticket: Admittance | None = None
 
 
 class RouterApp:
@@ -74,9 +80,12 @@ class RouterApp:
         self.config = config
         self.version = version
         self.max_body_bytes = listen.max_body_mib << 20
+        self.has_tenants = gateway is not None or len(listen.api_key) > 1
+        self.bodies = BodiesInFlight(IN_FLIGHT * self.max_body_bytes, has_tenants=self.has_tenants)
+        self._stalls = StallWatch()
         self.fleet = LiveFleet(config.slow_start_s)
-        self.access = Access(listen)
-        self._metrics_keys = PlainKeys((metrics_key,) if metrics_key else ())
+        self.access = Access(listen, ApiKeys(listen.api_key))
+        self._metrics_keys = ApiKeys((metrics_key,) if metrics_key else ())
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
         self.meters = self.dispatch.meters
@@ -87,8 +96,6 @@ class RouterApp:
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
         self._clients: set[InboundConnection] = set()
-        self._instance = os.urandom(6).hex().encode()
-        self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # From start to end
@@ -161,29 +168,42 @@ class RouterApp:
     def closed(self, client: InboundConnection) -> None:
         self._clients.discard(client)
 
+    def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> KeyRecord | PlainCaller | None:
+        """Whose request it is; None where nobody need say. Raises Refusal."""
+        self.access.check(method, headers)
+        if is_public(path) or method == "OPTIONS":
+            return None
+        if path == METRICS_PATH and self._metrics_keys.tenant_of(key_of(headers)) is not None:
+            return PlainCaller("")
+        if self.gate is not None:
+            return self.gate.key(headers)
+        return PlainCaller(self.access.tenant(method, path, headers))
+
     def handle(self, request: Incoming, client: InboundConnection) -> None:
         request_id = self._request_id(request)
+        if SHORT_PATHS.fullmatch(request.path):
+            request = request._replace(path="/v1" + request.path)
         try:
-            self.access.check(request)
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
             if page is not None:
                 client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
             elif own is not None:
-                is_open = request.path in PUBLIC_PATHS or (own is metrics and self._reads_metrics(request))
-                key = None if is_open else self._key(request)
-                if own is metrics and key is not None and "metrics" not in key.scopes:
+                if own is metrics and "metrics" not in getattr(request.caller, "scopes", ("metrics",)):
                     own = metrics_of_no_tenant
                 client.respond(*self._own_answer(request, request_id, *own(self)))
             elif request.method == "OPTIONS":
                 client.respond(*self._own_answer(request, request_id, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                self._run(self._tell_usage(request, request_id, client, self.gate, self.gate.key(request)))
+                self._run(self._tell_usage(request, request_id, client, self.gate, request.caller))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
                 self._route(request, request_id, client)
             else:
                 raise not_found("there is no such path here")
         except Refusal as error:
             self._refuse(request, request_id, client, error)
+
+    def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
+        self._refuse(request, self._request_id(request), client, error)
 
     async def _tell_usage(
         self, request: Incoming, request_id: bytes, client: InboundConnection, gate: Gate, key: KeyRecord
@@ -198,31 +218,20 @@ class RouterApp:
 
     def _refuse(self, request: Incoming, request_id: bytes, client: InboundConnection, error: Refusal) -> None:
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))
-        status, lines, body = self._own_answer(request, request_id, error.status, "application/json", error.body)
+        status, body = error.worded(request.path, request_id)
+        status, lines, body = self._own_answer(request, request_id, status, "application/json", body)
         client.respond(status, lines + b"".join(b"%b: %b\r\n" % pair for pair in error.headers), body)
-
-    def _key(self, request: Incoming) -> KeyRecord | None:
-        """Whose request it is, where the gateway knows; raises Refusal for a key that opens nothing."""
-        if self.gate is not None:
-            return self.gate.key(request)
-        keys = self.access.keys
-        if keys and keys.number(key_of(request)) is None:
-            raise no_key()
-        return None
-
-    def _reads_metrics(self, request: Incoming) -> bool:
-        return bool(self._metrics_keys) and self._metrics_keys.number(key_of(request)) is not None
 
     # A request
 
     def _route(self, request: Incoming, request_id: bytes, client: InboundConnection) -> None:
-        key = self._key(request)
+        key = request.caller
         if self.is_draining:
             raise unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")
         wanted = wanted_of(request.body) or NOTHING
         name = "" if wanted.model in (None, "default") else wanted.model or ""
         arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
-        if self.gate is not None and key is not None:
+        if self.gate is not None:
             ticket = self.gate.admit(key, request, request_id, wanted)
             arrival = arrival._replace(model=ticket.targets.models[0], ticket=ticket)
             if ticket.scopes:
@@ -255,9 +264,9 @@ class RouterApp:
     async def _learn_blocks(self, arrival: AdmittedRequest, pool: ConnectionPool) -> None:
         """The engine's own words for the prompt; where they do not come, the request goes to the least busy."""
         try:
-            status, data = await fetch(pool, self._job(arrival).asking_blocks(pool), BLOCKS_S)
-            if status == 200:
-                num_tokens, hashes = kv_events.read_prompt_blocks(data)
+            found = await fetch(pool, self._job(arrival).asking_blocks(pool), BLOCKS_S)
+            if found.status == 200:
+                num_tokens, hashes = kv_events.read_prompt_blocks(found.body)
                 arrival = arrival._replace(call=arrival.call._replace(hashes=hashes, num_tokens=num_tokens))
         except (OSError, ValueError):
             pass
@@ -291,15 +300,23 @@ class RouterApp:
 
     def _job(self, arrival: AdmittedRequest) -> Job:
         request = arrival.request
-        relay_key = b"%b%x" % (self._instance, next(self._ids))
+        relay_key = secrets.token_hex(16).encode()  # ids of answers follow from it: nobody may know it
         job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
         job.ticket = arrival.ticket
         if keeps(request.path):
+            self._check_tenants()
             job.is_kept, job.is_repeatable = True, False
             ids = kept_ids(request.path, arrival.wanted)
-            job.holder = self.dispatch.holders.find(ids)
+            job.holder = self.dispatch.holders.find(job.tenant, ids)
             job.is_searched = bool(ids) and not job.holder
         return job
+
+    def _check_tenants(self) -> None:
+        """Raises Refusal where what is kept for one caller would be found by another."""
+        pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY]
+        if self.has_tenants and not all(pool.keeps_tenants for pool in pools):
+            message = "a replica does not keep tenants apart, so nothing is stored; give it this router's PENSTOCK_REPLICA_KEY"
+            raise Refusal(501, message, type="server_error", code="tenants_not_separated")
 
     async def _list(self, arrival: AdmittedRequest, job: Job) -> None:
         pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
@@ -344,10 +361,18 @@ class RouterApp:
     # Every moment
 
     async def _sweep(self) -> None:
+        last_s = time.monotonic()
         while True:
             await asyncio.sleep(SWEEP_S)
             now = time.monotonic()
+            self.fleet.forgive(max(now - last_s - 2 * SWEEP_S, 0.0))
+            last_s = now
             self.dispatch.sweep(now)
+            for replica in self.fleet.find_silent(now):
+                self.changed(replica)
+            self._stalls.sweep(self._clients, now)
+            if owes_memory():
+                trim_memory()
             for client in tuple(self._clients):
                 if client.deadline_s is not None and now >= client.deadline_s:
                     client.abort()
@@ -357,10 +382,10 @@ class RouterApp:
 
     def _request_id(self, request: Incoming) -> bytes:
         given = request.headers.get(b"x-request-id", b"")
-        return given if given and _ID.fullmatch(given) else b"req_%b%x" % (self._instance, next(self._ids))
+        return given if given and _ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
 
     def _own_answer(
         self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes
     ) -> tuple[int, bytes, bytes]:
-        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind.encode(), request_id, self.access.cors(request))
+        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind.encode(), request_id, self.dispatch.cors(request))
         return status, lines, body

@@ -8,9 +8,10 @@ import time
 
 from penstock.config import RouterConfig
 from penstock.errors import CapacityError
+from penstock.service.edge.access import Access
+from penstock.service.edge.refusal import Refusal, unavailable
 from penstock.service.gateway.ticket import Spent
 from penstock.service.marks import TokenBound
-from penstock.service.router.access import Access
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
 from penstock.service.router.kept.holders import Holders
@@ -18,7 +19,7 @@ from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.policy import POLICIES, TOLD_POLICIES, Policy, RouteChoice
 from penstock.service.router.proxy.endpoint import ConnectionPool
-from penstock.service.router.proxy.faults import Refusal, unavailable
+from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.record import DecisionLog
@@ -107,10 +108,14 @@ class Dispatcher:
         if relay.replica is not None and job.choice is not None:
             route = f"{relay.replica.name}; why={job.choice.why}; blocks={job.choice.num_blocks}/{len(job.call.hashes)}"
             why = b"x-penstock-route: %b; tries=%d\r\n" % (route.encode("ascii", "replace"), len(relay.tried))
-        lines = b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.access.cors(job.request))
+        lines = b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.cors(job.request))
         if job.ticket is None:
             return lines
         return lines + b"".join(b"%b: %b\r\n" % pair for pair in job.ticket.meter.headers(self.now()))
+
+    def cors(self, request: Incoming) -> bytes:
+        """Header lines that let a page we know read the answer."""
+        return b"".join(b"%b: %b\r\n" % pair for pair in self.access.cors(request.headers))
 
     # When something goes wrong
 
@@ -121,12 +126,20 @@ class Dispatcher:
         self.members.hurry(replica)
 
     def changed(self, replica: LiveReplica) -> None:
-        """A replica went, or came back."""
+        """A replica went, fell silent, or came back."""
         if replica.state is ReplicaState.GONE:
             for relay in tuple(self.relays):
                 relay.lose_replica(replica, "the replica does not answer any more")
+        elif replica.is_silent:
+            for relay in tuple(self.relays):
+                if relay.can_move and self._has_free(relay, replica):
+                    relay.lose_replica(replica, "the replica is silent")
         elif replica.state is ReplicaState.READY:
             self.unpark()
+
+    def _has_free(self, relay: Relay, silent: LiveReplica) -> bool:
+        now = self.now()
+        return any(one is not silent and self.fleet.takes(one, now) for one in self.fleet.serving(relay.job.model))
 
     def may_retry(self) -> bool:
         if self._retry_credit < 1.0:
@@ -197,7 +210,7 @@ class Dispatcher:
 
     def learn_ids(self, relay: Relay, answer: bytes) -> None:
         if relay.replica is not None:
-            self.holders.learn(relay.replica.name, answer)
+            self.holders.learn(relay.replica.name, relay.job.tenant, answer)
 
     # How they end
 

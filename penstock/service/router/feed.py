@@ -45,7 +45,7 @@ class BlockFollower:
         try:
             return await exchange.done
         finally:
-            connection.close()
+            connection.abandon(exchange)
 
 
 class BlockExchange:

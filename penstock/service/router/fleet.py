@@ -14,8 +14,10 @@ from penstock.service.kv_events import Frame
 from penstock.service.router.breaker import Breaker
 from penstock.service.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
 
-MAX_MISSED = 2
-"""Probes without an answer before a replica counts as gone; a refused connection needs no second look."""
+SILENT_S = 1.5
+"""A replica that was asked how it is and sent nothing at all for so long is silent: free replicas take over from it."""
+GONE_S = 8.0
+"""After so much silence a replica counts as gone; a refused connection needs no second look."""
 FIRST_SHARE = 0.1
 """Of its load that a fresh replica gets at first."""
 OUTLIER_FACTOR = 5.0
@@ -43,16 +45,18 @@ class LiveReplica:
 
     __slots__ = (
         "_num_answers",
+        "asked_s",
         "breaker",
         "ejected_until_s",
         "first_byte_s",
+        "heard_s",
         "is_draining",
         "is_outside",
+        "is_silent",
         "kv_usage_fraction",
         "models",
         "name",
         "num_failed",
-        "num_missed",
         "num_pending",
         "num_served",
         "num_waiting",
@@ -83,7 +87,12 @@ class LiveReplica:
         self.kv_usage_fraction = 0.0
         self.prefixes: set[bytes] = set()
         """Hashes of blocks it reported."""
-        self.num_missed = 0
+        self.heard_s = 0.0
+        """When anything came from it: a probe's answer, or a part of any other."""
+        self.asked_s: float | None = None
+        """Since when a probe waits for an answer."""
+        self.is_silent = False
+        """Nothing comes from it, or its server says that its engine is silent."""
         self.ready_since_s = 0.0
         self.ejected_until_s = 0.0
         self.first_byte_s = 0.0
@@ -153,6 +162,7 @@ class LiveFleet:
         return (
             replica.state is ReplicaState.READY
             and not replica.is_draining
+            and not replica.is_silent
             and replica.breaker.allows(now)
             and replica.ejected_until_s <= now
         )
@@ -255,7 +265,7 @@ class LiveFleet:
 
     def hear(self, replica: LiveReplica, state: ReplicaState, now: float) -> bool:
         """A probe's finding; returns whether the replica's state changed. GONE counts at once."""
-        replica.num_missed = 0
+        replica.is_silent = False
         before, replica.state = replica.state, state
         if state is ReplicaState.READY and before is not state:
             replica.ready_since_s = now
@@ -283,11 +293,29 @@ class LiveFleet:
 
     def miss(self, replica: LiveReplica, now: float) -> bool:
         """A probe got no answer in time; returns whether the replica is gone by that."""
-        replica.num_missed += 1
-        if replica.num_missed < MAX_MISSED or replica.state is ReplicaState.GONE:
+        if now - replica.heard_s < GONE_S or replica.state is ReplicaState.GONE:
             return False
         replica.state = ReplicaState.GONE
         return True
+
+    def find_silent(self, now: float) -> list[LiveReplica]:
+        """Those that have fallen silent since the last look."""
+        found = []
+        for replica in self:
+            asked_s = replica.asked_s
+            if asked_s is None or replica.is_silent or replica.state is not ReplicaState.READY:
+                continue
+            if now - max(asked_s, replica.heard_s) >= SILENT_S:
+                replica.is_silent = True
+                found.append(replica)
+        return found
+
+    def forgive(self, seconds: float) -> None:
+        """Time in which this process did not listen is nobody's silence."""
+        for replica in self:
+            replica.heard_s += seconds
+            if replica.asked_s is not None:
+                replica.asked_s += seconds
 
     def eject_outliers(self, now: float) -> list[LiveReplica]:
         """Leave those alone for a while that are far slower to begin than the others; at most a third of the fleet."""

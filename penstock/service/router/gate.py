@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from penstock.errors import RequestError, StoreError
+from penstock.service.edge.access import key_of
+from penstock.service.edge.refusal import Refusal, limited, no_key, not_found, unavailable
 from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.answers import KeptAnswer
 from penstock.service.gateway.gateway import Gateway
@@ -22,11 +24,9 @@ from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.shedding import FleetLoad
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
 from penstock.service.marks import TokenBound
-from penstock.service.router.access import key_of, no_key
 from penstock.service.router.fleet import LiveFleet, ReplicaState
 from penstock.service.router.proxy.asked import Wanted
-from penstock.service.router.proxy.client import Incoming
-from penstock.service.router.proxy.faults import Refusal, limited, not_found, unavailable
+from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job
 from penstock.service.server.reading import TokenReading, is_free, read_request
 
@@ -50,8 +50,8 @@ class Gate:
 
     # At the door
 
-    def key(self, request: Incoming) -> KeyRecord:
-        record = self.gateway.identify(key_of(request), time.time())
+    def key(self, headers: dict[bytes, bytes]) -> KeyRecord:
+        record = self.gateway.identify(key_of(headers), time.time())
         if record is None:
             raise no_key()
         return record

@@ -4,7 +4,7 @@ What looks into an engine (events, requests, its machine) is not passed on: behi
 the requests of all.
 """
 
-from penstock.service.router.proxy.client import Incoming
+from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.webfiles import web_file
 
 FOLDER = "/assets/"
@@ -18,7 +18,7 @@ def page_answer(request: Incoming) -> tuple[bytes, bytes] | None:
     path = request.path
     if request.method != "GET" or not (path in PATHS or path.startswith(FOLDER)):
         return None
-    found = web_file(path)
+    found = web_file(path, request.headers.get(b"accept", b""))
     if found is None:
         return None
     headers, body = found.answer(request.headers.get(b"accept-encoding", b""))

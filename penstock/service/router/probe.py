@@ -12,11 +12,16 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock.service import marks
+from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
+from penstock.service.router.proxy.endpoint import ConnectionPool, Fetched, fetch
 
 READY_PATHS = ("/readyz", "/health")
-TIMEOUT_S = 1.0
+TIMEOUT_S = 4.0
+"""A machine may stand still for a while; how long nothing came is the fleet's to judge."""
+SILENT = b'"silent"'
+"""What our server says of itself while its engine is silent."""
 MODELS_EVERY = 10
 """Looks between two at the list of models."""
 
@@ -66,43 +71,58 @@ class Probe:
                     await self._hurry.wait()
 
     async def look(self) -> None:
+        replica = self._replica
+        replica.asked_s = time.monotonic()
+        if not replica.heard_s:
+            replica.heard_s = replica.asked_s
         try:
-            status = await self._ready_status()
+            found = await self._ready_answer()
         except ConnectionRefusedError:
-            has_changed = self._fleet.hear(self._replica, ReplicaState.GONE, time.monotonic())
+            has_changed = self._fleet.hear(replica, ReplicaState.GONE, time.monotonic())
         except OSError:
-            has_changed = self._fleet.miss(self._replica, time.monotonic())
+            has_changed = self._fleet.miss(replica, time.monotonic())
         else:
-            if status == 200 and (self._replica.models is None or self._num_looks % MODELS_EVERY == 0):
-                await self._learn_models()
+            replica.asked_s, replica.heard_s = None, time.monotonic()
+            is_ready = found.status == 200
+            if is_ready and (replica.models is None or self._num_looks % MODELS_EVERY == 0):
+                is_ready = await self._learn_models()
             self._num_looks += 1
-            state = ReplicaState.READY if status == 200 else ReplicaState.UNREADY
-            has_changed = self._fleet.hear(self._replica, state, time.monotonic())
-            if status == 200:
+            state = ReplicaState.READY if is_ready else ReplicaState.UNREADY
+            has_changed = self._fleet.hear(replica, state, time.monotonic())
+            if self._pool.is_ours and SILENT in found.body and not is_ready:
+                replica.is_silent = has_changed = True
+            if is_ready:
                 await self._learn_load()
         if has_changed:
-            self._changed(self._replica)
+            self._changed(replica)
 
-    async def _ready_status(self) -> int:
-        status, _ = await self._get(self._path)
-        if status == 404 and self._path == READY_PATHS[0]:
+    async def _ready_answer(self) -> Fetched:
+        found = await self._get(self._path)
+        if self._path == READY_PATHS[0] and found.status in (200, 404) and not _is_our_answer(found):
             self._path = READY_PATHS[1]
-            status, _ = await self._get(self._path)
+            found = await self._get(self._path)
         self._pool.is_ours = self._path == READY_PATHS[0]
-        return status
+        return found
 
-    async def _learn_models(self) -> None:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            status, body = await self._get("/v1/models")
-            if status == 200:
-                names = tuple(model.id for model in msgspec.json.decode(body, type=_Models).data)
+    async def _learn_models(self) -> bool:
+        """False for a server whose list is none: whatever answers there, it is no server of models."""
+        try:
+            found = await self._get("/v1/models")
+            self._pool.keeps_tenants = TRUST_HEADER in found.headers
+            if found.status == 200:
+                names = tuple(model.id for model in msgspec.json.decode(found.body, type=_Models).data)
                 self._fleet.learn_models(self._replica, names)
+        except OSError:
+            pass  # the next look may say
+        except msgspec.DecodeError:
+            return False
+        return True
 
     async def _learn_load(self) -> None:
         with contextlib.suppress(OSError):
-            status, body = await self._get("/metrics")
-            if status == 200:
-                self._take_in(body)
+            found = await self._get("/metrics")
+            if found.status == 200:
+                self._take_in(found.body)
 
     def _take_in(self, body: bytes) -> None:
         num_waiting, usage = 0, 0.0
@@ -113,8 +133,14 @@ class Probe:
                 usage = min(max(float(value), usage, 0.0), 1.0)
         self._fleet.learn_load(self._replica, num_waiting, usage)
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    async def _get(self, path: str) -> Fetched:
         endpoint = self._pool.endpoint
         key = b"authorization: Bearer %b\r\n" % self._pool.key if self._pool.key else b""
+        key += b"%b: %b\r\n" % (marks.RELAY_HEADER, RelayStamp(b"probe", 0).encode())
         head = f"GET {endpoint.path}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
         return await fetch(self._pool, head + key + b"\r\n", TIMEOUT_S)
+
+
+def _is_our_answer(found: Fetched) -> bool:
+    """Our servers say how they are as JSON; a page that some other server has for any path says nothing."""
+    return found.headers.get(b"content-type", b"").startswith(b"application/json") and b'"status"' in found.body

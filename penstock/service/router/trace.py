@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.metrics.spans import close_provider, nanoseconds, open_provider
 from penstock.service.marks import TokenCount
-from penstock.service.router.proxy.client import Incoming
+from penstock.service.router.proxy.incoming import Incoming
 
 
 class RouterTracer:

@@ -16,17 +16,18 @@ from starlette.requests import Request
 
 from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, Metric, exposition_of_all
+from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
+from penstock.service.edge.memory import LARGE_BYTES
 from penstock.service.server.blocks import PromptBlocks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
 from penstock.service.server.http.answer import HttpAnswer
 from penstock.service.server.http.body import (
-    LARGE_BYTES,
-    BodiesInFlight,
     BodyLimits,
     body_limits,
     convert,
     decode,
+    open_account,
     parse,
     read_body,
 )
@@ -34,7 +35,7 @@ from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
 from penstock.service.server.http.faults import busy, invalid, unsupported
 from penstock.service.server.http.large import Turns, breathe
-from penstock.service.server.http.relay import RELAYED, random_hex, relayed_of, split_body, unix_time
+from penstock.service.server.http.relay import RELAYED, check_resumed, random_hex, relayed_of, split_body, unix_time
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
@@ -47,8 +48,6 @@ B = TypeVar("B", bound=Struct)
 
 DEADLINE_HEADER = "x-request-timeout-ms"
 IGNORED_HEADER = b"x-penstock-ignored"
-IN_FLIGHT = 4
-"""Bodies of the largest size that may be on their way at a time, all clients together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,8 @@ class Front:
         self.config = config
         self.version = version
         self.fingerprint = f"penstock-{version}"
-        self.calls = Calls(config.stall_s)
-        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), num_tenants=len(config.keys))
+        self.calls = Calls()
+        self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), has_tenants=config.num_tenants > 1)
         self.turns = Turns()
         self.tracer: SpanTracer | None = None
         self.machine_metrics: Callable[[], list[Metric]] | None = None
@@ -176,7 +175,7 @@ class Front:
 
     async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
         tenant = request.scope.get("penstock.tenant", "")
-        with self.bodies.open(tenant) as account:
+        with open_account(self.bodies, tenant) as account:
             data = await read_body(request, self.body_limits, account)
             relayed = relayed_of(request)
             if relayed is not None:
@@ -270,6 +269,11 @@ class Front:
         """Every engine has sent something lately."""
         return all(model.is_alive for model in self.models)
 
+    @property
+    def is_silent(self) -> bool:
+        """An engine that was ready has not sent so much as a sign of life."""
+        return any(model.is_silent for model in self.models)
+
     async def is_ready(self) -> bool:
         """A token has come through the real path of every model lately, or comes now.
 
@@ -292,12 +296,8 @@ class Front:
 
 
 def tenant_of(request: Request) -> str:
-    """Whose request it is: what is kept and cached is kept apart by it."""
-    tenant: str = request.scope.get("penstock.tenant", "")
-    relayed = relayed_of(request)
-    if relayed is not None and relayed.tenant:
-        tenant = f"{tenant}/{relayed.tenant}"  # behind one key of a router are many; nobody can be another key's
-    return tenant
+    """Whose request it is: what is kept and cached is kept apart by it. Of a router's request, whose the router says."""
+    return str(request.scope.get("penstock.tenant", ""))
 
 
 def caller_of(request: Request) -> Caller:
@@ -341,6 +341,8 @@ class Counted:
             blocks = PromptBlocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
             await blocks(scope, receive, send)
             return
+        if relayed is not None and relayed.resumed is not None:
+            check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
         scope["penstock.call"] = call
         front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)

@@ -161,6 +161,8 @@ class Generation:
     output: OutputForm = TEXT
     cache: CacheHints = NO_HINTS
     priority: int = 0
+    is_flex: bool = False
+    """It waits for every request that is not, as those of batches do."""
     deadline_ms: float | None = None
     kept_prompt_tokens: int | None = None
     """Only the last tokens of a longer prompt are kept."""

@@ -21,6 +21,7 @@ from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tools.words import described, knows_calls, told
 from penstock.service import marks
+from penstock.service.edge.memory import trim_memory
 from penstock.service.marks import TokenBound
 from penstock.service.server.forms import answer_form
 from penstock.service.server.generation import (
@@ -34,7 +35,7 @@ from penstock.service.server.generation import (
 )
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
-from penstock.service.server.http.large import stand_back, trim_memory
+from penstock.service.server.http.large import stand_back
 from penstock.service.server.http.relay import priority_of
 from penstock.service.server.sampling.beams import call_of
 from penstock.service.server.sampling.params import check_ids, sampling_params
@@ -81,7 +82,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         tenant=caller.tenant,
         salt=_salt(caller.tenant, generation.cache),
         pins=pins,
-        is_batch=caller.is_batch,
+        is_batch=caller.is_batch or generation.is_flex,
         prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
         speculate=generation.speculate,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient, Facts, StepReport
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import greedy_canary
@@ -26,6 +27,8 @@ MAX_CHARACTERS_PER_TOKEN = 32
 """Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
 FRESH_S = 2.0
 """An engine that sent something this recently is alive; a token this old still proves it."""
+SILENT_S = 1.5
+"""An engine beats four times a second, whatever it computes: after so long without a sign it is stopped, or starved."""
 CANARY_S = 2.0
 DEFAULT_NAME = "default"
 LATEST = ":latest"
@@ -44,6 +47,8 @@ class ServedModel:
         self.blocks = BlockIndex(client)
         self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
+        self.watermark: Watermark | None = None
+        """What answers carry that are sampled."""
         self.fault = ""
         """Why no request should be served: the model is not what it was."""
         self._text: Text | None = None
@@ -151,12 +156,22 @@ class ServedModel:
             return True
         return self.client.is_ready and self.client.silence_s < FRESH_S
 
+    @property
+    def is_silent(self) -> bool:
+        return self.client.is_ready and self.client.silence_s >= SILENT_S
+
     async def is_ready(self) -> bool:
         """A token has come through the real path lately, or comes now. A model that is not loaded now is ready to be asked."""
         resident = self.resident
         if resident is not None and resident.state is not Residency.READY:
             return resident.state is not Residency.FAILED and not resident.is_pinned
-        if not self.is_open or not self.is_alive or self.fault or (resident is not None and resident.fault):
+        if (
+            not self.is_open
+            or self.is_silent
+            or not self.is_alive
+            or self.fault
+            or (resident is not None and resident.fault)
+        ):
             return False
         now = time.monotonic()
         if not self.facts.can_generate:

@@ -43,7 +43,7 @@ class BlobStore:
         """Where to write; the file exists once the block is left without an error."""
         part = self._directory / f"{name}{PART}"
         try:
-            with part.open("wb") as file:
+            with open(part, "wb", opener=_for_its_owner) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -71,3 +71,8 @@ class BlobStore:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """What clients left is nobody else's to read."""
+    return os.open(path, flags, 0o600)

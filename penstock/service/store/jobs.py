@@ -83,6 +83,16 @@ def files_of(transaction: Transaction, tenant: str) -> list[FileRow]:
     return [FileRow(*row) for row in rows]
 
 
+class KeptFiles(NamedTuple):
+    num_files: int
+    num_bytes: int
+
+
+def kept_by(transaction: Transaction, tenant: str) -> KeptFiles:
+    rows = transaction.rows("SELECT COUNT(*), SUM(num_bytes) FROM files WHERE tenant = ?", (tenant,))
+    return KeptFiles(int(rows[0][0]), int(rows[0][1] or 0))
+
+
 def all_file_ids(transaction: Transaction) -> set[str]:
     return {str(row[0]) for row in transaction.rows("SELECT id FROM files")}
 

@@ -45,7 +45,8 @@ class ConversationRow(NamedTuple):
 def put_response(transaction: Transaction, row: ResponseRow) -> None:
     transaction.run(
         "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-        "status = excluded.status, value = excluded.value, body = excluded.body",
+        "status = excluded.status, value = excluded.value, body = excluded.body "
+        "WHERE responses.tenant = excluded.tenant",
         row,
     )
 
@@ -77,7 +78,9 @@ def forget_responses(transaction: Transaction, before_s: float) -> int:
 
 def put_conversation(transaction: Transaction, row: ConversationRow) -> None:
     transaction.run(
-        "INSERT INTO conversations VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET metadata = excluded.metadata", row
+        "INSERT INTO conversations VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET metadata = excluded.metadata "
+        "WHERE conversations.tenant = excluded.tenant",
+        row,
     )
 
 

@@ -30,11 +30,17 @@ class Assumptions:
     """Dollars a million prompt tokens of the API to compare with"""
     api_out: float | None = None
     """Dollars a million answer tokens of the API to compare with"""
+    api_cached: float | None = None
+    """Dollars a million prompt tokens that were sent before, where the API has a price for them"""
+    api_batch: float = 1.0
+    """Share of its prices that the API asks, such as 0.5 for batches"""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.utilization <= 1.0:
             raise ConfigError(f"--utilization is {self.utilization}; choose a share above 0, at most 1")
-        for name in ("engineer_hours", "engineer_price", "api_in", "api_out"):
+        if not 0.0 <= self.api_batch <= 1.0:
+            raise ConfigError(f"--api-batch is {self.api_batch}; choose a share from 0 to 1")
+        for name in ("engineer_hours", "engineer_price", "api_in", "api_out", "api_cached"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= 1e6:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; choose 0 or more")
@@ -96,8 +102,23 @@ class SelfHost:
         return self.gpu_dollars + self.engineer_dollars
 
 
+def api_price(num_prompt: float, num_cached: float, num_answer: float, assumed: Assumptions) -> float | None:
+    """Dollars that the API asks for a request of which so many prompt tokens were sent before."""
+    if assumed.api_in is None or assumed.api_out is None:
+        return None
+    cached = min(num_cached, num_prompt) if assumed.api_cached is not None else 0.0
+    prompt = (num_prompt - cached) * assumed.api_in + cached * (assumed.api_cached or 0.0)
+    return (prompt + num_answer * assumed.api_out) * assumed.api_batch / MILLION
+
+
 def self_host(
-    *, rate: float, replica_rate: float, replica_hourly: float, sizes: "Sizes", assumed: Assumptions
+    *,
+    rate: float,
+    replica_rate: float,
+    replica_hourly: float,
+    sizes: "Sizes",
+    assumed: Assumptions,
+    num_cached: float = 0.0,
 ) -> SelfHost:
     """Whole replicas, each used at no more than `utilization` of what it carries, run all month."""
     requests = rate * SECONDS_PER_MONTH
@@ -106,8 +127,8 @@ def self_host(
     num_replicas = math.ceil(rate / useful)
     gpu = num_replicas * replica_hourly * HOURS_PER_MONTH
     api, break_even = None, None
-    if assumed.api_in is not None and assumed.api_out is not None:
-        each = (sizes.mean_prompt * assumed.api_in + sizes.mean_answer * assumed.api_out) / MILLION
+    each = api_price(sizes.mean_prompt, num_cached, sizes.mean_answer, assumed)
+    if each is not None:
         api = requests * each
         break_even = break_even_requests(each, useful * SECONDS_PER_MONTH, replica_hourly * HOURS_PER_MONTH, engineer)
     return SelfHost(num_replicas, gpu, engineer, requests, api, break_even)

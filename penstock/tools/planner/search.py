@@ -176,7 +176,7 @@ class Search:
         if option.replica_hourly is not None:
             cost = self_host(
                 rate=demand.rate, replica_rate=option.replica_rate, replica_hourly=option.replica_hourly,
-                sizes=demand.sizes, assumed=self.assumed,
+                sizes=demand.sizes, assumed=self.assumed, num_cached=demand.mean_repeated,
             )  # fmt: skip
         at_load = self._serve(option, demand)
         return replace(plan, at_load=at_load, what_ifs=self._what_ifs(option, demand, at_load), cost=cost)

@@ -10,7 +10,7 @@ from penstock.runtime.core.request import Request
 from penstock.service.router.policy import Policy, RoutedCall
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.replica import Replica
-from penstock.tools.sim.scaling import Pressure, Scaler, Scaling, ServedRate
+from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
 
 MakeReplica = Callable[[str], Replica]
 
@@ -62,7 +62,7 @@ class Pool:
         self._live: list[Replica] = []
         self._scaling = scaling
         self._busy_s = 0.0
-        self._served = ServedRate()
+        self._served, self._trend = ServedRate(), ArrivalTrend()
         for _ in range(scaling.min_replicas if scaling else num_replicas):
             self._start(0.0, 0.0)
         self.num_starts = 0
@@ -156,7 +156,10 @@ class Pool:
         kv_fraction = sum(view.kv_usage_fraction for view in ready) / max(len(ready), 1)
         num_waiting = sum(replica.num_queued for replica in self._live) + len(self._queue)
         num_served = self._num_calls - sum(view.num_pending for view in views)
-        return Pressure(kv_fraction, num_waiting, self._served.note(num_served, len(ready), now))
+        served_per_s = self._served.note(num_served, len(ready), now, is_full=num_waiting > len(ready))
+        return Pressure(
+            kv_fraction, num_waiting, served_per_s, *self._trend.note(self._num_calls + len(self._queue), now)
+        )
 
     def _stop_drained(self, now: float) -> None:
         for member in self.members:

@@ -3,13 +3,14 @@ load.
 
     pending or utilisation   what each replica is to hold
     KV                       blocks in use, where that is limited
-    predicted attainment     of the requests that wait, the share whose first token comes in time, as fast as replicas serve
+    predicted attainment     of the requests that wait, the share whose first token comes in time, as fast as replicas serve;
+                             and the same for when a replica ordered now would serve, with the arrivals expected by then
 
 The largest of what these ask for counts.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from penstock.errors import ConfigError
@@ -63,6 +64,9 @@ class Pressure(NamedTuple):
     """Requests without a first token."""
     served_per_s: float = 0.0
     """Requests that one replica serves; 0 where that is not known yet."""
+    arrivals_per_s: float = 0.0
+    """Requests that come now, and how much more of them come a second later; 0 where that is not known yet."""
+    growth_per_s: float = 0.0
 
 
 NO_PRESSURE = Pressure()
@@ -78,23 +82,81 @@ def predicted_attainment(num_replicas: int, pressure: Pressure, ttft_s: float) -
     return min(1.0, math.floor(ttft_s * num_replicas * pressure.served_per_s) / pressure.num_waiting)
 
 
-class ServedRate:
-    """Requests a second that a replica serves, as its best moments show: with little to do it serves little."""
+def missed_ahead(num_replicas: int, num_serving: int, pressure: Pressure, ahead_s: float, ttft_s: float) -> float:
+    """Of the requests there in `ahead_s`, the share that is begun too late if there are `num_replicas` then, and
+    `num_serving` until then.
 
-    KEPT = 0.98
+    Until then the queue grows by what comes and shrinks by what is served; from then on it is served by all of them.
+    """
+    served, rate = pressure.served_per_s, pressure.arrivals_per_s
+    if not served:
+        return 0.0
+    later = max(rate + pressure.growth_per_s * ahead_s, 0.0)
+    arriving = 0.5 * (rate + later) * ahead_s
+    queue = max(pressure.num_waiting + arriving - num_serving * served * ahead_s, 0.0)
+    if num_replicas * served < later * NEARLY:
+        return 1.0  # it grows without end
+    return max(0.0, 1.0 - ttft_s * num_replicas * served / queue) if queue else 0.0
+
+
+NEARLY = 0.98
+FULL = 0.9
+"""Of what replicas serve at most, what is asked of them: nearer to it queues grow by chance alone."""
+
+
+class ServedRate:
+    """Requests a second that a replica serves, as its best moments show while requests wait: with little to do it serves
+    little, which says nothing."""
+
+    KEPT = 0.995
     """Of it, from one check to the next, lest what was once possible counts for ever."""
+    LEARNT = 0.3
+    """Of a new rate, what counts: a moment in which many ended at once is no rate."""
 
     def __init__(self) -> None:
         self.per_s = 0.0
+        self._latest = 0.0
         self._last: tuple[int, float] | None = None
 
-    def note(self, num_served: int, num_replicas: int, now: float) -> float:
-        """So many were served so far, lately by so many replicas."""
+    def note(self, num_served: int, num_replicas: int, now: float, *, is_full: bool = True) -> float:
+        """So many were served so far, lately by so many replicas; `is_full` says that others waited meanwhile."""
         if self._last is not None and now > self._last[1] and num_replicas:
             latest = (num_served - self._last[0]) / (now - self._last[1]) / num_replicas
-            self.per_s = max(latest, self.KEPT * self.per_s)
+            self._latest += (self.LEARNT if self._latest else 1.0) * (latest - self._latest)
+            if is_full or self._latest > self.per_s > 0.0:
+                self.per_s = max(self._latest, self.KEPT * self.per_s)
         self._last = num_served, now
         return self.per_s
+
+
+class ArrivalTrend:
+    """Requests that come a second, smoothed, and how that changes: Holt's two lines."""
+
+    LEVEL, SLOPE = 0.4, 0.2
+    """Of what is new, what counts."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        self.growth_per_s = 0.0
+        self._last: tuple[int, float] | None = None
+        self._num_notes = 0
+
+    def note(self, num_arrived: int, now: float) -> tuple[float, float]:
+        """So many have come so far."""
+        if self._last is not None and now > self._last[1]:
+            seconds = now - self._last[1]
+            latest = (num_arrived - self._last[0]) / seconds
+            self._num_notes += 1
+            if self._num_notes == 1:
+                self.per_s = latest
+            else:
+                before = self.per_s
+                self.per_s += self.LEVEL * (latest - before) + (1.0 - self.LEVEL) * self.growth_per_s * seconds
+                self.per_s = max(self.per_s, 0.0)
+                change = (self.per_s - before) / seconds
+                self.growth_per_s += self.SLOPE * (change - self.growth_per_s)
+        self._last = num_arrived, now
+        return self.per_s, self.growth_per_s
 
 
 class Scaler:
@@ -127,6 +189,10 @@ class Scaler:
         self._less_since = now
         return num_now - 1
 
+    def learn_start(self, seconds: float) -> None:
+        """A replica took so long from its order to its first request: those to come are expected to."""
+        self._scaling = replace(self._scaling, cold_start_s=seconds)
+
     def _needed_by(self, pressure: Pressure, num_now: int) -> int:
         """Replicas that KV in use and waiting requests ask for."""
         scaling, needed = self._scaling, 0
@@ -138,8 +204,19 @@ class Scaler:
                 least += 1
             while least > 0 and self._is_attained(least - 1, pressure):
                 least -= 1
-            needed = max(needed, least)
+            needed = max(needed, least, self._needed_ahead(pressure, num_now, scaling.ttft_s))
         return needed
+
+    def _needed_ahead(self, pressure: Pressure, num_now: int, ttft_s: float) -> int:
+        """Replicas with which few enough requests are late once one that is ordered now would serve."""
+        scaling = self._scaling
+        least = math.ceil(pressure.arrivals_per_s / (FULL * pressure.served_per_s) - 1e-9)
+        most_missed = 1.0 - scaling.attainment
+        while least < scaling.max_replicas:
+            if missed_ahead(least, min(num_now, least), pressure, scaling.cold_start_s, ttft_s) <= most_missed:
+                break
+            least += 1
+        return least
 
     def _is_attained(self, num_replicas: int, pressure: Pressure) -> bool:
         ttft_s = self._scaling.ttft_s

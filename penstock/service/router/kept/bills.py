@@ -53,10 +53,10 @@ class BillCollector:
                 await self._collect_from(pool)
 
     async def _collect_from(self, pool: ConnectionPool) -> None:
-        status, data = await fetch(pool, _request(pool, "GET", b""), TIMEOUT_S)
-        if status != 200:
+        found = await fetch(pool, _request(pool, "GET", b""), TIMEOUT_S)
+        if found.status != 200:
             return
-        bills = [LaterBill(*msgspec.structs.astuple(one)) for one in msgspec.json.decode(data, type=_Bills).data]
+        bills = [LaterBill(*msgspec.structs.astuple(one)) for one in msgspec.json.decode(found.body, type=_Bills).data]
         if not bills:
             return
         loop = asyncio.get_running_loop()

@@ -42,24 +42,24 @@ class Holders:
 
     def __init__(self, max_known: int = MAX_KNOWN) -> None:
         self._max_known = max_known
-        self._holders: OrderedDict[bytes, str] = OrderedDict()
+        self._holders: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def find(self, ids: list[bytes]) -> str:
-        """Empty if none of them is known."""
+    def find(self, tenant: str, ids: list[bytes]) -> str:
+        """Empty if none of them is known as this tenant's."""
         for id_ in ids:
-            holder = self._holders.get(id_)
+            holder = self._holders.get((tenant, id_))
             if holder is not None:
-                self._holders.move_to_end(id_)
+                self._holders.move_to_end((tenant, id_))
                 return holder
         return ""
 
-    def learn(self, replica: str, answer: bytes) -> None:
-        """From the beginning of an answer."""
+    def learn(self, replica: str, tenant: str, answer: bytes) -> None:
+        """From the beginning of an answer: what one tenant reads there leads no other one astray."""
         for id_ in _FOUND.findall(answer[:MAX_READ_BYTES]):
-            self._holders[id_] = replica
-            self._holders.move_to_end(id_)
+            self._holders[tenant, id_] = replica
+            self._holders.move_to_end((tenant, id_))
         while len(self._holders) > self._max_known:
             self._holders.popitem(last=False)

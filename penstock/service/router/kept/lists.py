@@ -7,9 +7,9 @@ from urllib.parse import parse_qs, quote
 
 import msgspec
 
-from penstock.service.router.proxy.client import Incoming
+from penstock.service.edge.refusal import Refusal, unavailable
 from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
-from penstock.service.router.proxy.faults import Refusal, unavailable
+from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job
 
 PAGE = 100
@@ -41,8 +41,8 @@ async def _items(job: Job, pool: ConnectionPool) -> list[Item]:
     query = base
     for _ in range(MAX_PAGES):
         try:
-            status, body = await fetch(pool, job.data(pool, None, query), FETCH_S)
-            page = msgspec.json.decode(body, type=_Page) if status == 200 else None
+            found = await fetch(pool, job.data(pool, None, query), FETCH_S)
+            page = msgspec.json.decode(found.body, type=_Page) if found.status == 200 else None
         except (OSError, msgspec.DecodeError):
             page = None
         if page is None:

@@ -5,6 +5,7 @@ shown up to its last mark; one of another engine as it comes.
 """
 
 from penstock.service import marks
+from penstock.service.edge.stamp import TRUST_HEADER
 from penstock.service.marks import TokenBound, TokenCount
 from penstock.service.router.proxy.asked import usage_in
 from penstock.service.router.proxy.endpoint import Headers
@@ -24,6 +25,7 @@ LEFT_OUT = frozenset(
         b"date",
         b"x-request-id",
         marks.LOST_HEADER,
+        TRUST_HEADER,
     )
 )
 

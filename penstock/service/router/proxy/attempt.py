@@ -109,9 +109,9 @@ class Attempt:
     def on_head(self, status: int, headers: Headers) -> None:
         if self.is_left:
             return
+        self.replica.heard_s = now = self._clock.now()
         if not self._is_answered:
             self._is_answered = True
-            now = self._clock.now()
             waited_s = now - self.sent_s
             self._clock.fleet.answer(self.replica, self._num_tokens, waited_s)
             server_s = _server_s(headers)
@@ -122,6 +122,7 @@ class Attempt:
 
     def on_part(self, data: bytes) -> None:
         if not self.is_left:
+            self.replica.heard_s = self._clock.now()
             self._listener.on_part(data)
 
     def on_end(self) -> None:

@@ -1,42 +1,43 @@
 """One client's connection: reads requests within bounds, writes answers, and says when the client is slow or gone.
 
-Requests are handed over whole, one at a time; while one is being answered nothing more is read. What is passed on is written
-anew from what was parsed here, so that a request which two parsers would read differently never leaves: it is refused.
+Requests are handed over whole, one at a time. A caller is known before its body is read; what comes during an answer is kept
+unread, within bounds. What is passed on is written anew from what was parsed here, so that a request which two parsers
+would read differently never leaves: it is refused.
 """
 
 import asyncio
 import time
+from collections import deque
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 import httptools
 
-from penstock.service.router.proxy.faults import Refusal
+from penstock.service.edge.bodies import BodiesInFlight, BodyAccount
+from penstock.service.edge.flow import Flow
+from penstock.service.edge.headers import (
+    HEADERS_S,
+    KEEP_ALIVE_S,
+    MAX_HEADER_BYTES,
+    MAX_PIPELINED,
+    MAX_UNWANTED_BYTES,
+    HeaderTally,
+    too_long,
+)
+from penstock.service.edge.memory import LARGE_BYTES, owe_memory
+from penstock.service.edge.refusal import Refusal, not_http
+from penstock.service.router.proxy.incoming import Incoming, target_of
 
-MAX_HEADER_BYTES = 64 << 10
-MAX_HEADERS = 100
-HEADERS_S = 10.0
 BODY_S = 60.0
-KEEP_ALIVE_S = 75.0
 HIGH_WATER = 64 << 10
-STALL_S = 60.0
-"""How long a client may stop reading before it is cut off."""
+MAX_AHEAD_BYTES = 64 << 10
+"""Kept unread while an answer is under way; beyond it nothing is read."""
+LINGER_S = 5.0
+"""How long a refused client may go on sending, so that it reads why."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES = {value: f"HTTP/1.1 {value} {phrase}\r\n".encode() for value, phrase in _REASONS.items()}
-
-
-class Incoming(NamedTuple):
-    """A request as it was parsed. Header names are in lower case; of repeated ones the first counts."""
-
-    method: str
-    path: str
-    """Without the query."""
-    query: str
-    headers: dict[bytes, bytes]
-    body: bytes
-    arrival_s: float
 
 
 class Answering(Protocol):
@@ -51,31 +52,55 @@ class Answering(Protocol):
 
 class RequestHandler(Protocol):
     max_body_bytes: int
+    bodies: BodiesInFlight
+
+    def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> Any:
+        """Who calls, before a byte of a body is read; `tenant` of it names whose memory a body takes. Raises Refusal."""
 
     def handle(self, request: Incoming, client: "InboundConnection") -> None:
         """Answer it, now or later, and call `finish`."""
+
+    def refuse(self, request: Incoming, client: "InboundConnection", error: Refusal) -> None:
+        """Answer that it is refused."""
 
     def opened(self, client: "InboundConnection") -> None: ...
 
     def closed(self, client: "InboundConnection") -> None: ...
 
 
+class Head(NamedTuple):
+    """A request's head, its caller where that has been looked at."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[bytes, bytes]
+    caller: Any
+
+
+NO_HEAD = Head("", "", "", {}, None)
+
+
 class InboundConnection(asyncio.Protocol):
     __slots__ = (
+        "_ahead",
         "_body",
         "_handler",
-        "_headers",
+        "_head",
         "_is_answering",
-        "_is_chunked",
         "_is_closing",
+        "_is_refused",
+        "_is_unchecked",
+        "_kept",
         "_loop",
-        "_num_bytes",
-        "_num_header_bytes",
+        "_num_unwanted",
         "_parser",
+        "_tally",
         "_url",
         "_waiting",
         "answering",
         "deadline_s",
+        "flow",
         "is_open",
         "transport",
     )
@@ -83,29 +108,35 @@ class InboundConnection(asyncio.Protocol):
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        self._waiting: list[tuple[Incoming, bool]] = []
-        """Requests sent ahead of their turn."""
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._waiting: deque[tuple[Incoming, bool, bool]] = deque()
+        """Requests that were read together with one before."""
+        self._ahead: list[bytes] = []
+        """What came while an answer was under way."""
+        self._kept: BodyAccount | None = None
+        """Of the body that is being read or answered."""
         self._reset()
-        self._is_answering = False
-        self._is_chunked = False
-        self._is_closing = False
+        self._is_answering = self._is_closing = self._is_refused = False
+        self._num_unwanted = 0
         self.answering: Answering | None = None
         self.transport: Any = None
+        self.flow: Flow
         self.is_open = False
         self.deadline_s: float | None = None
         """When a sweep may cut this connection off."""
 
     def _reset(self) -> None:
         self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._num_bytes = self._num_header_bytes = 0
+        self._tally = HeaderTally()
+        self._head = NO_HEAD
+        self._is_unchecked = False
         self._body: list[bytes] = []
 
     # What asyncio calls
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        self.flow = Flow(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER)
         self.is_open = True
         self.deadline_s = time.monotonic() + KEEP_ALIVE_S
@@ -114,126 +145,134 @@ class InboundConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         self._handler.closed(self)
-        self._waiting.clear()
+        self._drop()
+        self._parser = None
         answering, self.answering = self.answering, None
         if answering is not None:
             answering.on_client_gone()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_closing:
-            return
-        if not self._num_bytes and not self._is_answering:
+        if self._is_refused:
+            self._num_unwanted += len(data)
+            if self._num_unwanted > MAX_UNWANTED_BYTES:
+                self.abort()
+        elif self._is_answering or self.flow.write_paused or self._waiting:
+            self._ahead.append(data)
+            if sum(map(len, self._ahead)) > MAX_AHEAD_BYTES:
+                self.flow.pause_reading()
+        elif not self._is_closing:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        if not self._url:
             self.deadline_s = time.monotonic() + HEADERS_S
-        self._num_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self.refuse(Refusal(400, "no other protocol than HTTP/1.1 is spoken here", code="invalid_http"))
+            self.refuse(not_http("no other protocol than HTTP/1.1 is spoken here"))
         except Refusal as error:
             self.refuse(error)
         except httptools.HttpParserError as error:
             cause = error.__context__
             told = cause if isinstance(cause, Refusal) else None
-            self.refuse(told or Refusal(400, "the request is not HTTP as we read it; mend it", code="invalid_http"))
+            self.refuse(told or not_http("the request is not HTTP as we read it; mend it"))
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
-        self.deadline_s = time.monotonic() + STALL_S
+        self.flow.pause_writing()
         if self.answering is not None:
             self.answering.on_client_slow()
 
     def resume_writing(self) -> None:
-        self.deadline_s = None
+        self.flow.resume_writing()
         if self.answering is not None:
             self.answering.on_client_ready()
+        elif not self._is_answering:
+            self._loop.call_soon(self._next)
 
     # What the parser calls
 
     def on_message_begin(self) -> None:
         self._reset()
-        self._num_bytes = 1
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count(len(url))
+        if len(self._url) > MAX_HEADER_BYTES:
+            raise too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
-        name = name.lower()
-        if name in self._headers:
-            if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
-                raise Refusal(400, f"the header {name.decode()} came twice; send one", code="invalid_http")
-            return
-        self._headers[name] = value
-        if len(self._headers) > MAX_HEADERS:
-            raise Refusal(431, "the request has too many headers; send fewer", code="headers_too_large")
-
-    def _count(self, num_bytes: int) -> None:
-        self._num_header_bytes += num_bytes
-        if self._num_header_bytes > MAX_HEADER_BYTES:
-            raise Refusal(431, "the request's headers are too long; send fewer", code="headers_too_large")
+        self._tally.add(name.lower(), value)
 
     def on_headers_complete(self) -> None:
-        headers, version = self._headers, self._parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise Refusal(400, "no other protocol than HTTP/1.1 is spoken here", code="invalid_http")
-        if version == "1.0" and b"transfer-encoding" in headers:
-            raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length", code="invalid_http")
-        if version == "1.1" and b"host" not in headers:
-            raise Refusal(400, "a request has one Host header; send one", code="invalid_http")
-        if b"transfer-encoding" in headers and (
-            b"content-length" in headers or headers[b"transfer-encoding"].lower().strip() != b"chunked"
-        ):
-            raise Refusal(400, "the body's length is said in two ways; send one", code="invalid_http")
+        headers = self._tally.values
+        self._tally.check(self._parser.get_http_version())
         claimed = headers.get(b"content-length", b"0")
         if not claimed.isdigit() or len(claimed) > 18 or int(claimed) > self._handler.max_body_bytes:
             raise self._too_large()
-        if headers.get(b"expect", b"").lower() == b"100-continue" and not self._is_answering:
+        path, query = target_of(self._url)
+        self._head = Head(self._parser.get_method().decode("latin-1"), path, query, headers, None)
+        self._is_unchecked = True
+        if self._is_answering or (claimed == b"0" and b"transfer-encoding" not in headers):
+            return  # its turn comes later, or at once
+        self._check()
+        self.deadline_s = time.monotonic() + BODY_S
+        if headers.get(b"expect", b"").lower() == b"100-continue":
             self.transport.write(CONTINUE)
-        if not self._is_answering:
-            self.deadline_s = time.monotonic() + BODY_S
-        self._num_bytes = 0
+
+    def _check(self) -> None:
+        """Who calls; raises Refusal before anything of the body is kept."""
+        self._is_unchecked = False
+        method, path, _, headers, _ = self._head
+        self._head = self._head._replace(caller=self._handler.check(method, path, headers))
 
     def on_body(self, body: bytes) -> None:
-        self._num_bytes += len(body)
-        if self._num_bytes > self._handler.max_body_bytes:
-            raise self._too_large()
+        if not self._is_answering:  # else read together with the request before it: no more than one read
+            if self._is_unchecked:
+                self._check()
+            self._keep(len(body))
         self._body.append(body)
 
-    def on_message_complete(self) -> None:
-        url = httptools.parse_url(self._url) if self._url[:1] == b"/" else None
-        if url is None or url.path is None:
-            raise Refusal(400, "the request's path is not one we read; begin it with /", code="invalid_http")
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        request = Incoming(
-            self._parser.get_method().decode("latin-1"),
-            url.path.decode("latin-1"),
-            (url.query or b"").decode("latin-1"),
-            self._headers,
-            body,
-            time.monotonic(),
-        )
-        keeps_alive = self._parser.should_keep_alive()
-        self._reset()
-        if self._is_answering:
-            self._waiting.append((request, keeps_alive))
-            self.transport.pause_reading()
-        else:
-            self._answer(request, keeps_alive)
+    def _keep(self, num_bytes: int) -> None:
+        if self._kept is None:
+            self._kept = BodyAccount(self._handler.bodies, getattr(self._head.caller, "tenant", ""))
+        self._kept.add(num_bytes)
+        if self._kept.num_bytes > self._handler.max_body_bytes:
+            raise self._too_large()
 
-    def _answer(self, request: Incoming, keeps_alive: bool) -> None:
+    def on_message_complete(self) -> None:
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        method, path, query, headers, caller = self._head
+        request = Incoming(method, path, query, headers, body, time.monotonic(), caller)
+        is_checked, keeps_alive = not self._is_unchecked, self._parser.should_keep_alive()
+        self._reset()
+        if not self._is_answering and not self._waiting:
+            self._answer(request, is_checked, keeps_alive)
+        elif len(self._waiting) < MAX_PIPELINED:
+            self._waiting.append((request, is_checked, keeps_alive))
+        else:
+            self.abort()
+            raise not_http("too many requests are sent ahead of their answers; read these first")
+
+    def _answer(self, request: Incoming, is_checked: bool, keeps_alive: bool) -> None:
         self._is_answering = True
-        self._is_closing = not keeps_alive
+        self._is_closing |= not keeps_alive
         self.deadline_s = None
-        self._handler.handle(request, self)
+        try:
+            if not is_checked:
+                caller = self._handler.check(request.method, request.path, request.headers)
+                request = request._replace(caller=caller)
+        except Refusal as error:
+            self._handler.refuse(request, self, error)
+        else:
+            self._handler.handle(request, self)
 
     def _too_large(self) -> Refusal:
         most = self._handler.max_body_bytes >> 20
         return Refusal(413, f"the body is larger than {most} MiB; send less", code="request_too_large")
 
-    # What whoever answers calls
+    # What the handler calls
 
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         """A whole answer. `headers` are lines that each end in CRLF."""
@@ -245,7 +284,6 @@ class InboundConnection(asyncio.Protocol):
 
     def begin(self, status: int, headers: bytes) -> None:
         """An answer of unknown length: `write` follows, then `end`."""
-        self._is_chunked = True
         self.transport.write(
             b"%b%btransfer-encoding: chunked\r\n%b\r\n" % (_status_line(status), headers, self._connection_header())
         )
@@ -258,34 +296,47 @@ class InboundConnection(asyncio.Protocol):
         self.finish()
 
     def finish(self) -> None:
-        """The answer is over: the next request, if there is one."""
+        """The answer is over: the next request, if there is one and its client has read enough."""
         self._is_answering = False
-        self._is_chunked = False
         self.answering = None
+        self._give_back()
         if not self.is_open:
             return
-        if self._is_closing:
+        if self._is_refused:
+            self.deadline_s = time.monotonic() + LINGER_S
+        elif self._is_closing:
             self.transport.close()
-        elif self._waiting:
+        elif self._waiting or self._ahead:
             self._loop.call_soon(self._next)
         else:
             self.deadline_s = time.monotonic() + KEEP_ALIVE_S
 
     def _next(self) -> None:
-        if self._waiting and not self._is_answering and self.is_open:
-            request, keeps_alive = self._waiting.pop(0)
-            if not self._waiting:
-                self.transport.resume_reading()
-            self._answer(request, keeps_alive)
+        if self._is_answering or not self.is_open or self.flow.write_paused or self._is_closing:
+            return
+        if self._waiting:
+            self._answer(*self._waiting.popleft())
+        elif self._ahead:
+            ahead, self._ahead = b"".join(self._ahead), []
+            self.flow.resume_reading()
+            self._parse(ahead)
+        elif self.deadline_s is None:
+            self.deadline_s = time.monotonic() + KEEP_ALIVE_S
 
     def refuse(self, error: Refusal) -> None:
-        """Whatever was being read cannot be made sense of: say so, and close."""
+        """Nothing more of this client is read. One that is sending a body has a moment to read why."""
+        head = self._head
         self._is_closing = True
-        if self.is_open and not self._is_answering:
-            self._is_answering = True
+        self._drop()
+        if not self.is_open or self._is_answering:
+            return
+        self._is_answering = True
+        if head is NO_HEAD:
             self.respond(error.status, b"x-request-id: none\r\n" + error.header_lines, error.body)
-        elif self.is_open:
-            self._waiting.clear()
+            return
+        self._is_refused = True
+        method, path, query, headers, caller = head
+        self._handler.refuse(Incoming(method, path, query, headers, b"", time.monotonic(), caller), self, error)
 
     def close_when_done(self) -> None:
         """No further request is taken on this connection."""
@@ -296,6 +347,22 @@ class InboundConnection(asyncio.Protocol):
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+    def _drop(self) -> None:
+        """What was read and will not be answered."""
+        self._waiting.clear()
+        self._ahead.clear()
+        self._body = []
+        self._head = NO_HEAD
+        if not self._is_answering:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            if kept.num_bytes >= LARGE_BYTES:
+                owe_memory()
+            kept.close()
 
     def _connection_header(self) -> bytes:
         return b"connection: close\r\n" if self._is_closing else b""

@@ -9,7 +9,7 @@ import contextlib
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import httptools
@@ -170,6 +170,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def abandon(self, exchange: UpstreamExchange) -> None:
+        """Give this exchange up. One that has ended has left the connection to another, which goes on."""
+        if self._exchange is exchange:
+            self.close()
+
     def _break(self, message: str) -> None:
         exchange = self._exchange
         self.close()
@@ -187,6 +192,8 @@ class ConnectionPool:
         self.model = model
         self.is_ours = False
         """A server of ours answers there: it marks its streams for us."""
+        self.keeps_tenants = False
+        """It believes us for whom we ask, and keeps what it stores and caches apart by that."""
         self._idle: list[UpstreamConnection] = []
         self._ssl = _tls(verify) if endpoint.is_tls else None
         self._loop = asyncio.get_running_loop()
@@ -221,17 +228,24 @@ class ConnectionPool:
             self._idle.pop().close()
 
 
+class Fetched(NamedTuple):
+    status: int
+    body: bytes
+    headers: dict[bytes, bytes]
+
+
 class Fetch:
     """A whole answer to a small question: probes and lists of models."""
 
     def __init__(self, limit_bytes: int = 4 << 20) -> None:
-        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
         self._status = 0
+        self._headers: Headers = []
         self._parts: list[bytes] = []
         self._room = limit_bytes
 
     def on_head(self, status: int, headers: Headers) -> None:
-        self._status = status
+        self._status, self._headers = status, headers
 
     def on_part(self, data: bytes) -> None:
         self._room -= len(data)
@@ -240,15 +254,15 @@ class Fetch:
 
     def on_end(self) -> None:
         if not self.done.done():
-            self.done.set_result((self._status, b"".join(self._parts)))
+            self.done.set_result(Fetched(self._status, b"".join(self._parts), dict(self._headers)))
 
     def on_broken(self, message: str) -> None:
         if not self.done.done():
             self.done.set_exception(ConnectionError(message))
 
 
-async def fetch(pool: ConnectionPool, data: bytes, timeout_s: float) -> tuple[int, bytes]:
-    """Status and body. Raises OSError where there is no answer in time."""
+async def fetch(pool: ConnectionPool, data: bytes, timeout_s: float) -> Fetched:
+    """Raises OSError where there is no answer in time."""
     async with asyncio.timeout(timeout_s):
         while True:
             connection = pool.idle()
@@ -262,7 +276,7 @@ async def fetch(pool: ConnectionPool, data: bytes, timeout_s: float) -> tuple[in
                 if is_fresh or connection.has_begun:
                     raise
             except BaseException:
-                connection.close()
+                connection.abandon(exchange)
                 raise
 
 

@@ -1,14 +1,17 @@
 """A request as the router handles it: what was asked, for whom, and the bytes a replica is sent."""
 
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.service import kv_events, marks
+from penstock.service.edge.stamp import RelayStamp
+from penstock.service.gateway.ticket import Admittance
 from penstock.service.marks import TokenCount
 from penstock.service.router.policy import RouteChoice, RoutedCall
 from penstock.service.router.proxy.asked import Wanted, replaced
-from penstock.service.router.proxy.client import Incoming
+from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import ConnectionPool
+from penstock.service.router.proxy.incoming import Incoming
 
 PASSED_HEADERS = (
     b"content-type",
@@ -33,6 +36,18 @@ class RelayOutcome(Enum):
     """There was no replica to ask."""
     LEFT = "left"
     """Its client went away."""
+
+
+class AdmittedRequest(NamedTuple):
+    """A request for work that was let in, on its way to a relay."""
+
+    request: Incoming
+    request_id: bytes
+    client: InboundConnection
+    wanted: Wanted
+    call: RoutedCall
+    model: str
+    ticket: Admittance | None = None
 
 
 class Job:
@@ -133,7 +148,7 @@ class Job:
         request, endpoint = self.request, pool.endpoint
         query = request.query if query is None else query
         query = "?" + query if query else ""
-        start = f"{request.method} {endpoint.path}{request.path}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+        start = f"{request.method} {endpoint.path}{request.target}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
         lines = [start.encode("latin-1")]
         headers = request.headers
         if self.traceparent:
@@ -145,7 +160,7 @@ class Job:
             lines.append(b"authorization: Bearer %b\r\n" % pool.key)
         body = self.body(pool)
         if not pool.model:  # one of ours, or one that takes no notice
-            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._relay_value()))
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._stamp()))
             lines.append(self._billing())
             if shown:
                 prefix = marks.resumed(shown)
@@ -170,13 +185,11 @@ class Job:
         line = b"%b: %b\r\n" % (marks.ACCOUNT_HEADER, ticket.account.encode())
         return line if most is None else line + b"%b: %d %d\r\n" % (marks.MOST_HEADER, *most)
 
-    def _relay_value(self) -> bytes:
-        """Key, time, and for whom: tenants behind one key are kept apart by their names."""
-        tenant = self.ticket.key.tenant if self.ticket is not None else "-"
+    @property
+    def tenant(self) -> str:
+        """Whose request it is; empty where nobody is told apart."""
+        return getattr(self.request.caller, "tenant", "")
+
+    def _stamp(self) -> bytes:
         priority = self.ticket.meter.tier.priority if self.ticket is not None else 0
-        return b"%b %d %b %d" % (
-            self.relay_key,
-            self.created,
-            tenant.encode("ascii", "replace").replace(b" ", b"_"),
-            priority,
-        )
+        return RelayStamp(self.relay_key, self.created, self.tenant, priority).encode()

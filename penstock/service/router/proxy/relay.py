@@ -9,15 +9,16 @@ import asyncio
 
 from penstock.errors import CapacityError
 from penstock.service import marks
+from penstock.service.edge.refusal import Refusal, unavailable
 from penstock.service.marks import TokenCount
 from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.proxy.answer import ReplicaAnswer
 from penstock.service.router.proxy.asked import usage_in
 from penstock.service.router.proxy.attempt import Attempt
-from penstock.service.router.proxy.client import InboundConnection, Incoming
+from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import Headers
-from penstock.service.router.proxy.faults import Refusal, unavailable
 from penstock.service.router.proxy.host import RelayHost
+from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 
 MAX_TRIES = 3
@@ -323,10 +324,11 @@ class Relay:
         has_begun = self.has_begun
         self._finish(outcome)
         if has_begun:
-            self.client.write(error.event)
+            self.client.write(error.event(self.request.path, self.job.request_id))
             self.client.end()
         else:
-            self.client.respond(error.status, error.header_lines + self._app.answer_headers(self), error.body)
+            status, body = error.worded(self.request.path, self.job.request_id)
+            self.client.respond(status, error.header_lines + self._app.answer_headers(self), body)
 
     # What the client's connection calls
 
@@ -369,6 +371,11 @@ class Relay:
         is_good = None if 400 <= self._status < 500 else self._status < 500
         self._leave(is_good if outcome is RelayOutcome.ANSWERED else None)
         self._app.over(self, outcome, self._status)
+
+    @property
+    def can_move(self) -> bool:
+        """Another replica could go on with it."""
+        return not self.job.holder and (not self.has_begun or (self._is_marked and self.job.is_resumable))
 
     @property
     def is_over(self) -> bool:

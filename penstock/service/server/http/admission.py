@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from penstock.runtime.engine.client import DeltaStream, EngineClient, Facts
+from penstock.service.edge.access import ROUTER
 from penstock.service.server.http.faults import ApiError, Headers, busy
 
 WINDOW_S = 10.0
@@ -94,7 +95,7 @@ class Admission:
             raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
         if max(self.num_open, self.num_sequences) >= _capacity(facts):
             raise self._full(tenant)
-        if self._open[tenant] >= self._share(facts):
+        if self._open[tenant] >= self._share(facts, tenant):
             self.num_refused += 1
             message = "this key has as many requests as it may; try later"
             raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
@@ -130,7 +131,7 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             return ()
-        share = self._share(facts)
+        share = self._share(facts, tenant)
         room = min(share - self._open[tenant], _capacity(facts) - self.num_open)
         reset = _duration(self.eta_s(self.num_waiting) or 0.0)
         reported = {
@@ -143,10 +144,10 @@ class Admission:
         }
         return tuple((f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in reported.items())
 
-    def _share(self, facts: Facts) -> int:
-        """Calls that one key may have open."""
+    def _share(self, facts: Facts, tenant: str) -> int:
+        """Calls that one key may have open; a router that tells nobody apart asks for all of its clients."""
         capacity = _capacity(facts)
-        return max(capacity // 2, 1) if self._num_tenants > 1 else capacity
+        return max(capacity // 2, 1) if self._num_tenants > 1 and tenant != ROUTER else capacity
 
 
 def _capacity(facts: Facts) -> int:

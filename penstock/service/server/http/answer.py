@@ -89,6 +89,7 @@ class HttpAnswer:
         call, encoder = self._call, self._encoder
         while not call.is_over:
             encoder.keep(await call.news())
+        await self._before_end()
         times = self._timings(call)
         body = msgspec.json.encode(encoder.whole(call, times if self._reports_timings else None))
         headers = [
@@ -102,6 +103,12 @@ class HttpAnswer:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         self.is_sent = True
+
+    async def _before_end(self) -> None:
+        """What an answer says last may hang on what it has yet to do."""
+        before_end = getattr(self._encoder, "before_end", None)
+        if before_end is not None:
+            await before_end(self._call)
 
     async def _stream(self, send: Send, pipe: Pipe) -> None:
         call, encoder = self._call, self._encoder
@@ -130,6 +137,7 @@ class HttpAnswer:
                 if pieces:
                     await self._write(send, report(pieces))
             call.is_streaming = False
+            await self._before_end()
             data = encoder.closing(call, self._timings(call) if self._reports_timings else None)
             if marker is not None:
                 data += marks.end_mark(token_count(call))

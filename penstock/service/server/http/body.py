@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from random import random
@@ -11,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid, unsupported
-from penstock.service.server.http.large import trim_memory
+from penstock.service.edge.bodies import BodiesInFlight, BodyAccount
+from penstock.service.edge.memory import LARGE_BYTES, trim_memory
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, unsupported
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -30,8 +30,6 @@ bound on names raises it, since a text may hold one a token."""
 MAX_NAMES = 1 << 15
 MAX_FIELDS = 1024
 """Names that a body may have itself."""
-LARGE_BYTES = 16 << 10
-"""Bodies of this size are taken apart one at a time; what memory they took goes back to the system."""
 LEAST_RUN_BYTES = 1 << 20
 MAX_BYTES_PER_CHARACTER = 12
 """As JSON writes it: a pair of escapes."""
@@ -41,47 +39,16 @@ _FIRST_NAME = re.compile(r"\w+")
 _BEYOND = re.compile(r"(<|>)=? ")
 
 
-class BodiesInFlight:
-    """Bytes of bodies that are being received or taken apart, by tenant and in all. No tenant of several may have over half."""
-
-    def __init__(self, max_bytes: int, *, num_tenants: int) -> None:
-        self._max_bytes = max_bytes
-        self._share = max_bytes // 2 if num_tenants > 1 else max_bytes
-        self._num_bytes: Counter[str] = Counter()
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes.total()
-
-    @contextmanager
-    def open(self, tenant: str) -> "Iterator[BodyAccount]":
-        account = BodyAccount(self, tenant)
-        try:
-            yield account
-        finally:
-            self._num_bytes[tenant] -= account.num_bytes
-            if not self._num_bytes[tenant]:
-                del self._num_bytes[tenant]
-            if account.num_bytes >= LARGE_BYTES:
-                asyncio.get_running_loop().run_in_executor(None, trim_memory)  # which may take a while
-
-    def add(self, tenant: str, num_bytes: int) -> None:
-        if self.num_bytes + num_bytes > self._max_bytes or self._num_bytes[tenant] + num_bytes > self._share:
-            raise busy("too many large bodies are on their way; try again in a moment", 1)
-        self._num_bytes[tenant] += num_bytes
-
-
-class BodyAccount:
-    """What one body has taken so far."""
-
-    def __init__(self, bodies: BodiesInFlight, tenant: str) -> None:
-        self._bodies = bodies
-        self._tenant = tenant
-        self.num_bytes = 0
-
-    def add(self, num_bytes: int) -> None:
-        self._bodies.add(self._tenant, num_bytes)
-        self.num_bytes += num_bytes
+@contextmanager
+def open_account(bodies: BodiesInFlight, tenant: str) -> Iterator[BodyAccount]:
+    """Of one body, until the block is left."""
+    account = BodyAccount(bodies, tenant)
+    try:
+        yield account
+    finally:
+        if account.num_bytes >= LARGE_BYTES:
+            asyncio.get_running_loop().run_in_executor(None, trim_memory)  # which may take a while
+        account.close()
 
 
 class BodyLimits(NamedTuple):

@@ -1,4 +1,4 @@
-"""The calls in progress, watched over: readers that stall are cut off, those that wait are sent their progress."""
+"""The calls in progress, watched over: those that wait are sent their progress."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,10 @@ import time
 from typing import Any, NamedTuple
 
 from penstock.service import marks
+from penstock.service.edge.memory import owes_memory, trim_memory
 from penstock.service.server.dialect import Dialect, Progress
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.large import owes_memory, trim_memory
 
 LOGGER = logging.getLogger(__name__)
 PING_S = 10.0
@@ -30,8 +30,7 @@ class OpenCall(NamedTuple):
 class Calls:
     """Every call is here from its first news to its last byte."""
 
-    def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
+    def __init__(self) -> None:
         self._open: dict[Call, OpenCall] = {}
         self._pings: set[asyncio.Task[None]] = set()
 
@@ -59,10 +58,6 @@ class Calls:
     def _look_after(self, opened: OpenCall, now: float) -> None:
         call = opened.call
         since_s = call.sending_since_s
-        if since_s is not None and now - since_s > self._stall_s:
-            call.cancel()
-            call.abort()
-            return
         patience_s = SWEEP_S if call.reports_progress and call.waiting else PING_S
         if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
             self._pings.add(ping := asyncio.create_task(_ping(opened)))

@@ -3,18 +3,14 @@
 import asyncio
 from typing import Any
 
-import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEADERS_S = 10.0
-"""A request's headers must be complete this long after its first byte."""
+from penstock.service.edge.flow import Flow
+from penstock.service.edge.headers import HEADERS_S, MAX_HEADER_BYTES, MAX_PIPELINED, MAX_UNWANTED_BYTES, too_long
+from penstock.service.edge.refusal import Refusal, not_http
+
 LOOK_S = 0.1
 """When a client's time is up we look once more: what it sent while we did not run has not been read yet."""
-MAX_HEADER_BYTES = 64 << 10
-MAX_PIPELINED = 16
-"""Requests that a client may send before it has read the answers to those before; one that sends more is cut off."""
-MAX_UNWANTED_BYTES = 32 << 20
-"""Of a body whose request has been answered: read, so that its client gets the answer, and no further."""
 _ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 
@@ -35,6 +31,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that connects ahead of its first request may be as silent as one between two requests."""
         super().connection_made(transport)
+        self.flow = Flow(transport)  # type: ignore[assignment]
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -48,7 +45,7 @@ class Connection(HttpToolsProtocol):
             self._num_header_bytes += len(data)
             # The first data may hold headers and body together: what is too long then is the header part alone.
             if self._num_header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[: MAX_HEADER_BYTES + 4]:
-                self._refuse(431, "the request's headers are too long; send fewer")
+                self._refuse(too_long())
                 return
         if self.cycle is None or self.cycle.response_complete:
             if self.cycle is not None and self.cycle.more_body:
@@ -93,17 +90,12 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if not self.transport.is_closing():
-            self._refuse(400, "the request is not HTTP as we read it; mend it")
+            self._refuse(not_http("the request is not HTTP as we read it; mend it"))
 
-    def _refuse(self, status: int, message: str) -> None:
-        body = msgspec.json.encode(
-            {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_http"}}
-        )
-        head = (
-            f"HTTP/1.1 {status} {_ERRORS[status]}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nx-request-id: none\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+    def _refuse(self, error: Refusal) -> None:
+        head = f"HTTP/1.1 {error.status} {_ERRORS[error.status]}\r\ncontent-length: {len(error.body)}\r\n"
+        rest = b"x-request-id: none\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + error.header_lines + rest + error.body)
         self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:

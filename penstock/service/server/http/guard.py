@@ -4,14 +4,12 @@ Decides on what the HTTP parser has read and on the path routes are matched by, 
 """
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -19,23 +17,29 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from penstock.config import ServerConfig, is_loopback
+from penstock.config import ServerConfig
 from penstock.errors import PenstockError
+from penstock.service import marks
+from penstock.service.edge.access import HEALTH_PATHS, ROUTER, Access, ApiKeys
+from penstock.service.edge.headers import HeaderTally
+from penstock.service.edge.refusal import Refusal
+from penstock.service.edge.stamp import TRUST_HEADER, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, invalid, log_fault
+from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
 
 LOGGER = logging.getLogger(__name__)
-PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/", "/icon.svg")
-"""What may be asked without a key: whether we live, and the page that asks for one."""
-PUBLIC_FOLDER = "/assets/"
-HEALTH_PATHS = ("/livez", "/readyz", "/health")
 MAX_BEGUN = 4
 """Requests that begin in one turn: half a millisecond, or ten with texts as long as are tokenized on the loop."""
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 64 << 10
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+KINDS = {
+    401: ErrorKind.AUTHENTICATION,
+    403: ErrorKind.PERMISSION,
+    413: ErrorKind.TOO_LARGE,
+    431: ErrorKind.HEADERS,
+    503: ErrorKind.UNAVAILABLE,
+}
+"""Of refusals at the edge, by status."""
 
 Scope = dict[str, Any]
 OnResponse = Callable[[Scope, int], None]
@@ -43,33 +47,6 @@ DialectOf = Callable[[str, bool], Dialect]
 """The dialect of a path, given whether the client speaks of an Anthropic version."""
 OnEnd = Callable[[Scope, int, float], None]
 """Told of every request that is over: its status, 0 if it had no answer, and when it began."""
-
-
-class ApiKeys:
-    """Keys are kept as digests and compared in constant time, all of them every time."""
-
-    def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
-        named = [
-            *((f"key-{n}", key) for n, key in enumerate(keys)),
-            *((f"admin-{n}", k) for n, k in enumerate(admin_keys)),
-        ]
-        self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in named]
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    @staticmethod
-    def is_admin(tenant: str) -> bool:
-        return tenant.startswith("admin-")
-
-    def tenant_of(self, key: bytes) -> str | None:
-        """A name for whoever holds the key that says nothing of the key itself."""
-        given = hashlib.sha256(key).digest()
-        found = None
-        for name, digest in self._digests:
-            if hmac.compare_digest(given, digest):
-                found = name
-        return found
 
 
 class BurstGate:
@@ -112,10 +89,7 @@ class Guard:
         self.state = State()
         """What handlers find as `request.app.state`."""
         self._app = app
-        self._keys = ApiKeys(config.api_key, config.admin_key)
-        self._hosts = {host.lower() for host in (*OWN_HOSTS, config.host, *config.allowed_host)}
-        self._checks_host = is_loopback(config.host) or bool(config.allowed_host)
-        self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origin}
+        self._access = Access(config, ApiKeys(config.api_key, config.admin_key, config.router_key or ""))
         self._dialect_of = dialect_of
         self._on_response = on_response
         self._on_end = on_end
@@ -128,14 +102,14 @@ class Guard:
         start_s = time.monotonic()
         if scope["path"] not in HEALTH_PATHS:
             await self._burst.take()
-        headers = _Headers(scope["headers"])
+        headers = dict(reversed(scope["headers"]))  # of repeated ones the first counts
         request_id = _request_id(headers)
         scope["penstock.request_id"] = request_id
         scope["penstock.start_s"] = start_s
         scope["app"] = self
-        dialect = self._dialect_of(scope["path"], bool(headers.get(b"anthropic-version")))
+        dialect = self._dialect_of(scope["path"], b"anthropic-version" in headers)
         scope["penstock.dialect"] = dialect
-        extra = self._cors(headers)
+        extra = self._access.cors(headers)
         if scope.get("http_version") == "1.0":
             send = WholeBody(send)
         status = 0
@@ -150,12 +124,14 @@ class Guard:
                 spent_ms = round((time.monotonic() - start_s) * 1000)
                 is_stream = any(pair in message["headers"] for pair in dialect.stream_headers[:1])
                 message["headers"] = [*message["headers"], *extra, *dialect.headers(request_id, spent_ms)]
+                if "penstock.stamp" in scope:
+                    message["headers"].append((TRUST_HEADER, b"1"))
                 self._on_response(scope, status)
             await send(message)
 
         scope["penstock.send"] = report
         try:
-            self._check(scope, headers)
+            self._check(scope)
             await self._app(scope, receive, report)
         except ClientDisconnect:
             return  # it left while it was still sending
@@ -176,64 +152,20 @@ class Guard:
             self._on_end(scope, status, start_s)
             _let_go(scope)
 
-    def _check(self, scope: Scope, headers: "_Headers") -> None:
-        is_old = scope.get("http_version") == "1.0"
-        if headers.num_hosts > 1 or (not headers.num_hosts and not is_old):
-            raise invalid("a request has one Host header; send one", code="invalid_http")
-        if is_old and headers.get(b"transfer-encoding"):
-            raise invalid("HTTP/1.0 has no Transfer-Encoding; send Content-Length, or HTTP/1.1", code="invalid_http")
-        if headers.num_bytes > MAX_HEADER_BYTES or headers.count > MAX_HEADERS:
-            raise ApiError(
-                ErrorKind.HEADERS, "the request has too many or too long headers; send fewer", code="headers_too_large"
-            )
-        if self._checks_host and headers.num_hosts and _host_name(headers.get(b"host")) not in self._hosts:
-            raise ApiError(
-                ErrorKind.PERMISSION,
-                "this host name is not allowed; allow it with --allowed-host",
-                code="host_not_allowed",
-            )
-        if scope["method"] not in ("GET", "HEAD", "OPTIONS") and not self._is_known_origin(headers):
-            raise ApiError(
-                ErrorKind.PERMISSION,
-                "pages of this origin may not call us; allow it with --allowed-origin",
-                code="origin_not_allowed",
-            )
-        if self._keys and not is_public(scope["path"]) and scope["method"] != "OPTIONS":
-            self._check_key(scope, headers)
-
-    def _check_key(self, scope: Scope, headers: "_Headers") -> None:
-        scheme, _, key = headers.get(b"authorization").partition(b" ")
-        key = key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key")
-        tenant = self._keys.tenant_of(key)
-        if tenant is None:
-            raise ApiError(
-                ErrorKind.AUTHENTICATION,
-                "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers=((b"www-authenticate", b"Bearer"),),
-            )
+    def _check(self, scope: Scope) -> None:
+        tally = HeaderTally()
+        for name, value in scope["headers"]:
+            tally.add(name, value)
+        tally.check(scope["http_version"])
+        headers, method, path = tally.values, scope["method"], scope["path"]
+        self._access.check(method, headers)
+        tenant = self._access.tenant(method, path, headers)
+        stamp = read_stamp(headers.get(marks.RELAY_HEADER, b""))
+        if stamp is not None and (tenant == ROUTER or not self._access.keys):
+            tenant = f"{tenant}/{stamp.tenant}" if stamp.tenant else tenant
+            scope["penstock.stamp"] = stamp
         scope["penstock.tenant"] = tenant
-        scope["penstock.is_admin"] = self._keys.is_admin(tenant)
-
-    def _is_known_origin(self, headers: "_Headers") -> bool:
-        """No browser is asking, or the page is ours, or the operator allowed it."""
-        origin = headers.get(b"origin").decode("latin-1").lower().rstrip("/")
-        if not origin:
-            return True
-        host = headers.get(b"host").decode("latin-1").lower()
-        return origin in self._origins or origin in (f"http://{host}", f"https://{host}")
-
-    def _cors(self, headers: "_Headers") -> list[tuple[bytes, bytes]]:
-        origin = headers.get(b"origin")
-        if not origin or origin.decode("latin-1").lower().rstrip("/") not in self._origins:
-            return []
-        return [
-            (b"access-control-allow-origin", origin),
-            (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id"),
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-            (b"access-control-expose-headers", b"x-request-id, retry-after, server-timing"),
-            (b"vary", b"origin"),
-        ]
+        scope["penstock.is_admin"] = ApiKeys.is_admin(tenant)
 
 
 class WholeBody:
@@ -258,36 +190,9 @@ class WholeBody:
         await self._send({"type": "http.response.body", "body": body})
 
 
-class _Headers:
-    """The first value of each header, and how much there is of all."""
-
-    def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        self._values: dict[bytes, bytes] = {}
-        self.count = self.num_bytes = self.num_hosts = 0
-        for name, value in pairs:
-            self.num_hosts += name == b"host"
-            self._values.setdefault(name, value)
-            self.count += 1
-            self.num_bytes += len(name) + len(value) + 4
-
-    def get(self, name: bytes) -> bytes:
-        return self._values.get(name, b"")
-
-
-def is_public(path: str) -> bool:
-    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER)
-
-
-def _request_id(headers: _Headers) -> bytes:
-    given = headers.get(b"x-request-id")
+def _request_id(headers: dict[bytes, bytes]) -> bytes:
+    given = headers.get(b"x-request-id", b"")
     return given if _ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
-
-
-def _host_name(host: bytes) -> str:
-    """Without the port. What is no host name at all comes back as it is and is known to nobody."""
-    text = host.decode("latin-1").lower()
-    name, colon, port = text.rpartition(":")
-    return name if colon and port.isdecimal() and not (name.startswith("[") and not name.endswith("]")) else text
 
 
 def _let_go(scope: Scope) -> None:
@@ -302,6 +207,9 @@ def _let_go(scope: Scope) -> None:
 def _fault(error: Exception, request_id: bytes) -> ApiError:
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, Refusal):
+        kind = KINDS.get(error.status, ErrorKind.INVALID)
+        return ApiError(kind, str(error), param=error.param, code=error.code, headers=error.headers)
     if isinstance(error, PenstockError):
         return error_of(error)
     if isinstance(error, HTTPException):

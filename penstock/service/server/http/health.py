@@ -18,7 +18,7 @@ async def ready(request: Request) -> Json:
     """A token has come through the whole path lately, or was made just now."""
     front: Front = request.app.state.front
     is_ready = await front.is_ready()
-    status = "ready" if is_ready else "draining" if front.is_draining else "not ready"
+    status = "ready" if is_ready else "draining" if front.is_draining else "silent" if front.is_silent else "not ready"
     return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])
 
 

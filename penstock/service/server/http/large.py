@@ -1,4 +1,4 @@
-"""What large requests may take: turns on the event loop, time of threads that stand back, memory that is given back.
+"""What large requests may take: turns on the event loop, time of threads that stand back.
 
 Large pieces of work on the loop are done one at a time; between two of them whoever else is ready gets a turn. Tenants take
 turns as well, so that one with many large requests does not keep another's waiting behind all of them.
@@ -6,24 +6,16 @@ turns as well, so that one with many large requests does not keep another's wait
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator
-from functools import cache
-from typing import Any
 
 NUM_TURNS = 4
 """Of the event loop between two pieces: a request that arrived meanwhile is read, run and answered in fewer."""
-PAUSE_S = 1.0
-"""Giving memory back takes a millisecond or so: not more often than this."""
 BACK = 10
 """How much nicer than everybody else work on long texts is."""
-_last_s = [-PAUSE_S]
-_is_owed = [False]
 
 
 async def breathe() -> None:
@@ -70,41 +62,6 @@ class Turns:
                 first.set_result(None)
                 return  # it stays taken: by that one
         self._is_taken = False
-
-
-LARGE_BUFFER_BYTES = 1 << 20
-M_MMAP_THRESHOLD = -3
-
-
-@cache
-def _library() -> Any:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):
-        return None
-
-
-def keep_large_apart() -> None:
-    """Large buffers lie on pages of their own from now on, which go back to the system with them.
-
-    Left to itself the allocator learns to keep buffers of up to 32 MB among small ones, where they leave gaps.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER_BYTES)
-
-
-def trim_memory() -> None:
-    """Give back what is free; if that has been done a moment ago, it is owed."""
-    trim, now = _library(), time.monotonic()
-    _is_owed[0] = now - _last_s[0] < PAUSE_S
-    if trim is not None and not _is_owed[0]:
-        _last_s[0] = now
-        trim(0)
-
-
-def owes_memory() -> bool:
-    """Whoever looks now and then has it given back."""
-    return _is_owed[0]
 
 
 def stand_back() -> None:

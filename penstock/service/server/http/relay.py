@@ -19,7 +19,7 @@ from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import invalid
 
 MAX_RESUME_BYTES = 4 << 20
-_KEY_LENGTH = 128
+MAX_ACCOUNT = 128
 
 
 @dataclass(slots=True)
@@ -28,7 +28,6 @@ class Relayed:
 
     key: bytes
     created: int
-    tenant: str
     priority: int
     resumed: dict[int, list[int]] | None = None
     """Tokens by choice that the client has seen; None where the answer begins here."""
@@ -52,18 +51,14 @@ RELAYED: ContextVar[Relayed | None] = ContextVar("relayed", default=None)
 
 
 def relayed_of(request: Request) -> Relayed | None:
-    """None for a request of a client's own. What a client makes up here concerns its own request alone."""
-    words = request.headers.get(marks.RELAY_HEADER.decode(), "").split(" ")
-    if len(words) != 4 or not words[1].isdecimal() or len(words[0]) > _KEY_LENGTH or len(words[1]) > 12:
+    """None for a request of a client's own: the guard believes nobody but a router it knows."""
+    stamp = request.scope.get("penstock.stamp")
+    if stamp is None:
         return None
-    key, created, tenant, priority = words
-    number = int(priority) if priority.removeprefix("-").isdecimal() and len(priority) < 6 else 0
-    asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
-    name = "" if tenant == "-" else tenant[:128]
     most = marks.bound_of(request.headers.get(marks.MOST_HEADER.decode(), "").encode("latin-1"))
-    account = request.headers.get(marks.ACCOUNT_HEADER.decode(), "")[:_KEY_LENGTH]
-    key_bytes = key.encode("latin-1")
-    return Relayed(key_bytes, int(created), name, number, most=most, account=account, asks_blocks=asks_blocks)
+    account = request.headers.get(marks.ACCOUNT_HEADER.decode(), "")[:MAX_ACCOUNT]
+    asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
+    return Relayed(stamp.key, stamp.created, stamp.priority, most=most, account=account, asks_blocks=asks_blocks)
 
 
 def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:
@@ -77,6 +72,13 @@ def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int
         return body[int(size) :], marks.resumed_tokens(body[: int(size)])
     except ValueError:
         raise invalid("the answer to go on with is no list of tokens", code="invalid_resume") from None
+
+
+def check_resumed(tokens: dict[int, list[int]], num_choices: int, vocab_size: int, max_context: int) -> None:
+    """Raises the error of a client where no engine of ours can have drawn these tokens."""
+    for choice, ids in tokens.items():
+        if choice >= num_choices or len(ids) >= max_context or max(ids) >= vocab_size:
+            raise invalid("the answer to go on with is none of this model's", code="invalid_resume")
 
 
 def random_hex(num_bytes: int = 12) -> str:

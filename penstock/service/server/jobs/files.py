@@ -25,6 +25,9 @@ MAX_FILE_BYTES = 200 << 20
 PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
 EXPIRES_S = (3600, 2_592_000)
 PART_BYTES = 1 << 20
+QUOTA_BYTES = 8 << 30
+"""That one key may keep, batches' answers included."""
+QUOTA_FILES = 10_000
 
 
 async def upload_file(request: Request) -> Json:
@@ -57,6 +60,7 @@ async def upload_file(request: Request) -> Json:
 def keep_file(jobs: Jobs, tenant: str, source: BinaryIO, filename: str, purpose: str, expires_s: int | None) -> FileRow:
     """Copy what is there to read into a file of ours. Blocks."""
     file_id = jobs.new_id("file-")
+    check_quota(jobs, tenant)
     num_bytes = 0
     with jobs.storage.blobs.writer(file_id) as target:
         while part := source.read(PART_BYTES):
@@ -69,6 +73,17 @@ def keep_file(jobs: Jobs, tenant: str, source: BinaryIO, filename: str, purpose:
     row = FileRow(file_id, tenant, filename[:512], purpose, num_bytes, int(time.time()), expires_s)
     jobs.storage.database.write(lambda transaction: tables.add_file(transaction, row)).result()
     return row
+
+
+def check_quota(jobs: Jobs, tenant: str) -> None:
+    """Blocks."""
+    kept = jobs.storage.database.read(lambda transaction: tables.kept_by(transaction, tenant)).result()
+    if kept.num_bytes >= QUOTA_BYTES or kept.num_files >= QUOTA_FILES:
+        message = (
+            f"this key keeps {kept.num_files:,} files of {kept.num_bytes:,} bytes; at most {QUOTA_FILES:,} and "
+            f"{QUOTA_BYTES:,} are kept; delete some"
+        )
+        raise ApiError(ErrorKind.QUOTA, message, param="file", code="file_quota_exceeded")
 
 
 async def list_files(request: Request) -> Json:

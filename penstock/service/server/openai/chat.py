@@ -56,7 +56,8 @@ class ChatEncoder:
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._reports_ids = bool(body.return_token_ids)
         self._calls = FUNCTION_WORDS if body.functions else TOOL_WORDS
-        self._tier = {"service_tier": "default"} if body.service_tier else {}
+        tier = "flex" if body.service_tier == "flex" else "default"
+        self._tier = {"service_tier": tier} if body.service_tier else {}
         self._head: dict[str, Any] = {
             "id": front.new_id("chatcmpl-"),
             "object": "chat.completion",

@@ -31,7 +31,7 @@ from penstock.service.server.openai.protocol import (
 )
 from penstock.service.server.openai.tools import tools_and_choice
 
-TIER_PRIORITY = {"flex": -1, "priority": 1, "fast": 1}
+TIER_PRIORITY = {"priority": 1, "fast": 1}
 WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 """Where a part of each type has its words."""
 RESULTS = {"tool": "tool_call_id", "function": "name"}
@@ -78,6 +78,7 @@ def chat_generation(body: ChatBody) -> Generation:
         max_reasoning_tokens=body.max_reasoning_tokens,
         cache=cache_hints(body, len(chat.messages), body.cache_salt or ""),
         priority=tier if body.priority is None else body.priority,
+        is_flex=body.service_tier == "flex",
         deadline_ms=body.deadline_ms,
         kept_prompt_tokens=body.truncate_prompt_tokens,
         prediction=prediction_of(body),

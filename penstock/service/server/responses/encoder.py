@@ -4,10 +4,13 @@ Every event has a `sequence_number` from 0 and those of items say which item and
 by the same steps, with the events thrown away.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
+from penstock.errors import StoreError
 from penstock.runtime.text.stream.segments import (
     ContentText,
     ReasoningText,
@@ -28,16 +31,17 @@ from penstock.service.server.usage import usage_of
 from penstock.service.server.writer import LENGTH, Piece
 
 Fields = dict[str, Any]
+OnEnd = Callable[[Fields], "Sequence[Future[None]]"]
 
 
 class ResponseEncoder:
-    """`head` is what of the response is known before anything is generated. `on_end` is given the response when it is over."""
+    """`head` is what of the response is known before anything is generated. `on_end` is given the response when it is over, and
+    hands back what is being written of it: a client that waits is told if that fails.
+    """
 
     dialect = DIALECT
 
-    def __init__(
-        self, head: Fields, tokenizer: Tokenizer, *, num_top: int | None, on_end: Callable[[Fields], None] | None = None
-    ) -> None:
+    def __init__(self, head: Fields, tokenizer: Tokenizer, *, num_top: int | None, on_end: OnEnd | None = None) -> None:
         self.head = head
         self.output: list[Fields] = []
         self.num_events = 0
@@ -48,6 +52,20 @@ class ResponseEncoder:
         self._usage: Fields | None = None
         self._item: Fields | None = None
         """The item that is open; the last of `output`."""
+        self._ended: tuple[list[bytes], Fields] | None = None
+        """The last events and the response, once it is kept."""
+
+    async def before_end(self, call: Call) -> None:
+        """Keep the response before its client hears that it is over."""
+        parts: list[bytes] = []
+        response = self._finished(call, parts)
+        writing = self._on_end(response) if self._on_end is not None else []
+        try:
+            for one in writing:
+                await asyncio.wrap_future(one)
+        except StoreError as error:
+            response |= {"store": False, "store_error": {"code": "storage_unavailable", "message": str(error)}}
+        self._ended = parts, response
 
     def opening(self, call: Call) -> bytes:
         first = self.event("response.created", {"response": self.response("in_progress")})
@@ -65,8 +83,12 @@ class ResponseEncoder:
         return b"".join(parts)
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        parts: list[bytes] = []
-        response = self._finished(call, parts)
+        if self._ended is None:
+            parts: list[bytes] = []
+            response = self._finished(call, parts)
+            self._end(response)
+        else:
+            parts, response = self._ended
         name = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
         parts.append(self.event(name, {"response": response}))
         return b"".join(parts)
@@ -85,7 +107,11 @@ class ResponseEncoder:
         self.reporting(pieces)
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> Fields:
-        return self._finished(call, [])
+        if self._ended is not None:
+            return self._ended[1]
+        response = self._finished(call, [])
+        self._end(response)
+        return response
 
     def response(self, status: str) -> Fields:
         return self.head | {"status": status, "output": [dict(item) for item in self.output], "usage": self._usage}
@@ -105,7 +131,6 @@ class ResponseEncoder:
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
-        self._end(response)
         return response
 
     def _end(self, response: Fields) -> None:

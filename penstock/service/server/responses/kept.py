@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 class KeptResponses:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._unwritten: dict[str, ResponseRow] = {}
+        self._unwritten: dict[tuple[str, str], ResponseRow] = {}
 
     # Responses
 
@@ -42,14 +42,14 @@ class KeptResponses:
             input=msgspec.json.encode(items).decode(),
             body=body.decode(),
         )
-        self._unwritten[row.id] = row
+        self._unwritten[row.tenant, row.id] = row
         future = self._database.write(lambda transaction: tables.put_response(transaction, row))
         future.add_done_callback(lambda done: self._written(row, done))
         return future
 
     async def get(self, response_id: str, tenant: str) -> ResponseRow:
-        row = self._unwritten.get(response_id)
-        if row is None or row.tenant != tenant:
+        row = self._unwritten.get((tenant, response_id))
+        if row is None:
             row = await self._read(lambda transaction: tables.response_of(transaction, response_id, tenant))
         if row is None:
             raise _missing("response", response_id)
@@ -103,8 +103,8 @@ class KeptResponses:
         return await asyncio.wrap_future(self._database.write(work))
 
     def _written(self, row: ResponseRow, done: "Future[None]") -> None:
-        if self._unwritten.get(row.id) is row:
-            self._unwritten.pop(row.id, None)
+        if self._unwritten.get((row.tenant, row.id)) is row:
+            self._unwritten.pop((row.tenant, row.id), None)
         error = done.exception()
         if error is not None:
             LOGGER.warning("response %s is not kept: %s", row.id, error)

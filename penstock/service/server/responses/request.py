@@ -21,7 +21,7 @@ from penstock.service.server.openai.tools import tool_choice_of
 from penstock.service.server.responses.items import messages_of
 from penstock.service.server.responses.protocol import FunctionTool, InputBody, Item, ResponseBody
 
-TIER_PRIORITY = {"flex": -1, "priority": 1, "fast": 1}
+TIER_PRIORITY = {"priority": 1, "fast": 1}
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -39,6 +39,7 @@ def generation_of(body: ResponseBody, items: Sequence[Item]) -> Generation:
         output=_output(body),
         cache=cache_hints(body, len(chat.messages)),
         priority=TIER_PRIORITY.get(body.service_tier or "", 0),
+        is_flex=body.service_tier == "flex",
         param="input",
     )
 

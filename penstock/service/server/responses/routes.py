@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -112,7 +113,7 @@ def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": reasoning.effort if reasoning is not None else None, "summary": None},
         "safety_identifier": body.safety_identifier,
-        "service_tier": "default",
+        "service_tier": "flex" if body.service_tier == "flex" else "default",
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": form, "verbosity": "medium"},
@@ -125,12 +126,17 @@ def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
     }
 
 
-def _keep(service: Responses, tenant: str, body: ResponseBody, items: Sequence[Item], response: Fields) -> None:
+def _keep(
+    service: Responses, tenant: str, body: ResponseBody, items: Sequence[Item], response: Fields
+) -> "list[Future[None]]":
+    writing = []
     if body.store is not False:
-        service.kept.put(tenant, response, items)
+        writing.append(service.kept.put(tenant, response, items))
     conversation_id = conversation_of(body)
     if conversation_id and response["status"] != "failed":
-        service.kept.add_items(conversation_id, [*input_items(body.input), *response["output"]])
+        more = [*input_items(body.input), *response["output"]]
+        writing.append(service.kept.add_items(conversation_id, more))
+    return writing
 
 
 # In the background

@@ -18,6 +18,7 @@ def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParam
     vocab_size = model.vocab_size
     ends = () if asked.ignores_eos else model.tokenizer.eos_ids
     stop_token_ids = {*ends, *_token_set(asked.stop_token_ids, vocab_size, "stop_token_ids")}
+    seed = random_seed() if asked.seed is None else asked.seed
     return SamplingParams(
         temperature=_or(asked.temperature, 1.0),
         top_k=max(_or(asked.top_k, 0), 0),
@@ -28,7 +29,7 @@ def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParam
         repetition_penalty=_or(asked.repetition_penalty, 1.0),
         logit_bias=_logit_bias(asked, vocab_size),
         allowed_token_ids=_token_set(asked.allowed_token_ids, vocab_size, "allowed_token_ids"),
-        seed=random_seed() if asked.seed is None else asked.seed,
+        seed=seed if model.watermark is None else model.watermark.seed(seed),
         max_tokens=asked.max_tokens,
         min_tokens=_or(asked.min_tokens, 0),
         stop=asked.stops,

@@ -7,9 +7,6 @@ from starlette.requests import Request
 from penstock.service.server.http.faults import ApiError, ErrorKind
 from penstock.service.webfiles import WebFile, web_file
 
-GREETING = b"Ollama is running"
-"""What clients of that dialect look for at `/` before they ask anything."""
-
 
 class FileAnswer:
     """A file as a response."""
@@ -24,15 +21,9 @@ class FileAnswer:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
-async def index(request: Request) -> FileAnswer:
-    """The app, for those who read HTML; a line of text for everything else."""
-    if "text/html" not in request.headers.get("accept", ""):
-        return FileAnswer(WebFile(GREETING, GREETING, b"text/plain; charset=utf-8", lasts=False))
-    return await asset(request)
-
-
 async def asset(request: Request) -> FileAnswer:
-    found = web_file(request.url.path)
+    """A file of the app; of `/`, the app for clients that read HTML and a line of text for all others."""
+    found = web_file(request.url.path, request.headers.get("accept", "").encode("latin-1"))
     if found is None:
         raise ApiError(ErrorKind.NOT_FOUND, "there is no such file; reload the page", code="not_found")
     return FileAnswer(found)

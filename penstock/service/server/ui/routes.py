@@ -6,7 +6,7 @@ from penstock.service.server.ui.learning import CalculateBody, LintBody
 from penstock.service.server.ui.streams import StreamsBody, stream_chats
 
 ROWS = (
-    ("GET", "/", files.index, "The web app"),
+    ("GET", "/", files.asset, "The web app"),
     ("GET", "/assets/{name:path}", files.asset, "A file of the web app"),
     ("GET", "/icon.svg", files.asset, "The web app's icon"),
     ("GET", "/app/v1/about", handlers.about, "What is served, and what pages may name"),

@@ -1,0 +1,52 @@
+"""Bytes of bodies that are here at a time, by tenant and in all: what is beyond is refused, not kept."""
+
+from collections import Counter
+
+from penstock.service.edge.refusal import unavailable
+
+IN_FLIGHT = 4
+"""Bodies of the largest size that may be on their way at a time, all clients together."""
+
+
+class BodiesInFlight:
+    """No tenant of several may have over half."""
+
+    def __init__(self, max_bytes: int, *, has_tenants: bool) -> None:
+        self._max_bytes = max_bytes
+        self._share = max_bytes // 2 if has_tenants else max_bytes
+        self._num_bytes: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes.total()
+
+    def add(self, tenant: str, num_bytes: int) -> None:
+        """Raises Refusal where there is no room."""
+        if self.num_bytes + num_bytes > self._max_bytes or self._num_bytes[tenant] + num_bytes > self._share:
+            raise unavailable("too many large bodies are on their way; try again in a moment", 1)
+        self._num_bytes[tenant] += num_bytes
+
+    def remove(self, tenant: str, num_bytes: int) -> None:
+        self._num_bytes[tenant] -= num_bytes
+        if not self._num_bytes[tenant]:
+            del self._num_bytes[tenant]
+
+
+class BodyAccount:
+    """What one body has taken so far; `close` gives it back, once or more."""
+
+    __slots__ = ("_bodies", "num_bytes", "tenant")
+
+    def __init__(self, bodies: BodiesInFlight, tenant: str) -> None:
+        self._bodies = bodies
+        self.tenant = tenant
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        self._bodies.add(self.tenant, num_bytes)
+        self.num_bytes += num_bytes
+
+    def close(self) -> None:
+        if self.num_bytes:
+            self._bodies.remove(self.tenant, self.num_bytes)
+            self.num_bytes = 0

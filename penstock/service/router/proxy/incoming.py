@@ -1,0 +1,51 @@
+"""A request as it was parsed: one reading of its path and headers, by which everything is decided and passed on."""
+
+import re
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+import httptools
+
+from penstock.service.edge.refusal import not_http
+
+_PLAIN = "/-._~!$&'()*+,;=:@"
+"""What a path holds unescaped; a percent sign begins anything else."""
+_ODD = re.compile(rb"[\x00-\x1f\x7f\\\\]|/(?:\.{0,2}/|\.{1,2}$)")
+"""Parts that are empty or go up, and letters that no path needs."""
+
+
+class Incoming(NamedTuple):
+    """A request as it was parsed. Header names are in lower case; of repeated ones the first counts."""
+
+    method: str
+    path: str
+    """Without the query; escapes are read, once, and there are no dots to follow."""
+    query: str
+    headers: dict[bytes, bytes]
+    body: bytes
+    arrival_s: float
+    caller: Any = None
+    """What the handler's `check` said of it."""
+
+    @property
+    def target(self) -> str:
+        """The path as it is written on the wire."""
+        return quote(self.path, safe=_PLAIN, encoding="latin-1")
+
+
+class PlainCaller(NamedTuple):
+    """The holder of a key of the command line."""
+
+    tenant: str
+    """Empty where there is no key to tell callers apart by."""
+
+
+def target_of(url: bytes) -> tuple[str, str]:
+    """Path and query. Raises Refusal for a path that another reader might take for another one."""
+    parsed = httptools.parse_url(url) if url[:1] == b"/" else None
+    if parsed is None or parsed.path is None:
+        raise not_http("the request's path is not one we read; begin it with /")
+    path = unquote_to_bytes(parsed.path) if b"%" in parsed.path else parsed.path
+    if _ODD.search(path):
+        raise not_http("the request's path is not plain; leave out dots, empty parts and control characters")
+    return path.decode("latin-1"), (parsed.query or b"").decode("latin-1")
