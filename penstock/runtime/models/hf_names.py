@@ -5,6 +5,7 @@ Which parts a layer has follows from its spec; architectures with names of their
 
 from collections.abc import Callable, Collection, Iterable
 
+from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, NormPlacement
 from penstock.runtime.models.weights import Plus, Recipe, Recipes, RowRange, Stack, Tensor
 
@@ -76,6 +77,20 @@ def _latent(attention: MLA, ours: str, theirs: str, norm: Callable[[str], Recipe
     for mine in ("kv_a",) if attention.q_rank is None else ("kv_a", "q_a"):
         recipes[f"{ours}{mine}_norm.weight"] = norm(f"{theirs}{mine}_layernorm.weight")
     return recipes
+
+
+def mamba(part: Mamba2, ours: str, theirs: str) -> Recipes:
+    names = {
+        "conv": "conv1d.weight",
+        "step_bias": "dt_bias",
+        "decay_log": "A_log",
+        "skip": "D",
+        "norm.weight": "norm.weight",
+    }
+    names |= {"conv_bias": "conv1d.bias"} if part.conv_bias else {}
+    for kind in ("weight", "bias") if part.bias else ("weight",):
+        names |= {f"into.{kind}": f"in_proj.{kind}", f"out.{kind}": f"out_proj.{kind}"}
+    return {ours + mine: Tensor(theirs + name) for mine, name in names.items()}
 
 
 def _gated_mlp(mlp: GatedMLP, ours: str, theirs: str) -> Recipes:

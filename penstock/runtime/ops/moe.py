@@ -51,7 +51,7 @@ def route_by_groups(scores: Tensor, offsets: Tensor | None, spec: MoE) -> tuple[
     likely = scores.float().sigmoid() if is_sigmoid else torch.softmax(scores.float(), dim=-1)
     choice = likely if offsets is None else likely + offsets
     if spec.num_groups > 1:
-        groups = choice.unflatten(-1, (spec.num_groups, -1))
+        groups = choice.view(len(choice), spec.num_groups, -1)
         quality = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1) if is_sigmoid else groups.amax(-1)
         best = torch.zeros_like(quality).scatter_(-1, quality.topk(spec.num_active_groups, dim=-1).indices, 1.0)
         choice = (groups * best.unsqueeze(-1)).flatten(-2)

@@ -36,14 +36,13 @@ class LatentAttention(nn.Module):
         if angles is None:
             raise RuntimeError("latent attention rotates a part of its keys")
         cache = step.caches[self.number]
-        latents, turned = self.kv_a(x).split([spec.kv_rank, spec.rope.dim], dim=-1)
+        latents, turned = self.kv_a(x).tensor_split([spec.kv_rank], dim=-1)
         turned = rotate_neighbours(turned.unsqueeze(1), angles).squeeze(1)
         write_latents(torch.cat((self.kv_a_norm(latents.contiguous()), turned), dim=-1), cache, layout.slots)
         queries = self._queries(x).view(-1, spec.num_heads, spec.plain_dim + spec.rope.dim)
-        plain, turned = queries.split([spec.plain_dim, spec.rope.dim], dim=-1)
-        to_keys, to_values = self.kv_b.weight.view(spec.num_heads, -1, spec.kv_rank).split(
-            [spec.plain_dim, spec.value_dim], dim=1
-        )
+        plain, turned = queries.tensor_split([spec.plain_dim], dim=-1)
+        made = self.kv_b.weight.view(spec.num_heads, -1, spec.kv_rank)
+        to_keys, to_values = made[:, : spec.plain_dim], made[:, spec.plain_dim :]
         absorbed = torch.einsum("thd,hdr->thr", plain, to_keys)
         q = torch.cat((absorbed, rotate_neighbours(turned, angles)), dim=-1)
         seen = latent_attention(q, cache, layout, spec)
