@@ -156,15 +156,21 @@ class GroupedPool(BlockPool):
             for number, content in self._chain(holding, before):
                 if self._is_published(content):
                     self._attach(holding, number, content)
-        if isinstance(holding.state, StateHolding) and holding.state.pending:
-            self._states.publish(holding.state, partial(self._published_after, holding))
+        self._publish_states(holding)
 
     def advance_state(self, holding: Holding, start: int, *, rolls: bool) -> tuple[int, ...]:
         """A chunk begins at `start`; see `StateSlots.advance`."""
         if not isinstance(holding.state, StateHolding):
             return ()
         keeps = self._caching and not start % self.block_size
-        return self._states.advance(holding.state, start, keeps=keeps, rolls=rolls)
+        slots = self._states.advance(holding.state, start, keeps=keeps, rolls=rolls)
+        self._publish_states(holding)
+        return slots
+
+    def _publish_states(self, holding: Holding) -> None:
+        """States after tokens that are published by now can be found."""
+        if isinstance(holding.state, StateHolding) and holding.state.pending:
+            self._states.publish(holding.state, partial(self._published_after, holding))
 
     def adopt(self, holding: Holding, spare: int = 0) -> int:
         """States and windows do not come from elsewhere: their blocks would have to come too."""
@@ -176,6 +182,7 @@ class GroupedPool(BlockPool):
         return super().retract(holding, first)
 
     def release(self, holding: Holding) -> None:
+        self._publish_states(holding)
         for held, group in reversed(self._held(holding)):
             self._let_go(reversed(_ids(held, group)))
             held.blocks.clear()
