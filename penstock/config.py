@@ -99,12 +99,17 @@ class SchedulerConfig:
     """Most requests that may wait; more are refused"""
     max_waiting_tokens: int = 4_000_000
     """Most prompt tokens that may wait; more are refused"""
+    tpot_target_ms: float | None = None
+    """Most milliseconds from token to token of an answer: a serving engine gives its steps as many prompt tokens as keep to it,
+    but no fewer than --max-sequences"""
     gather_s: float = 0.05
     """How long dynamic batching waits for a batch to fill"""
 
     def __post_init__(self) -> None:
         _check_choice("--batching", self.batching, Batching)
         _check_choice("--order", self.order, OrderName)
+        if self.tpot_target_ms is not None and not 1.0 <= self.tpot_target_ms <= 60_000.0:
+            raise ConfigError(f"--tpot-target-ms is {self.tpot_target_ms}; choose 1 to 60,000")
         for name in ("max_batch_tokens", "max_sequences", "max_waiting", "max_waiting_tokens"):
             _check_positive("--" + name.replace("_", "-"), getattr(self, name))
         if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_sequences:
@@ -189,7 +194,7 @@ class AdapterConfig:
 
     adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
     """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""
-    adapters_dir: Path | None = None
+    adapters_dir: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Serve every adapter in this directory, under its directory's or file's name; more may be loaded from it while serving"""
     max_adapters: int = 8
     """Adapters on the device at once; others wait on the host or on disk until they are asked for"""
@@ -218,7 +223,7 @@ class AdapterConfig:
     def by_name(self) -> dict[str, str]:
         """Path by name, those of the directory included as they are now."""
         named = {name: str(Path(path).resolve()) for name, _, path in (text.partition("=") for text in self.adapters)}
-        return adapters_in(self.adapters_dir) | named
+        return adapters_in(None if self.adapters_dir is None else Path(self.adapters_dir)) | named
 
 
 def adapters_in(folder: Path | None) -> dict[str, str]:
@@ -336,8 +341,12 @@ class ServerConfig:
     """Lines for people, or a JSON object a line; no text of prompts or answers in either"""
     otlp_endpoint: str | None = None
     """Collector to send a span of every request to (OpenTelemetry over HTTP): times and counts, never text"""
+    price_per_hour: float | None = None
+    """Dollars an hour of what this server runs on: then metrics have what 1,000 tokens cost"""
 
     def __post_init__(self) -> None:
+        if self.price_per_hour is not None and not 0.0 <= self.price_per_hour < 1e6:
+            raise ConfigError(f"--price-per-hour is {self.price_per_hour}; choose dollars, 0 or more")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
         _check_choice("--log-level", self.log_level, LogLevel)

@@ -49,7 +49,7 @@ def metrics() -> str:
     client = EngineClient([], EngineConfig())
     meters = Meters(client, Admission(client, num_tenants=0))
     served = [(metric.name, metric.help) for metric in meters.metrics]
-    page = RouterMeters(LiveFleet(), lambda: 0, lambda: 0).render([])
+    page = RouterMeters(LiveFleet(), "auto", lambda: 0, lambda: 0).render([])
     routed = [(name, help) for name, help in re.findall(r"^# HELP (\S+) (.*)$", page, re.MULTILINE)]
     parts = ["# Metrics\n", "Served on `/metrics` for Prometheus.\n"]
     for title, found in (("Server", served), ("Router", routed)):

@@ -108,7 +108,7 @@ async def ask(port: int, body: dict[str, Any], due_s: float) -> Timing | str:
     return Timing(first - due_s, (last - first) / max(num_tokens - 1, 1), num_tokens, last)
 
 
-async def run(load: Load, port: int, seed: int) -> tuple[float, list[Timing | str]]:
+async def run(load: Load, port: int, seed: str) -> tuple[float, list[Timing | str]]:
     numbers = random.Random(seed)
     beginning = [numbers.choice(VOCABULARY) for _ in range(load.shared)]
     bodies = []
@@ -206,7 +206,9 @@ def main() -> None:
         print(f"start to first answer {start_s:.1f} s", flush=True)
         try:
             for name in arguments.loads.split(","):
-                record["loads"][name] = found = figures(*asyncio.run(run(LOADS[name], port, arguments.seed)))
+                record["loads"][name] = found = figures(
+                    *asyncio.run(run(LOADS[name], port, f"{name} {arguments.seed}"))
+                )
                 print(name, *(f"{key} {value}" for key, value in found.items()), sep="  ", flush=True)
         finally:
             os.killpg(process.pid, signal.SIGTERM)

@@ -161,3 +161,11 @@ def test_weights_that_do_not_fit_give_no_tokens_at_any_batch() -> None:
     found = answer("throughput", model="llama-3.1-70b", hardware="h100", weights="bf16", batch=1, context=0, prompt=0)
     assert found["values"]["tokens_per_s"] is None
     assert any("weights alone" in note for note in found["notes"])
+
+
+def test_attention_does_the_same_work_with_less_traffic() -> None:
+    found = answer("attention", tokens=4096, heads=64, head_dim=128, hardware="h100")["values"]
+    assert found["work"] == 4 * 4096**2 * 128 * 64
+    assert found["plain_intensity"] < found["ridge"] < found["tiled_intensity"] * 10
+    assert found["tiled_intensity"] / found["plain_intensity"] == pytest.approx(found["saving"])
+    assert found["tiled_s"] <= found["plain_s"]

@@ -224,3 +224,16 @@ def test_what_a_trace_leaves_out_is_told(tmp_path):
 )
 def test_users_ask_where_nothing_else_says_when(config, users):
     assert config.num_users == users
+
+
+def test_a_sweep_measures_each_number_of_users_and_tells_them_in_one_table(server, tmp_path, capsys):
+    path = tmp_path / "sweep.json"
+    words = ["--num-requests", "6", "--prompts", "20", "--answers", "4", "--warm-up", "1", "--sweep", "1,2", "--json"]
+    assert main(["bench", server.url, "--api-key", KEY, *words, str(path)]) in (0, 1)
+    found = json.loads(path.read_text())
+    assert [report["asked"]["load"]["concurrency"] for report in found["reports"]] == [1, 2]
+    table = capsys.readouterr().out
+    assert "users" in table
+    assert "more tokens/s" in table
+    assert main(["bench", server.url, "--sweep", "1,two"]) == 2
+    assert main(["bench", server.url, "--sweep", "1,2", "--rate", "3"]) == 2

@@ -86,6 +86,7 @@ def test_alert_rules_pass_promtool():
 def test_rules_and_panels_ask_for_metrics_that_are_there():
     source = "".join(path.read_text() for path in (ROOT / "penstock").rglob("*.py"))
     exposed = set(re.findall(r'"((?:penstock_|vllm:)\w+)"', source))
+    exposed |= {f"penstock_gpu_{name}" for name in re.findall(r'yield \(?\s*"(\w+)"', source)}  # gauges of NVML
     rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
     dashboard = json.loads((DEPLOY / "grafana" / "penstock.json").read_text())
     queries = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]

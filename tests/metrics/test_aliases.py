@@ -1,6 +1,6 @@
 """The same numbers under names of no engine in particular."""
 
-from penstock.metrics.aliases import ALIASES
+from penstock.metrics.aliases import ALIASES, names_of
 from penstock.metrics.exposition import Buckets, Counter, Gauge, exposition
 
 
@@ -16,5 +16,16 @@ def test_an_alias_says_what_its_family_says():
     assert 'llm_time_to_first_token_seconds_bucket{le="2"} 1' in text
     assert "# TYPE llm_time_to_first_token_seconds histogram" in text
     assert "\nllm_queue_depth 3\n" in text
-    assert len(set(ALIASES.values())) == len(ALIASES)
-    assert not set(ALIASES.values()) & set(ALIASES)
+    names = [name for family in ALIASES for name in names_of(family)]
+    assert len(set(names)) == len(names)
+    assert not set(names) & set(ALIASES)
+
+
+EIGHT = (
+    "llm_requests_total", "llm_tokens_generated_total", "llm_ttft_seconds", "llm_request_latency_seconds",
+    "llm_active_requests", "llm_queue_depth", "llm_kv_cache_utilization", "llm_gpu_memory_used_bytes",
+)  # fmt: skip
+
+
+def test_the_eight_names_that_operators_expect_are_there():
+    assert set(EIGHT) <= {name for family in ALIASES for name in names_of(family)}

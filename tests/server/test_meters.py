@@ -97,3 +97,22 @@ def test_the_page_of_routes_stands_alone(server: Server) -> None:
     document = server.get("/openapi.json").json()
     assert document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     assert server.get("/version").json()["version"]
+
+
+def test_the_signals_that_operators_expect_are_there_and_add_up() -> None:
+    with serving("--price-per-hour", "3.6") as server:
+        for _ in range(3):
+            server.post("/v1/completions", {"prompt": "x", "max_tokens": 10, "ignore_eos": True}).raise_for_status()
+        text = server.get("/metrics").text
+        for name in (
+            *("llm_requests_total", "llm_tokens_generated_total", "llm_ttft_seconds_count", "llm_active_requests"),
+            *("llm_request_latency_seconds_count", "llm_queue_depth", "llm_kv_cache_utilization"),
+            *("llm_gpu_memory_used_bytes", "penstock_kv_waste_fraction", "penstock_cost_dollars_total"),
+        ):
+            assert f"\n{name}{{" in text, name
+        assert server.metric("llm_tokens_generated_total") == 30
+        assert server.metric("penstock_good_requests_total") == server.metric("llm_request_latency_seconds_count") == 3
+        assert server.metric("penstock_step_sequences_count") >= 10
+        dollars, each = (server.metric(f"penstock_{name}") for name in ("cost_dollars_total", "dollars_per_1k_tokens"))
+        assert dollars > 0.0
+        assert each >= dollars / 30 * 1000 * 0.5

@@ -25,8 +25,36 @@ def run(config: Config) -> int:
     from penstock.cli.bench.progress import LiveProgress
 
     check_writable(None if str(config.json) == "-" else config.json, config.html)
+    if config.load.sweep:
+        return _sweep(config)
     with LiveProgress() as progress:
         return _report(config, measured(config, progress))
+
+
+def _sweep(config: Config) -> int:
+    from penstock.cli.bench.progress import LiveProgress
+    from penstock.cli.bench.sweep import steps_of, table_of
+    from penstock.console.show import print_json, print_table
+    from penstock.tools.bench.report.page import page_of
+
+    reports: dict[int, dict[str, Any]] = {}
+    for count, step in steps_of(config):
+        with LiveProgress() as progress:
+            reports[count] = measured(step, progress)
+        if reports[count]["is_partial"]:
+            break
+    whole = {"sweep": config.load.sweep, "reports": list(reports.values())}
+    if config.json is not None and str(config.json) != "-":
+        write_file(config.json, _json_text(whole))
+    if config.html is not None:
+        write_file(config.html, page_of(list(reports.values())))
+    if str(config.json) == "-":
+        print_json(whole)
+    else:
+        print_table(*table_of(reports))
+    if any(report["is_partial"] for report in reports.values()):
+        return INTERRUPTED_STATUS
+    return 0 if all(report["verdict"] == "valid" for report in reports.values()) else FAULT_STATUS
 
 
 def measured(config: Config, progress: "BenchProgress") -> dict[str, Any]:

@@ -20,6 +20,8 @@ class BenchLoad:
 
     concurrency: int | None = None
     """Closed loop: this many users, each asking again once answered (8 where neither rate nor trace is given)"""
+    sweep: str = ""
+    """Numbers of users to measure one after another, with commas between: 1,2,4,8"""
     rate: float | None = None
     """Open loop: requests a second, however the server does; where a search for the knee begins"""
     ramp_to: float | None = None
@@ -47,6 +49,8 @@ class BenchLoad:
         for name, value in (("duration-s", self.duration_s), ("timeout-s", self.timeout_s)):
             if value is not None and not 0.0 < value <= 1e6:
                 raise ConfigError(f"--{name} is {value}; choose seconds above 0")
+        if self.sweep and (self.concurrency is not None or self.rate is not None or self.ramp_to is not None):
+            raise ConfigError("--sweep names the users itself; leave --concurrency, --rate and --ramp-to")
         if self.ramp_to is not None and self.rate is None:
             raise ConfigError("--ramp-to needs --rate to begin from")
         if self.concurrency is not None and self.rate is not None:

@@ -29,8 +29,9 @@ from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
-from penstock.tools.cost.roofline import Overhead, roofline
+from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
 from penstock.tools.measure.this_machine import find_hardware
+from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
 from penstock.tools.sim.simulation import Fleet, Result, simulate
 from penstock.tools.sim.tracing import SimulationTracer
@@ -65,6 +66,8 @@ class Machines:
     depth: int = 1
     """Steps launched before the oldest is awaited; 2 as the engine on a GPU: a new request waits a step longer, and simulating
     takes several times as long"""
+    textbook: bool = False
+    """Step times by the vendor's peaks and without overheads, as textbooks count"""
     policy: RoutingPolicy = "least-pending"
     """Which replica gets a request"""
     max_pending: int | None = None
@@ -89,6 +92,8 @@ class Config:
     downloaded and nothing is computed.
     """
 
+    files: tuple[Path, ...] = field(default=(), metadata={"positional": True, "metavar": "FILE"})
+    """Config files of deployments to simulate side by side, with what they cost; further flags hold for all of them"""
     model: str = "llama-3.1-8b"
     """A known model (llama-3.1-8b, qwen3-30b-a3b, ...), a config.json, a model directory or a .gguf file"""
     max_context: int | None = None
@@ -141,6 +146,10 @@ class SimulatedOutcome(NamedTuple):
 
 
 def run(config: Config) -> int:
+    if config.files:
+        from penstock.cli.simulate.side_by_side import run_all
+
+        return run_all(config, lambda one: data_of(one, outcome_of(one, lambda _: None)))
     if config.compare and config.chrome_trace:
         raise ConfigError("a trace shows one run; leave out --compare or --chrome-trace")
     check_writable(config.chrome_trace)
@@ -154,7 +163,11 @@ def run(config: Config) -> int:
             report.print_comparison(outcome.results, outcome.queues)
         else:
             queues = next(iter(outcome.queues.values()))
-            report.print_result(next(iter(outcome.results.values())), queues, config.target)
+            result = next(iter(outcome.results.values()))
+            report.print_result(result, queues, config.target)
+            print(f"KV held but empty: {100 * config.techniques.kv_waste_fraction(outcome.fleet.sizing, result):.1f} %")
+            if isinstance(outcome.fleet.cost, PaddedCost):
+                print(f"padding: {100 * outcome.fleet.cost.waste_fraction:.1f} % of the tokens computed")
     if config.chrome_trace and tracer:
         write_file(config.chrome_trace, tracer.text())
     return 0
@@ -180,8 +193,13 @@ def outcome_of(config: Config, tracer_of: Callable[[str], SimulationTracer | Non
 
 def data_of(config: Config, outcome: SimulatedOutcome) -> dict[str, Any]:
     """As JSON holds it."""
-    basis, workload, _, results, queues = outcome
-    return report.as_data(asdict(config), basis.data, outcome.fleet, workload, results, queues)
+    basis, workload, fleets, results, queues = outcome
+    data = report.as_data(asdict(config), basis.data, outcome.fleet, workload, results, queues)
+    for name, found in data["results"].items():
+        found["kv_waste_fraction"] = config.techniques.kv_waste_fraction(fleets[name].sizing, results[name])
+        cost = fleets[name].cost
+        found["padding_waste_fraction"] = cost.waste_fraction if isinstance(cost, PaddedCost) else 0.0
+    return data
 
 
 def roofline_basis(config: Config) -> Basis:
@@ -189,14 +207,19 @@ def roofline_basis(config: Config) -> Basis:
     spec = read_spec(config.model)
     machines, device = config.machines, device_of(config.machines)
     precision = precision_of(machines.weights, config.kv_format, device.achievable)
-    reach = "measured" if device.measured else "assumed"
+    reach = "the vendor's" if machines.textbook else "measured" if device.measured else "assumed"
     rate = device.achievable.bandwidth_bytes_per_s / 1e9
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:
         return [
             ("model", f"{config.model}, {machines.weights} weights of {format_bytes(fleet.sizing.weight_bytes)}"),
             ("fleet", f"{_fleet(config)} x {device.name} of {format_bytes(device.memory_bytes)}, {machines.policy}"),
-            ("step times", f"roofline at {reach} {rate:,.0f} GB/s; not calibrated on a live engine"),
+            (
+                "step times",
+                f"roofline at {reach} {rate:,.0f} GB/s{', no overheads' if machines.textbook else ''}; "
+                "not calibrated on a live engine",
+            ),
+            *config.techniques.rows(fleet.sizing),
             *_link_rows(device, machines.layout),
         ]
 
@@ -241,6 +264,8 @@ def profile_basis(config: Config, path: Path) -> Basis:
 def device_of(machines: Machines) -> Hardware:
     """What each rank of a replica computes on: ranks of this machine's processor share it."""
     device, num_ranks = find_hardware(machines.hardware), machines.layout.devices_per_copy
+    if machines.textbook:
+        device = replace(device, measured=device.peak)
     has_parts = device.kind == "cpu" and device.measured_link is not None and device.num_parts == 1
     return device.part(num_ranks) if has_parts and num_ranks > 1 else device
 
@@ -275,10 +300,11 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
     sizing = size_engine(engine, spec, memory, pace, frees=layout.devices_per_copy == 1)
+    overhead = NO_OVERHEAD if machines.textbook else Overhead(overlaps=machines.overlap)
     return Fleet(
-        config=engine,
+        config=config.techniques.reserved(engine, sizing),
         sizing=sizing,
-        cost=roofline(spec, device, precision, Overhead(overlaps=machines.overlap), layout),
+        cost=config.techniques.padded(roofline(spec, device, precision, overhead, layout)),
         num_replicas=machines.replicas,
         depth=machines.depth,
         split=config.techniques.split(

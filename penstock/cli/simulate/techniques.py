@@ -1,12 +1,18 @@
 """Flags of what simulated replicas do beside plain serving: speculation, prefill apart from decode, scaling with the load."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from penstock.config import EngineConfig
 from penstock.errors import ConfigError
+from penstock.runtime.sizing import Sizing
+from penstock.tools.cost.cost import Cost
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.handover import Disaggregation
+from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.scaling import Scaling
+from penstock.tools.sim.simulation import Result
 from penstock.tools.sim.speculation import Guessing
 
 
@@ -29,6 +35,10 @@ class Techniques:
     transfer_gb_s: float | None = None
     """Gigabytes a second of the link over which a prefill replica sends keys and values, all its devices together (default:
     the network of each of them)"""
+    allocation: Literal["paged", "contiguous"] = "paged"
+    """How the KV cache is held: in blocks, or a whole --max-context reserved for each sequence, as engines did before paging"""
+    padding: bool = False
+    """Compute batches as rectangles, as long as their longest member, as engines did before they packed tokens"""
     scale_to: int | None = None
     """Most replicas there may be: then their number follows the load, from --replicas on"""
     scale_by: Literal["pending", "utilisation"] = "pending"
@@ -51,6 +61,37 @@ class Techniques:
             raise ConfigError(f"--speculate is {self.speculate}; choose a number of drafts, auto or off")
         num_drafts = None if self.speculate == "auto" else int(self.speculate)
         return Guessing(num_drafts, self.acceptance, self.draft_cost, self.speculate_up_to, seed)
+
+    def reserved(self, engine: EngineConfig, sizing: Sizing) -> EngineConfig:
+        """As many sequences as have a whole context of room, where each reserves one; nothing can be shared then."""
+        if self.allocation == "paged":
+            return engine
+        slots = sizing.num_cached_tokens // sizing.max_context
+        if not slots:
+            raise ConfigError(
+                f"not one sequence of {sizing.max_context:,} tokens fits {sizing.num_cached_tokens:,}; lower --max-context"
+            )
+        scheduler = replace(engine.scheduler, max_sequences=min(slots, engine.scheduler.max_sequences))
+        return replace(engine, scheduler=scheduler, cache=replace(engine.cache, prefix_caching=False))
+
+    def padded(self, cost: Cost) -> Cost:
+        return PaddedCost(cost) if self.padding else cost
+
+    def rows(self, sizing: Sizing) -> list[tuple[str, str]]:
+        if self.allocation == "paged":
+            return []
+        slots = sizing.num_cached_tokens // sizing.max_context
+        return [("allocation", f"contiguous: {slots:,} places of {sizing.max_context:,} tokens, no prefix cache")]
+
+    def kv_waste_fraction(self, sizing: Sizing, result: Result) -> float:
+        """Share of the KV positions held that hold no token, over the run: of whole contexts, or of last blocks."""
+        running = math.fsum(one.mean_running * one.seconds for one in result.replicas)
+        held = math.fsum(one.mean_kv_usage_fraction * one.num_blocks * one.seconds for one in result.replicas)
+        held *= sizing.block_size
+        if not running or not held:
+            return 0.0
+        used = held - min(running * (sizing.block_size - 1) / 2, held)
+        return max(0.0, 1.0 - used / (held if self.allocation == "paged" else running * sizing.max_context))
 
     def scaling(self, num_replicas: int) -> Scaling | None:
         if self.scale_to is None:

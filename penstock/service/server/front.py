@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from penstock.config import ServerConfig
-from penstock.metrics.exposition import Counter, Metric, exposition_of_all
+from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_all
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.memory import LARGE_BYTES
 from penstock.service.server.blocks import PromptBlocks
@@ -97,6 +97,7 @@ class Front:
         """What the machine says of itself, told with everything else."""
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
+        self._start_s = time.monotonic()
         self.tools = Tools(lambda: self.num_open > 0)
         self.refusals = RefusalLog()
         self.bills: Bills | None = None
@@ -149,15 +150,24 @@ class Front:
         if resident is None:
             return
         if resident.is_open:
-            await pool.acquire(resident)
+            await pool.acquire(resident, tenant=caller.tenant)
         else:
             timeout_s = None if caller.deadline_ms is None else caller.deadline_ms / 1000
-            await hold(request, pool.acquire(resident, timeout_s), delivery, partial(pool.progress, resident))
+            await hold(
+                request,
+                pool.acquire(resident, timeout_s, tenant=caller.tenant),
+                delivery,
+                partial(pool.progress, resident),
+            )
         with ExitStack() as stack:
-            stack.callback(pool.release, resident, delivery.keep_alive_s)
+            stack.callback(pool.release, resident, delivery.keep_alive_s if self.may_unload(request) else None)
             self._enter(request, model, caller.tenant)
             stack.callback(request.scope["penstock.leave"])
             request.scope["penstock.leave"] = stack.pop_all().close
+
+    def may_unload(self, request: Request) -> bool:
+        """How long a model stays is a client's to say where there is one key at most, and otherwise an admin's."""
+        return len(self.config.keys) < 2 or bool(request.scope.get("penstock.is_admin"))
 
     @asynccontextmanager
     async def having(self, model: ServedModel) -> AsyncIterator[None]:
@@ -257,12 +267,24 @@ class Front:
     def render_metrics(self) -> str:
         """Every model's numbers and the server's own."""
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
+        if self.models.adapters is not None:
+            groups.append((list(self.models.adapters.metrics()), {"model_name": self.models.first.known_name}))
         if self.pool is not None:
             groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
-        groups.append(([self.http_responses], {"model_name": self.models.first.known_name}))
+        groups.append(([self.http_responses, *self._money()], {"model_name": self.models.first.known_name}))
         if self.machine_metrics is not None:
             groups.append((self.machine_metrics(), {}))
         return exposition_of_all(groups)
+
+    def _money(self) -> list[Metric]:
+        """What was spent since the start, and what 1,000 generated tokens came to, where an hour has a price."""
+        if self.config.price_per_hour is None:
+            return []
+        spent = Counter("penstock_cost_dollars", "Dollars spent since the start, by --price-per-hour")
+        spent.add(self.config.price_per_hour / 3600.0 * (time.monotonic() - self._start_s))
+        num_tokens = sum(model.meters.output_tokens.total for model in self.models)
+        each = 1000.0 * spent.total / num_tokens if num_tokens else 0.0
+        return [spent, Gauge("penstock_dollars_per_1k_tokens", "Dollars of 1,000 generated tokens", lambda: each)]
 
     @property
     def is_alive(self) -> bool:

@@ -80,6 +80,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         priority=priority_of(generation.priority),
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
         tenant=caller.tenant,
+        adapter=model.adapter,
         salt=_salt(caller.tenant, generation.cache),
         pins=pins,
         is_batch=caller.is_batch or generation.is_flex,
@@ -87,11 +88,11 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         speculate=generation.speculate,
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
-        model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)  # before so many are made ready in vain
+        model.admission.reserve(prompts, parameters.sampling, caller.tenant)  # before so many are made ready in vain
     call = call_of(model, prompts, parameters, sampling.beams)
     _check(call, model, generation.param)
     if not caller.is_batch:
-        model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
+        model.admission.reserve(prompts, parameters.sampling, caller.tenant)
     return call
 
 

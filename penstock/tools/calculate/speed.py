@@ -150,6 +150,8 @@ class AttentionInputs:
     """Numbers in a head (d)"""
     tile: int = 256
     """Queries of a tile"""
+    hardware: str = ""
+    """A device by name, whose roofs tell how long it takes"""
 
 
 def attention(inputs: AttentionInputs, sheet: Sheet) -> None:
@@ -162,6 +164,17 @@ def attention(inputs: AttentionInputs, sheet: Sheet) -> None:
     sheet.put("plain_bytes", plain, "bytes", "plain attention", "(4 N^2 + 4 N d) x 2 B x heads")
     sheet.put("tiled_bytes", tiled, "bytes", "tiled attention", "(2 N d + ceil(N / tile) x 2 N d) x 2 B x heads")
     sheet.put("saving", plain / tiled, "", "times less traffic", "plain_bytes / tiled_bytes")
+    work = heads * figures.attention_flops(count, dim)
+    sheet.put("work", work, "flop", "operations, either way", "4 N^2 d x heads")
+    sheet.put("plain_intensity", work / plain, "flop/byte", "intensity, plain", "work / plain_bytes")
+    sheet.put("tiled_intensity", work / tiled, "flop/byte", "intensity, tiled", "work / tiled_bytes")
+    if inputs.hardware:
+        device = DeviceNumbers(DeviceInputs(hardware=inputs.hardware), sheet)
+        sheet.put("ridge", device.ridge, "flop/byte", "ridge of the device", "flops / bandwidth")
+        for name, moved in (("plain", plain), ("tiled", tiled)):
+            seconds = figures.roof_s(work, moved, device.ceilings, device.flops)
+            formula = f"the longer of {name}_bytes / bandwidth and work / flops"
+            sheet.put(f"{name}_s", seconds, "s", f"the least it takes, {name}", formula)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,15 @@ class Signs:
     floor_s: float = math.nan
     """What a mean step takes at the hardware's limit, where the hardware is known."""
 
+    step_sequences: float = math.nan
+    """Sequences that a mean step gave tokens to."""
+    good_fraction: float = math.nan
+    """Share of the requests that ended which met the chat SLO."""
+    kv_waste_fraction: float = math.nan
+    """Share of held KV positions that hold no token."""
+    dollars_per_1k: float = math.nan
+    """Of 1,000 generated tokens, since the server's start."""
+
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Signs that the page has no metrics for, with the names it lacks."""
 
@@ -218,6 +227,12 @@ MEASURES: Mapping[str, Callable[[Change], float]] = {
     "queue_p95_s": lambda change: change.quantile(0.95, "vllm:request_queue_time_seconds"),
     "prefill_mean_s": lambda change: change.mean("vllm:request_prefill_time_seconds"),
     "prompt_mean_tokens": lambda change: _ratio(change, "vllm:prompt_tokens_total", f"{TTFT}_count"),
+    "step_sequences": lambda change: change.mean("penstock_step_sequences"),
+    "good_fraction": lambda change: _ratio(
+        change, "penstock_good_requests_total", "vllm:e2e_request_latency_seconds_count"
+    ),
+    "kv_waste_fraction": lambda change: change.largest("penstock_kv_waste_fraction"),
+    "dollars_per_1k": lambda change: change.gauge("penstock_dollars_per_1k_tokens"),
     "hit_fraction": lambda change: _ratio(change, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
 }
 """How each sign is read from the change between two pages."""

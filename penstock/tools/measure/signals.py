@@ -155,6 +155,15 @@ class GpuSignals:
             "Highest clock of the multiprocessors",
             _scaled(ask("DeviceGetMaxClockInfo", handle, 1), 1e6),
         )
+        memory, use = (self._ask(f"DeviceGet{name}", handle, plain=True) for name in ("MemoryInfo", "UtilizationRates"))
+        yield "memory_used_bytes", "Memory in use, by whomever", None if memory is None else float(memory.used)
+        yield "memory_total_bytes", "Memory it has", None if memory is None else float(memory.total)
+        yield "utilisation", "Share of the time in which some kernel ran", None if use is None else use.gpu / 100.0
+        yield (
+            "memory_utilisation",
+            "Share of the time in which memory was read",
+            None if use is None else use.memory / 100.0,
+        )
         yield "power_watts", "Power it takes", _scaled(ask("DeviceGetPowerUsage", handle), 1e-3)
         yield "power_limit_watts", "Power it may take", _scaled(ask("DeviceGetEnforcedPowerLimit", handle), 1e-3)
         yield "temperature_celsius", "Temperature of the chip", ask("DeviceGetTemperature", handle, 0)

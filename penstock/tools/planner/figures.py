@@ -88,6 +88,11 @@ def tiled_attention_bytes(num_tokens: int, head_dim: int, tile: int, bytes_per_v
     return (2.0 * num_tokens * head_dim + num_tiles * 2.0 * num_tokens * head_dim) * bytes_per_value
 
 
+def attention_flops(num_tokens: int, head_dim: int) -> float:
+    """Of one head: scores and their products with values, a multiplication and an addition each; no mask spared."""
+    return 4.0 * num_tokens**2 * head_dim
+
+
 def paged_tokens(num_tokens: int, block_size: int) -> int:
     """Places held for so many tokens: whole blocks."""
     return math.ceil(num_tokens / block_size) * block_size

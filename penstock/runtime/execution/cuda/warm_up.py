@@ -15,7 +15,7 @@ from torch import nn
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.execution.cuda.forward import RecordedSteps
 from penstock.runtime.execution.cuda.graphs import SIZES, padded_size
-from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, padded_chunks
+from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, LEAST_TOKENS, padded_chunks
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import GQA
 from penstock.runtime.ops.sampling.sample import Needs
@@ -29,12 +29,15 @@ MAX_PLAIN_PAIRS = 1 << 18
 
 MAX_PLAIN_STEPS = 256
 """Enough of them to compile anything: after that something is wrong, and steps wait too."""
-SPECIAL = (Needs(filters=True, by_count=True, by_mass=True), Needs(adjusts=True))
+FILTERS = ((True, True, True), (False, False, False), (True, False, False), (True, False, True), (True, True, False))
+SPECIAL = tuple(Needs(adjusts, *filters) for adjusts in (False, True) for filters in FILTERS if adjusts or filters[0])
 """Draws that need more than a temperature; the likeliest first."""
 CHECKS = ((1, 1), (1, 5), (1, 3), (1, 9), (8, 3), (8, 5), (32, 3), (32, 5))
 """Sequences and positions each of steps that check drafts."""
 APART = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 33, 44, 48, 64, 66, 96, 128, 132, 192, 256, 384, 512)
 """Generations beside a prompt, in steps too long to be recorded: every way of cutting their keys is among these."""
+WIDTHS = (2, 4, 8, 16)
+"""Tokens of each chunk, in steps whose chunks are all alike and short: prompts of which all but the end was cached."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -84,8 +87,11 @@ class KernelWarmUp:
         """Wait until everything that any step will need has been compiled, here or by an earlier process."""
         if not self._is_due:
             return
+        from penstock.runtime.ops.triton.host.compile_ahead import HELPERS
+
         self.begin()
         self._prepare_dense(max_batch_tokens)  # while others compile
+        HELPERS.wait()
         if self._urgent is not None:
             self._urgent.are_ready(wait=True)
             self._others = self._compile_others() if self._urgent.found_new else None
@@ -110,7 +116,10 @@ class KernelWarmUp:
         sizes = [size for size in SIZES[1:] if size <= padded_size(self._max_sequences)]
         most_chunks = padded_chunks(self._max_sequences)
         chunk_sizes = [size for size in sizes if padded_chunks(size) == size <= most_chunks]
-        return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS, apart=APART[: bisect(APART, self._max_sequences)])
+        counts = APART[: bisect(APART, self._max_sequences)]
+        apart = [[*[1] * count, LEAST_TOKENS] for count in counts]
+        apart += [[width] * count for width in WIDTHS for count in counts[::2]]
+        return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS, apart)
 
     @torch.inference_mode()
     def _compile(
@@ -119,7 +128,7 @@ class KernelWarmUp:
         mixed_sizes: Iterable[int],
         special: Iterable[Needs] = (),
         checks: Iterable[tuple[int, int]] = (),
-        apart: Iterable[int] = (),
+        apart: Iterable[list[int]] = (),
     ) -> "Compilers | None":
         from penstock.runtime.ops.triton.host.compile_ahead import Compilers, prepare
         from penstock.runtime.ops.triton.host.launch import asking
@@ -128,8 +137,8 @@ class KernelWarmUp:
         with asking() as variants:
             for num_chunks in mixed_sizes:
                 self._recorded.mixed.warm_up(self._model, num_chunks)
-            for num_singles in apart:
-                self._recorded.mixed.warm_up_apart(self._model, num_singles)
+            for lengths in apart:
+                self._recorded.mixed.warm_up_apart(self._model, lengths)
             for size in decode_sizes:
                 self._recorded.decodes.warm_up(self._model, size)
             for needs in special:

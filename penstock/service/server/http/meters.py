@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
@@ -15,6 +16,7 @@ from penstock.metrics.exposition import (
     Gauge,
     Metric,
 )
+from penstock.metrics.step_model import OnlineStepModel
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
@@ -25,6 +27,19 @@ from penstock.service.server.http.record import TraceRecorder
 
 RECORDED_BLOCK = 16
 """Tokens that a name of a recording stands for while no engine says how large its blocks are."""
+
+
+class ChatSlo(NamedTuple):
+    """What goodput is counted by, as the dashboard's badge is."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+TAKEN = ("weights", "workspace", "KV cache")
+"""Rows of the memory table that are in use from the start on."""
+CHAT_SLO = ChatSlo(0.5, 0.05)
 FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
 
 GRAMMARS = (
@@ -71,6 +86,10 @@ class Meters:
         self._admission = admission
         self._open: dict[int, Watch] = {}
         self._grammars = MatchingCounts()
+        self.step_model = OnlineStepModel()
+        self._prompts: dict[int, int] = {}
+        """Tokens done of prompts that are partly computed."""
+        self._was_busy, self._step_end_s = False, 0.0
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens of requests that began")
         self.cached_tokens = Counter("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache gave")
         self.output_tokens = Counter("vllm:generation_tokens", "Tokens generated")
@@ -89,6 +108,8 @@ class Meters:
         self.prompt_sizes = Buckets("vllm:request_prompt_tokens", "Prompt tokens a request", COUNT_BUCKETS)
         self.output_sizes = Buckets("vllm:request_generation_tokens", "Generated tokens a request", COUNT_BUCKETS)
         self.steps = Counter("penstock_engine_steps", "Steps of the engine")
+        self.batch_sizes = Buckets("penstock_step_sequences", "Sequences that a step gave tokens to", BATCH_BUCKETS)
+        self.good = Counter("penstock_good_requests", "Requests that met the chat SLO (TTFT 500 ms, TPOT 50 ms)")
         self.draft_rounds = Counter("vllm:spec_decode_num_drafts", "Verifications of drafts of a sequence")
         self.draft_tokens = Counter("vllm:spec_decode_num_draft_tokens", "Drafts verified, by drafter")
         self.accepted_tokens = Counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted, by drafter")
@@ -113,6 +134,7 @@ class Meters:
         """Take in a step before its readers do."""
         now = time.monotonic()
         self.steps.add()
+        self._learn_step(step)
         if step.grammars is not None:
             self._grammars = step.grammars
         num_tokens = 0
@@ -141,8 +163,27 @@ class Meters:
                 del watches[delta.request_id]
                 watch.call.ended.append(watch)
         if num_tokens:
+            self.batch_sizes.add(len(step.deltas))
             self.last_token_s = now
             self.output_tokens.add(num_tokens)
+
+    def _learn_step(self, step: StepReport) -> None:
+        """A step that followed another at once took from that one's end to its own. What is computed beside it of prompts is
+        what of them is done by now."""
+        done = {request_id: num_done for request_id, num_done, _ in step.prompts}
+        begun = [delta for delta in step.deltas if delta.prefix is not None and delta.choice == 0]
+        num_prompt = sum(num_done - self._prompts.get(name, 0) for name, num_done in done.items())
+        for delta in begun:
+            if (watch := self._open.get(delta.request_id)) is not None:
+                left = watch.timeline.num_prompt - delta.prefix.num_tokens if delta.prefix else 0
+                num_prompt += max(left - self._prompts.get(delta.request_id, 0), 0)
+        self._prompts = done
+        facts, load = self._client.facts, step.load
+        num_held = 0.0 if facts is None else load.kv_usage_fraction * facts.num_cached_tokens
+        if self._was_busy and step.deltas:
+            num_decoding = len(step.deltas) - len(begun)
+            self.step_model.take(step.time_s - self._step_end_s, num_decoding, num_prompt, num_held)
+        self._was_busy, self._step_end_s = load.num_running > 0, step.time_s
 
     def _count_drafts(self, drafts: Drafted) -> None:
         source = (("source", drafts.source),)
@@ -180,6 +221,8 @@ class Meters:
                 self.decode.add(now - timeline.first_token_s)
             if timeline.tpot_s is not None:
                 self.tpot.add(timeline.tpot_s)
+            if (timeline.ttft_s or 0.0) <= CHAT_SLO.ttft_s and (timeline.tpot_s or 0.0) <= CHAT_SLO.tpot_s:
+                self.good.add()
         if self.recorder is not None:
             facts, request = self._client.facts, watch.request
             size = RECORDED_BLOCK if facts is None else facts.block_size
@@ -216,6 +259,22 @@ class Meters:
 
     # Reading
 
+    def _taken(self) -> float:
+        facts = self._client.facts
+        return 0.0 if facts is None else float(sum(size for what, size in facts.memory if what in TAKEN))
+
+    def _waste(self) -> float:
+        """Of the positions that requests hold, those without a token: ends of last blocks. Shared prefixes count once."""
+        facts = self._client.facts
+        held = 0.0 if facts is None else self._client.load.kv_usage_fraction * facts.num_cached_tokens
+        if not held:
+            return 0.0
+        admitted = [watch for watch in self._open.values() if watch.prefix is not None]
+        own = (one.timeline.num_prompt - (one.prefix.num_tokens if one.prefix else 0) for one in admitted)
+        shared = max((one.prefix.num_tokens for one in admitted if one.prefix), default=0)
+        used = shared + sum(own) + sum(one.timeline.num_tokens for one in admitted)
+        return min(max(1.0 - used / held, 0.0), 1.0)
+
     @property
     def metrics(self) -> list[Metric]:
         client, admission = self._client, self._admission
@@ -233,6 +292,8 @@ class Meters:
             Gauge("vllm:num_requests_waiting", "Sequences waiting", lambda: load.num_waiting),
             Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1", lambda: load.kv_usage_fraction),
             Gauge("vllm:cache_config_info", "How the cache is laid out", lambda: 1.0, config),
+            Gauge("penstock_device_memory_used_bytes", "Memory that weights, cache and workspace take", self._taken),
+            Gauge("penstock_kv_waste_fraction", "Share of held KV positions that hold no token", self._waste),
             Gauge("penstock_waiting_tokens", "Prompt tokens waiting", lambda: load.num_waiting_tokens),
             Gauge("penstock_calls_open", "Calls in progress", lambda: admission.num_open),
             Gauge(
@@ -251,9 +312,32 @@ class Meters:
             _counted("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
+        gauges += _step_model(self.step_model)
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
+
+
+def _step_model(model: OnlineStepModel) -> list[Gauge]:
+    """What steps take here and now, and how far off that was lately; nothing until enough were seen."""
+    errors = model.errors
+    if errors is None:
+        return []
+    help = "Seconds that a step takes for one of each, as fitted to the last steps"
+    terms = [
+        Gauge("penstock_step_seconds", help, partial(float, one), (("term", name),))
+        for name, one in model.seconds.items()
+    ]
+    rows = (
+        (
+            "penstock_step_model_error",
+            "Median error of predicting a step not fitted yet, as a share of it",
+            errors.median,
+        ),
+        ("penstock_step_model_error_p90", "Nine in ten of those errors are smaller", errors.p90),
+        ("penstock_step_model_bias", "Predicted time of the last steps over theirs, less one", errors.bias),
+    )
+    return [*terms, *(Gauge(name, help, partial(float, value)) for name, help, value in rows)]
 
 
 def _facts(facts: Facts | None) -> list[Gauge]:

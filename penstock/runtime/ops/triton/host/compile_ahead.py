@@ -70,6 +70,8 @@ class CompileHelper:
         os.close(answers)
         self._rest = b""
         self._answers: dict[int, list[tuple[int, bool]]] = {}
+        self._num_pending = 0
+        """Variants asked for that no worker has answered."""
 
     @property
     def is_alive(self) -> bool:
@@ -79,6 +81,7 @@ class CompileHelper:
         """Hand variants over, in a thread: the socket holds few, and workers take none before they have imported Triton."""
         target = driver.active.get_current_target()
         described = [target.backend, target.arch, target.warp_size]
+        self._num_pending += len(variants)
 
         def send() -> None:
             with suppress(OSError):  # they are gone: nobody waits for them
@@ -96,14 +99,24 @@ class CompileHelper:
         while number not in self._answers:
             if not select.select([self._answered], [], [], wait_s)[0]:
                 return []
-            read = self._answered.read(1 << 16)
-            if not read:
+            if not self._read():
                 return None
-            *lines, self._rest = (self._rest + read).split(b"\n")
-            for line in lines:
-                request, variant, is_new = map(int, line.split())
-                self._answers.setdefault(request, []).append((variant, bool(is_new)))
         return self._answers.pop(number)
+
+    def wait(self, patience_s: float) -> None:
+        """Until every variant that was asked for is answered, whoever asked, or none has been for so long."""
+        while self._num_pending and select.select([self._answered], [], [], patience_s)[0] and self._read():
+            pass
+
+    def _read(self) -> bool:
+        """Take in answers; False if no more can come."""
+        read = self._answered.read(1 << 16)
+        *lines, self._rest = (self._rest + (read or b"")).split(b"\n")
+        for line in lines:
+            request, variant, is_new = map(int, line.split())
+            self._answers.setdefault(request, []).append((variant, bool(is_new)))
+        self._num_pending -= len(lines)
+        return bool(read)
 
     def end(self) -> None:
         self._requests.close()
@@ -130,6 +143,11 @@ class CompileHelpers:
         number, helper = next(self._numbers), self.begin()
         helper.ask(number, variants)
         return helper, number
+
+    def wait(self) -> None:
+        """Until everything that this process has asked for is compiled."""
+        if self._helper is not None:
+            self._helper.wait(PATIENCE_S)
 
     def end(self) -> None:
         if self._helper is not None:
