@@ -16,8 +16,6 @@ from penstock.runtime.models.architectures import (
     gemma3,
     gpt2,
     gpt_oss,
-    granite4,
-    lfm2,
     llama,
     llama4,
     mistral,
@@ -28,6 +26,7 @@ from penstock.runtime.models.architectures import (
     qwen3,
     qwen3_moe,
 )
+from penstock.runtime.models.architectures.hybrids import granite4, lfm2
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import pooling_from_config

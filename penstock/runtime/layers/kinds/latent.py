@@ -7,7 +7,7 @@ from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.spec import MLA
-from penstock.runtime.ops.latent import latent_attention, rotate_neighbours, write_latents
+from penstock.runtime.ops.kinds.latent import latent_attention, rotate_neighbours, write_latents
 
 
 class LatentAttention(nn.Module):

@@ -11,8 +11,8 @@ from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.parameter import unfilled
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.ops.kinds.scan import ScanInputs, causal_conv, state_scan
 from penstock.runtime.ops.layout import StateLayout
-from penstock.runtime.ops.scan import ScanInputs, causal_conv, state_scan
 
 
 class StateCache(NamedTuple):
