@@ -189,7 +189,7 @@ class AdapterConfig:
 
     adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
     """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""
-    adapters_dir: Path | None = None
+    adapters_dir: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Serve every adapter in this directory, under its directory's or file's name; more may be loaded from it while serving"""
     max_adapters: int = 8
     """Adapters on the device at once; others wait on the host or on disk until they are asked for"""
@@ -218,7 +218,7 @@ class AdapterConfig:
     def by_name(self) -> dict[str, str]:
         """Path by name, those of the directory included as they are now."""
         named = {name: str(Path(path).resolve()) for name, _, path in (text.partition("=") for text in self.adapters)}
-        return adapters_in(self.adapters_dir) | named
+        return adapters_in(None if self.adapters_dir is None else Path(self.adapters_dir)) | named
 
 
 def adapters_in(folder: Path | None) -> dict[str, str]:

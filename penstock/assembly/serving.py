@@ -26,6 +26,7 @@ from penstock.runtime.text.watermark import Watermark
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.headers import KEEP_ALIVE_S
 from penstock.service.edge.memory import keep_large_apart
+from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
@@ -87,7 +88,10 @@ def serve(
     def make() -> Engines:
         client = EngineClient(command, engine, hang_s=server.hang_s, spawned=spawned)
         start_s = time.monotonic() if spawned is None else spawned.start_s
-        return SingleEngine(client, server, text, start_s, verifier)
+        engines = SingleEngine(client, server, text, start_s, verifier)
+        if engine.adapter.are_served:
+            engines.front.models.adapters = AdapterTable(engines.front.models.first, engine.adapter)
+        return engines
 
     return serve_engines(make, server)
 
@@ -200,7 +204,7 @@ class Serving:
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
         runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
-        http = _HttpServer(make_app(self._front, service, runner))
+        http = _HttpServer(make_app(self._front, service, runner), self._front.config.max_body_mib << 20)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
@@ -284,11 +288,12 @@ class Serving:
 class _HttpServer(uvicorn.Server):
     """Signals are ours to handle, and connections end when we say so."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, max_body_bytes: int) -> None:
         config = uvicorn.Config(
             app,
             http=Connection,
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=max_body_bytes,
             lifespan="off",
             access_log=False,
             log_level="error",

@@ -2,11 +2,13 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from penstock.cli.loading import open_llm
 from penstock.config import (
+    AdapterConfig,
     CacheConfig,
     EngineConfig,
     ModelConfig,
@@ -19,6 +21,7 @@ from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 
 DEFAULT_CONTEXT = 1024
+ADAPTER = "adapter"
 WORTHWHILE = 1.02
 """Times as fast as without drafts, below which they are not worth it."""
 
@@ -44,6 +47,8 @@ class Config:
     """Tokens a window moves on; the others are seen again, not scored (default: half the context)"""
     tokens: int | None = None
     """Measure on this many tokens from the beginning only"""
+    adapter: str | None = None
+    """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     draft_model: str | None = None
     """Smaller model to try as a drafter too"""
     drafter: tuple[str, ...] = ()
@@ -59,7 +64,9 @@ def run(config: Config) -> int:
     text = _read(config.file)
     if config.measure == "drafts":
         return _drafts(config, text)
-    with open_llm(EngineConfig(config.model, config.cache, config.scheduler, config.parallel)) as llm:
+    adapters = AdapterConfig(() if config.adapter is None else (f"{ADAPTER}={config.adapter}",))
+    engine = EngineConfig(config.model, config.cache, config.scheduler, config.parallel, adapter=adapters)
+    with open_llm(engine) as llm:
         from penstock.offline.perplexity import longest_context, measure
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens]
@@ -67,10 +74,13 @@ def run(config: Config) -> int:
         stride = config.stride or max(context // 2, 1)
         start_s = time.monotonic()
         with ProgressBar("tokens") as progress:
-            found = measure(llm, token_ids, context, stride, lambda done, total: progress("measuring", done, total))
+            name = "" if config.adapter is None else ADAPTER
+            told = partial(progress, "measuring")
+            found = measure(llm, token_ids, context, stride, told, adapter=name)
         seconds = time.monotonic() - start_s
         result = {
             "model": llm.files.name,
+            **({} if config.adapter is None else {"adapter": config.adapter}),
             "file": str(config.file),
             "perplexity": round(found.value, 6),
             "tokens": found.num_tokens,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import (
+    AdapterConfig,
     CacheConfig,
     EngineConfig,
     ListenConfig,
@@ -48,12 +49,13 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
     @property
     def engine(self) -> EngineConfig:
         is_fair = self.scheduler.order == "auto" and self.server.num_tenants > 1
         scheduler = replace(self.scheduler, order="fair") if is_fair else self.scheduler
-        return EngineConfig(self.model, self.cache, scheduler, self.parallel, self.speculation)
+        return EngineConfig(self.model, self.cache, scheduler, self.parallel, self.speculation, self.adapter)
 
 
 def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:

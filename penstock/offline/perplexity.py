@@ -61,6 +61,7 @@ def measure(
     context: int,
     stride: int,
     on_progress: Callable[[int, int], None] | None = None,
+    adapter: str = "",
 ) -> Perplexity:
     """`on_progress` is told how many tokens of how many are done. Every window begins as the model's texts begin."""
     opening, longest = _opening(llm), longest_context(llm)
@@ -74,7 +75,7 @@ def measure(
     num_scored = 0
     remaining = windows(len(token_ids), context, stride)
     while few := list(islice(remaining, WINDOWS_AT_ONCE)):
-        scores = llm.score([[*opening, *token_ids[window.start : window.end]] for window in few])
+        scores = llm.score([[*opening, *token_ids[window.start : window.end]] for window in few], adapter=adapter)
         for window, score in zip(few, scores):
             # A score leaves the very first token of its prompt out, so the last ones are counted from the end.
             reported = score[max(len(score) - (window.end - window.scored), 0) :]

@@ -18,6 +18,7 @@ READY = STARTING._replace(is_ready=True, start_s=4.0, parts=(("begin the process
 class Place:
     answer: ServerReport | None = STARTING
     is_removed: bool = False
+    how_lost: str = "its node is gone"
 
     async def report(self) -> ServerReport | None:
         return self.answer

@@ -32,7 +32,9 @@ def chunk(data: bytes) -> bytes:
 
 async def answer(replica: "ScriptedReplica", headers: dict, body: bytes, writer: asyncio.StreamWriter) -> None:
     """Says who it is."""
-    text = json.dumps({"by": replica.name, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode()
+    text = json.dumps(
+        {"by": replica.name, "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+    ).encode()
     writer.write(whole(text, x_request_id=headers.get("x-request-id", "")))
 
 

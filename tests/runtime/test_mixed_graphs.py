@@ -50,7 +50,7 @@ def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None
     reported = make_inputs(later, rows)
     total = sum(chunk.length for chunk in later)
     described = [(chunk.row, chunk.start, chunk.length, 1) for chunk in later] + [(NUM_ROWS, 0, 0, 0)] * 3
-    token_ids, layout = spread(torch.tensor(described).t(), total + 7, rows, BLOCK_SIZE, NUM_ROWS)
+    token_ids, layout, _ = spread(torch.tensor(described).t(), total + 7, rows, BLOCK_SIZE, NUM_ROWS)
     assert torch.equal(token_ids[:total], reported.token_ids)
     assert torch.equal(layout.positions[:total], reported.layout.positions)
     assert torch.equal(layout.slots[:total], reported.layout.slots)

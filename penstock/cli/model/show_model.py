@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.amounts import format_bytes, format_count
+from penstock.cli.model.show_adapter import is_adapter, show_adapter
 from penstock.cli.plan.model import spec_of_config
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
@@ -25,6 +26,7 @@ class Config:
     """Show what a model is made of and what it takes.
 
     Known models (llama-3.1-8b, qwen3-30b-a3b, ...) are described without a download; others are fetched if they are not here.
+    A PEFT directory is described as the adapter it is.
     """
 
     model: str = field(default="default", metadata={"positional": True})
@@ -34,6 +36,8 @@ class Config:
 
 
 def run(config: Config) -> int:
+    if is_adapter(Path(config.model)):
+        return show_adapter(Path(config.model), is_json=config.json)
     described = describe(config.model)
     if config.json:
         print_json(described)

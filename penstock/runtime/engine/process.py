@@ -36,6 +36,8 @@ from penstock.runtime.engine.wire import (
     Failed,
     FollowBlocks,
     LookCommand,
+    OrderAdapter,
+    Ordered,
     Phase,
     Ready,
     Seen,
@@ -157,6 +159,8 @@ class Post(threading.Thread):
             case EmbedPrompts():
                 self.errands.put(command)
                 engine.cancel(WAKE)
+            case OrderAdapter(order):
+                engine.order(order)
             case LookCommand(seconds):
                 if self.observer is not None:
                     self.observer.look(seconds)
@@ -211,6 +215,9 @@ def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") 
     num_steps = engine.num_steps
     deltas = engine.step()
     _tell_blocks(feed, reports)
+    answers = () if engine.adapters is None else engine.adapters.answers()
+    if answers:
+        reports.send(encode(Ordered(answers)))
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler
@@ -218,7 +225,14 @@ def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") 
     grammars = matching.counts if matching is not None and matching.counts.num_asked else None
     matched = () if matching is None else matching.ended()
     report = StepReport(
-        time.monotonic(), deltas, scheduler.load, engine.num_steps, scheduler.prompts, grammars, matched
+        time.monotonic(),
+        deltas,
+        scheduler.load,
+        engine.num_steps,
+        scheduler.prompts,
+        grammars,
+        matched,
+        None if engine.adapters is None else engine.adapters.counts,
     )
     reports.send(encode(report))
     return True

@@ -10,6 +10,7 @@ from penstock.errors import EngineError, RequestError
 from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import SchedulerLoad
+from penstock.runtime.engine.adapters.gate import AdapterAnswer, AdapterCounts, AdapterOrder
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.matching import GrammarTime, MatchingCounts
 from penstock.runtime.engine.observer import EngineView
@@ -42,11 +43,17 @@ class FollowBlocks(msgspec.Struct, tag="follow", array_like=True, frozen=True):
     """Tell from now on which blocks can be found in the prefix cache, beginning with all of them."""
 
 
+class OrderAdapter(msgspec.Struct, tag="adapter", array_like=True, frozen=True):
+    """Read an adapter, or forget it once nobody uses it."""
+
+    order: AdapterOrder
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
     """End the process."""
 
 
-Command = Submit | Cancel | EmbedPrompts | LookCommand | FollowBlocks | Stop
+Command = Submit | Cancel | EmbedPrompts | LookCommand | FollowBlocks | OrderAdapter | Stop
 """To the engine."""
 
 
@@ -75,6 +82,14 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What grammars have cost so far; none if there were none."""
     matched: tuple[GrammarTime, ...] = ()
     """What the grammars cost of requests that ended in this turn."""
+    adapters: AdapterCounts | None = None
+    """Of an engine that serves adapters."""
+
+
+class Ordered(msgspec.Struct, tag="ordered", array_like=True, frozen=True):
+    """What came of orders."""
+
+    answers: tuple[AdapterAnswer, ...]
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
@@ -111,7 +126,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     is_config: bool
 
 
-Report = Phase | Ready | StepReport | Beat | Embedded | Seen | BlocksChanged | Failed
+Report = Phase | Ready | StepReport | Ordered | Beat | Embedded | Seen | BlocksChanged | Failed
 """From the engine."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -25,6 +25,9 @@ MAX_FAILED = 3
 class Placement(Protocol):
     """A replica where Ray put it."""
 
+    how_lost: str
+    """Why it cannot be reached any more."""
+
     async def report(self) -> ServerReport | None:
         """None if it cannot be reached any more: its node or its actor is gone."""
 
@@ -153,7 +156,7 @@ class Controller:
                 self._note(f"{replica.name} has ended")
 
     async def _lose(self, replica: PlacedReplica, report: ServerReport | None) -> None:
-        how = "its node is gone" if report is None else f"its server ended with status {report.status}"
+        how = replica.placement.how_lost if report is None else f"its server ended with status {report.status}"
         was_ready = replica.phase is not ReplicaPhase.STARTING
         await self._remove(replica, 0.0)
         self._note(f"{replica.name} is lost: {how}")

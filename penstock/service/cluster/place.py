@@ -28,6 +28,7 @@ class RayPlacement:
         self._others: list[Any] = []
         self._num_silent = 0
         self._is_gone = False
+        self.how_lost = "it does not report"
 
     async def report(self) -> ServerReport | None:
         if self._is_gone:
@@ -43,8 +44,10 @@ class RayPlacement:
             if self._num_silent >= MAX_SILENT:
                 return None
             return ServerReport("", False, None, 0.0, (), "silent", "")
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayError as error:
             self._is_gone = True
+            is_node = isinstance(error, ray.exceptions.NodeDiedError) or "node" in str(error).partition("\n")[0].lower()
+            self.how_lost = "its node is gone" if is_node else "its actor was killed"
             return None
         self._num_silent = 0
         return report

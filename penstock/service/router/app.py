@@ -233,7 +233,9 @@ class RouterApp:
         arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
         if self.gate is not None:
             ticket = self.gate.admit(key, request, request_id, wanted)
-            arrival = arrival._replace(model=ticket.targets.models[0], ticket=ticket)
+            models = ticket.targets.models
+            known = next((model for model in models if self.fleet.is_known(model)), models[0])
+            arrival = arrival._replace(model=known, ticket=ticket)
             if ticket.scopes:
                 self._run(self._reserve(arrival, self.gate, ticket))
                 return

@@ -147,6 +147,17 @@ class Dispatcher:
         self._retry_credit -= 1.0
         return True
 
+    def overflow(self, relay: Relay) -> None:
+        job, now = relay.job, self.now()
+        most_s = self.gate.max_wait_s if self.gate is not None else 0.0
+        if not job.next_models or job.is_trial or self.fleet.wait_s(job.model, now) <= most_s:
+            return
+        for place, model in enumerate(job.next_models):
+            if self.fleet.wait_s(model, now) <= most_s:
+                job.model, job.next_models = model, job.next_models[place + 1 :]
+                self.meters.fallbacks.add()
+                return
+
     def fall_back(self, relay: Relay) -> bool:
         job = relay.job
         job.is_trial = False

@@ -4,6 +4,7 @@ A replica is ready when its probes say so, it is not being drained, its breaker 
 The last replica that can be reached is never shut out by breaker or ejection: a doubtful answer beats none.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -157,6 +158,11 @@ class LiveFleet:
     def is_known(self, model: str) -> bool:
         """Some replica serves it, or might."""
         return not model or any(replica.models is None or model in replica.models for replica in self)
+
+    def wait_s(self, model: str, now: float) -> float:
+        """Until a prompt would be begun, as far as it can be told; endless where no replica takes one."""
+        free = [one for one in self.serving(model) if self.takes(one, now)]
+        return min((one.num_waiting_tokens * one.token_s for one in free), default=math.inf)
 
     def takes(self, replica: LiveReplica, now: float) -> bool:
         return (
@@ -320,7 +326,7 @@ class LiveFleet:
     def eject_outliers(self, now: float) -> list[LiveReplica]:
         """Leave those alone for a while that are far slower to begin than the others; at most a third of the fleet."""
         judged = [replica for replica in self if replica.state is ReplicaState.READY and replica.is_judged]
-        room = len(self) // 3 - sum(1 for replica in self if replica.ejected_until_s > now)
+        room = len(self.own) // 3 - sum(1 for replica in self if replica.ejected_until_s > now)
         ejected = []
         for replica in sorted(judged, key=lambda one: -one.first_byte_s)[: max(room, 0)]:
             others = [one.first_byte_s for one in judged if one is not replica]

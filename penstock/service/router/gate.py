@@ -48,6 +48,10 @@ class Gate:
         self._load = FleetLoad()
         self._told: set[str] = set()
 
+    @property
+    def max_wait_s(self) -> float:
+        return self.gateway.settings.max_wait_s
+
     # At the door
 
     def key(self, headers: dict[bytes, bytes]) -> KeyRecord:
@@ -145,7 +149,7 @@ class Gate:
         """What the tenant's rules make of it."""
         wanted, targets = job.wanted, ticket.targets
         job.ticket = ticket
-        job.next_models = targets.models[1:]
+        job.next_models = targets.models[targets.models.index(job.model) + 1 :]
         if targets.cascade is not None and job.request.path == CHAT_PATH and not wanted.stream:
             job.is_trial = True
             job.next_models = (job.model, *job.next_models)

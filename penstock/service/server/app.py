@@ -13,6 +13,8 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
 from penstock.service.kv_events import EVENTS_PATH
+from penstock.service.server.adapters import routes as adapters
+from penstock.service.server.adapters.routes import LoadBody, UnloadBody
 from penstock.service.server.anthropic import dialect as anthropic
 from penstock.service.server.anthropic.protocol import CountBody, MessagesBody
 from penstock.service.server.anthropic.routes import count_tokens, create_message
@@ -110,6 +112,10 @@ ROUTES = (
     Route("GET", "/api/version", catalogue.version, "The version of Ollama's API"),
     Route("GET", "/v1/models", list_models, "What is served", None, ("/models",)),
     Route("GET", "/v1/models/{name:path}", show_model, "One model", None, ("/models/{name:path}",)),
+    Route("POST", "/v1/load_lora_adapter", adapters.load_adapter, "Serve an adapter, for admins", LoadBody),
+    Route("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, "Serve it no more, for admins", UnloadBody),
+    Route("GET", "/lora-adapters", adapters.list_adapters, "Adapters, for admins"),
+    Route("POST", "/lora-adapters", adapters.scale_adapters, "Refused: requests name their adapters"),
     Route("GET", "/livez", health.live, "Does the server live?"),
     Route("GET", "/readyz", health.ready, "Would a request be answered now?"),
     Route("GET", "/health", health.health, "Does the engine live?"),

@@ -258,6 +258,8 @@ class Front:
     def render_metrics(self) -> str:
         """Every model's numbers and the server's own."""
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in self.models]
+        if self.models.adapters is not None:
+            groups.append((list(self.models.adapters.metrics()), {"model_name": self.models.first.known_name}))
         if self.pool is not None:
             groups += [(self.pool.metrics(name), {"model_name": name}) for name in self.pool.models]
         groups.append(([self.http_responses, *self._money()], {"model_name": self.models.first.known_name}))

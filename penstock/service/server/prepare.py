@@ -80,6 +80,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         priority=priority_of(generation.priority),
         deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
         tenant=caller.tenant,
+        adapter=model.adapter,
         salt=_salt(caller.tenant, generation.cache),
         pins=pins,
         is_batch=caller.is_batch or generation.is_flex,

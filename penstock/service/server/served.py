@@ -6,7 +6,8 @@ the table by the name a client sent; nothing here knows a dialect.
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient, Facts, StepReport
@@ -47,6 +48,8 @@ class ServedModel:
         self.blocks = BlockIndex(client)
         self.pins = PinLedger(num_tenants=num_tenants)
         self.created = int(time.time())
+        self.adapter = ""
+        """Path of what is laid over the model."""
         self.watermark: Watermark | None = None
         """What answers carry that are sampled."""
         self.fault = ""
@@ -218,11 +221,66 @@ class ServedModel:
         return tuple(token_ids) if is_alone and len(token_ids) == count else ()
 
 
+class AdaptedModel(ServedModel):
+    """A model with an adapter laid over it, under a name of its own: its base's engine, words and counters."""
+
+    def __init__(self, base: ServedModel, name: str, path: str) -> None:
+        self.base = base
+        self.adapter = path
+        self.client, self.resident = base.client, base.resident
+        self.admission, self.meters, self.blocks, self.pins = base.admission, base.meters, base.blocks, base.pins
+        self.live, self.created, self.fault = base.live, int(time.time()), ""
+        self.watermark = base.watermark
+        self._own_name = name
+
+    @property
+    def is_open(self) -> bool:
+        return self.base.is_open
+
+    @property  # type: ignore[misc]
+    def text(self) -> Text:
+        return self.base.text
+
+    @property  # type: ignore[misc]
+    def card(self) -> ModelCard:
+        return self.base.card
+
+    @property
+    def name(self) -> str:
+        return self._own_name
+
+    @property
+    def known_name(self) -> str:
+        return self._own_name
+
+    @property
+    def num_open(self) -> int:
+        """Requests for it that have not ended."""
+        return sum(stream.request.adapter == self.adapter for stream in self.client.streams)
+
+    async def is_ready(self) -> bool:
+        return await self.base.is_ready()
+
+
+class NamedAdapters(Protocol):
+    """Adapters by name, as the table of models asks for them."""
+
+    def __iter__(self) -> Iterator[AdaptedModel]: ...
+
+    def get(self, name: str) -> AdaptedModel | None: ...
+
+    def metrics(self) -> Sequence[Any]:
+        """What is counted of them."""
+
+
 class ServedModels:
-    """The table. An empty name, or `default`, means the first."""
+    """The table. An empty name, or `default`, means the first. Adapters are found by name and listed; they are no models to
+    wait for, load or count."""
 
     def __init__(self, *models: ServedModel) -> None:
         self._models = list(models)
+        self.adapters: NamedAdapters | None = None
+        """Of the first model; none where none are served."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -242,7 +300,8 @@ class ServedModels:
     @property
     def known(self) -> list[ServedModel]:
         """Those whose names are known."""
-        return [model for model in self._models if model.known_name]
+        named = [model for model in self._models if model.known_name]
+        return named if self.adapters is None or not named else [*named, *self.adapters]
 
     def find(self, name: str | None) -> ServedModel:
         """The model a client means. Raises an error that names those there are."""
@@ -251,6 +310,9 @@ class ServedModels:
         for model in self._models:
             if model.known_name == name:
                 return model
+        adapted = None if self.adapters is None else self.adapters.get(name)
+        if adapted is not None:
+            return adapted
         if name.endswith(LATEST):
             return self.find(name.removesuffix(LATEST))
         there = ", ".join(repr(model.name) for model in self.known[:20])

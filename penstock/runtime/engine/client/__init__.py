@@ -4,6 +4,7 @@ Owns the engine's process from outside and the requests it has. Knows no HTTP.
 """
 
 from penstock.runtime.core.inspection import NO_PREFIX
+from penstock.runtime.engine.adapters.gate import AdapterCounts, AdapterFacts
 from penstock.runtime.engine.client.client import EngineClient
 from penstock.runtime.engine.client.requests import GONE, SHUTTING_DOWN
 from penstock.runtime.engine.machine import Facts, Vector
@@ -16,6 +17,8 @@ __all__ = [
     "GONE",
     "NO_PREFIX",
     "SHUTTING_DOWN",
+    "AdapterCounts",
+    "AdapterFacts",
     "BlocksChanged",
     "DeltaStream",
     "EngineClient",

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
@@ -17,6 +18,7 @@ from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import SchedulerLoad
+from penstock.runtime.engine.adapters.gate import AdapterAnswer, AdapterCounts, AdapterOrder
 from penstock.runtime.engine.child import Child
 from penstock.runtime.engine.client.pulse import Pulse
 from penstock.runtime.engine.client.requests import GONE, SHUTTING_DOWN, OpenRequests
@@ -33,6 +35,8 @@ from penstock.runtime.engine.wire import (
     Failed,
     FollowBlocks,
     LookCommand,
+    OrderAdapter,
+    Ordered,
     Phase,
     Ready,
     Report,
@@ -84,6 +88,9 @@ class EngineClient:
         self._child: Child | None = None
         self._requests = OpenRequests(self._send)
         self._embeddings: dict[int, asyncio.Future[tuple[Vector, ...]]] = {}
+        self._orders: dict[int, asyncio.Future[AdapterAnswer]] = {}
+        self.adapters: AdapterCounts | None = None
+        """What the engine last said of its adapters."""
         self._ids = count(1)
         self._pulse = Pulse(hang_s)
         self._ready_s = 0.0
@@ -173,6 +180,19 @@ class EngineClient:
             return await answer
         finally:
             self._embeddings.pop(request_id, None)
+
+    async def order_adapter(self, path: str, *, is_unload: bool = False) -> AdapterAnswer:
+        """Have an adapter read, anew if it was before, or forgotten once nobody uses it."""
+        if self._child is None or not self.is_ready:
+            raise CapacityError("the engine is not ready; try again in a moment")
+        order = AdapterOrder(self.next_id(), path, is_unload)
+        answer: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
+        self._orders[order.order_id] = answer
+        self._child.send(OrderAdapter(order))
+        try:
+            return await answer
+        finally:
+            self._orders.pop(order.order_id, None)
 
     def reopen(self) -> None:
         """After `stop` and the end of `run`: allow another `run`. Ids, counters and facts stay."""
@@ -271,6 +291,11 @@ class EngineClient:
                 self._pulse.beat(num_loops, self._pulse.heard_s, is_busy=is_busy)
             case Embedded(request_id, vectors, message):
                 self._answer_embedding(request_id, vectors, message)
+            case Ordered(answers):
+                for one in answers:
+                    waiting = self._orders.get(one.order_id)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(one)
             case Phase(name, seconds):
                 if self.on_phase is not None:
                     self.on_phase(name, seconds)
@@ -289,6 +314,7 @@ class EngineClient:
         now = self._pulse.heard_s
         self._pulse.move(now)
         self.load = step.load
+        self.adapters = step.adapters or self.adapters
         self.num_steps += 1
         if self.on_step is not None:
             self.on_step(step)
@@ -359,7 +385,8 @@ class EngineClient:
             words = f" ({self._last_words.message})" if self._last_words is not None else ""
             LOGGER.error(message, _named(status) + words, num_ended, len(self._requests))
         self._report_ends(ends)
-        for answer in self._embeddings.values():
+        unanswered: list[asyncio.Future[Any]] = [*self._embeddings.values(), *self._orders.values()]
+        for answer in unanswered:
             if not answer.done():
                 answer.set_exception(CapacityError(GONE))
 

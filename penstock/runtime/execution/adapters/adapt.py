@@ -3,8 +3,10 @@
 from penstock.config import AdapterConfig
 from penstock.errors import ConfigError
 from penstock.runtime.execution.adapters.modules import ModuleBank
-from penstock.runtime.execution.adapters.slots import AdapterSlots
+from penstock.runtime.execution.adapters.slots import AdapterBank, AdapterSlots
 from penstock.runtime.execution.eager.runner import StepRunner
+from penstock.runtime.execution.native.adapters import NativeBank
+from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.sharding import ModelShard
@@ -16,10 +18,15 @@ def adapt(
     """None where no adapters are served: the model stays as it is."""
     if not config.are_served:
         return None
-    if not isinstance(network, Decoder):
+    step = AdapterStep()
+    bank: AdapterBank
+    if isinstance(network, NativeDecoder):
+        bank = NativeBank(network, config.max_adapters)
+    elif isinstance(network, Decoder):
+        bank = ModuleBank(network, network.spec if shard is None else shard.whole, step, config.max_adapters, shard)
+    else:
         raise ConfigError("adapters over this model are not served; leave --adapter out")
-    step, spec = AdapterStep(), network.spec
-    bank = ModuleBank(network, spec if shard is None else shard.whole, step, config.max_adapters, shard)
+    spec = network.spec
     slots = AdapterSlots(
         bank,
         spec if shard is None else shard.whole,

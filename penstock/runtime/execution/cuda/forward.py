@@ -1,6 +1,7 @@
 """Forward passes on a GPU: recorded where that is faster, piece by piece elsewhere. Nothing here waits for the GPU."""
 
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Chunk
-from penstock.runtime.execution.cuda.graphs import Computed, DecodeGraphs, SampleGraphs, padded_size
+from penstock.runtime.execution.cuda.graphs import Computed, DecodeGraphs, GraphParts, SampleGraphs, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import MixedGraphs
 from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe
@@ -65,12 +66,22 @@ class RecordedSteps(NamedTuple):
     mixed: MixedGraphs
 
 
+def record_steps(parts: GraphParts) -> RecordedSteps:
+    return RecordedSteps(DecodeGraphs(parts), VerifyGraphs(parts), MixedGraphs(parts, parts.idle_row))
+
+
 class GraphForward:
     def __init__(
-        self, eager: EagerForward, rows: DeviceRows, recorded: RecordedSteps, samples: SampleGraphs, idle_row: int
+        self, eager: EagerForward, rows: DeviceRows, recorded: RecordedSteps, samples: SampleGraphs, parts: GraphParts
     ) -> None:
+        idle_row = parts.idle_row
         self._eager = eager
         self._rows = rows
+        self._plain = recorded
+        self._parts = replace(parts, is_adapted=True)
+        self._adapted = record_steps(self._parts)
+        self._epoch = 0
+        """Of the adapters that the adapted steps were recorded with."""
         self._decodes, self._checks, self._mixed = recorded
         self._samples = samples
         self._idle_row = idle_row
@@ -79,6 +90,7 @@ class GraphForward:
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
+        keeps_states = self._choose(chunks) or keeps_states
         if not (IS_PLAIN.get() or keeps_states):
             if all(chunk.length == 1 and not chunk.token_ids for chunk in chunks):
                 return self._decode(chunks, plan)
@@ -92,6 +104,16 @@ class GraphForward:
             if computed is not None:
                 return Replayed(computed, order, self._samples)
         return self._eager(chunks, plan, keeps_states=keeps_states)
+
+    def _choose(self, chunks: list[Chunk]) -> bool:
+        """Take the steps recorded with adapters, or those without; whether these cannot be recorded at all."""
+        adapters = self._rows.adapters
+        is_adapted = adapters is not None and any(adapters.of([chunk.row for chunk in chunks]))
+        if adapters is not None and is_adapted and adapters.bank.epoch != self._epoch:
+            self._epoch = adapters.bank.epoch
+            self._adapted = record_steps(self._parts)
+        self._decodes, self._checks, self._mixed = self._adapted if is_adapted else self._plain
+        return adapters is not None and is_adapted and not adapters.are_plain(chunks)
 
     def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
         return self._eager.score(states, rows)

@@ -73,6 +73,13 @@ class GraphParts:
     idle_row: int
     """Padding reads and writes there."""
     recorder: GraphRecorder
+    is_adapted: bool = False
+    """Rows have adapters in these graphs. Others are recorded as if there were none, and pay nothing for them."""
+
+    def tell(self, rows: Tensor) -> None:
+        """Tell the model's sublayers whose tokens come, while it is recorded."""
+        if self.rows.adapters is not None:
+            self.rows.adapters.record(rows if self.is_adapted else None)
 
 
 class Computed(NamedTuple):
@@ -143,6 +150,7 @@ class DecodeGraphs:
             contexts=[],
         )
         step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers)
+        self._parts.tell(rows)
         scores = model.scores(model(decodes.token_ids, step))
         return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places), NOTHING))
 

@@ -111,17 +111,19 @@ class MixedGraphs:
         described = [[self._parts.idle_row, 0, length] for length in lengths]
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
-        token_ids, layout = spread(chunks, sum(lengths), *where)
+        token_ids, layout, _ = spread(chunks, sum(lengths), *where)
         layout = replace(layout, lengths=lengths, contexts=lengths)
         model(token_ids, Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
         rows, starts, lengths, samples, masks = chunks
-        token_ids, layout = spread(
+        token_ids, layout, row_of_token = spread(
             chunks, num_tokens, self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
         )
         step = Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers)
+        self._parts.tell(row_of_token)
         hidden = model(token_ids, step)
+        self._parts.tell(rows)
         made = model.scores(hidden.index_select(0, (layout.query_starts[1:] - 1).clamp(min=0)))
         scores, places = self._kept(made)
         places[0] = torch.where(samples > 0, rows, self._parts.idle_row)
@@ -142,8 +144,8 @@ class MixedGraphs:
 
 def spread(
     chunks: Tensor, num_tokens: int, held: DeviceRows, block_size: int, idle_row: int
-) -> tuple[Tensor, BatchLayout]:
-    """Token ids and layout of chunks that are described on the device. Tokens past the last are the idle row's."""
+) -> tuple[Tensor, BatchLayout, Tensor]:
+    """Token ids, layout and rows of chunks that are described on the device. Tokens past the last are the idle row's."""
     rows, starts, lengths = chunks[:3]
     ends = lengths.cumsum(0)
     numbers = torch.arange(num_tokens, device=chunks.device)
@@ -162,7 +164,7 @@ def spread(
         lengths=[],
         contexts=[],
     )
-    return held.tokens[row_of_token, positions].long(), layout
+    return held.tokens[row_of_token, positions].long(), layout, row_of_token
 
 
 def padded_tokens(num_tokens: int) -> int:

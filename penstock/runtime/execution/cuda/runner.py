@@ -14,11 +14,10 @@ from torch import Tensor
 
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
-from penstock.runtime.execution.cuda.forward import GraphForward, Pinned, RecordedSteps
-from penstock.runtime.execution.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder, SampleGraphs, padded_size
-from penstock.runtime.execution.cuda.mixed_graphs import MixedGraphs, padded_chunks
+from penstock.runtime.execution.cuda.forward import GraphForward, Pinned, record_steps
+from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder, SampleGraphs, padded_size
+from penstock.runtime.execution.cuda.mixed_graphs import padded_chunks
 from penstock.runtime.execution.cuda.rows import DeviceRows
-from penstock.runtime.execution.cuda.verify_graphs import VerifyGraphs
 from penstock.runtime.execution.cuda.warm_up import KernelWarmUp
 from penstock.runtime.execution.eager.forward import EagerForward
 from penstock.runtime.execution.eager.runner import StepRunner
@@ -80,9 +79,9 @@ class CudaRunner(StepRunner):
         rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
         sampler = Sampler(rows.tokens, rows.sampling)
         parts = GraphParts(model, cache, rotations, rows, sampler, max_sequences, GraphRecorder())
-        recorded = RecordedSteps(DecodeGraphs(parts), VerifyGraphs(parts), MixedGraphs(parts, max_sequences))
+        recorded = record_steps(parts)
         eager = EagerForward(model, rows, cache, rotations, sampler)
-        forward = GraphForward(eager, rows, recorded, SampleGraphs(parts), max_sequences)
+        forward = GraphForward(eager, rows, recorded, SampleGraphs(parts), parts)
         sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
         super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
         self._warm_up = KernelWarmUp(model, recorded, max_sequences)

@@ -137,11 +137,13 @@ class NativeDecoder:
             self._library.shared_step(self._model, told, sharing)
         return hidden
 
-    def compute(self, step: native.RowsStep, caches: Sequence[AnyCache]) -> bool:
+    def compute(
+        self, step: native.RowsStep, caches: Sequence[AnyCache], adaptation: native.Adaptation | None = None
+    ) -> bool:
         """A step described by rows; False, with nothing done, if it reaches beyond their blocks."""
         if caches is not self._caches:
             self._bind(caches)
-        return self._library.step_rows(self._model, step)
+        return self._library.step_rows(self._model, step, adaptation)
 
     def interrupt(self, *, is_on: bool) -> None:
         """From any thread: steps that yield are left halfway, from now on and until told otherwise."""

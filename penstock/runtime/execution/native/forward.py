@@ -15,6 +15,7 @@ from penstock.runtime.core.batch import Chunk
 from penstock.runtime.execution.eager.forward import Drawn, Forwarded, States
 from penstock.runtime.execution.eager.rows import Rows
 from penstock.runtime.execution.eager.sampler import DrawPlan, Sampler
+from penstock.runtime.execution.native.adapters import NativeBank
 from penstock.runtime.execution.native.cache import NativeCache
 from penstock.runtime.execution.native.decoder import NativeDecoder, pointers
 from penstock.runtime.layers.step import Rotations
@@ -90,19 +91,24 @@ class NativeForward:
             table_stride=rows.all_tables.shape[1],
             num_rotations=len(angles),
         )
+        self._pointers = np.zeros(num_rows, dtype=np.uint64)
+        """Of each row the address of its adapter; 0 for none."""
+        self._adaptation = native.Adaptation(self._pointers.ctypes.data)
+        self._is_adapted = False
         self._make_states(num_rows)
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
         rows, starts, lengths, _, _, samples, *_ = zip(*chunks)
         self._step.num_blocks = None
-        self._step.draws = plan.is_pure_argmax and not has_drafts
+        is_plain = self.adapt(rows)
+        self._step.draws = plan.is_pure_argmax and not has_drafts and is_plain
         self._tell((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
         if self._step.draws:
             return LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
         *begins, num_tokens = accumulate(lengths, initial=0)
-        made = AllowedStates if plan.is_masked_argmax or plan.is_pure_argmax else States
+        made = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States
         return made(self._states[:num_tokens], chunks, begins, self, self._sampler)
 
     def choose(self, states: Tensor, masks: Tensor) -> Tensor:
@@ -110,7 +116,23 @@ class NativeForward:
         return self._decoder.likeliest(states, (self._rows.sampling.bits, masks))
 
     def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
-        return self._decoder.scores(states)
+        scores = self._decoder.scores(states)
+        adapters = self._rows.adapters
+        if adapters is None or rows is None or not self._is_adapted or not isinstance(adapters.bank, NativeBank):
+            return scores
+        return adapters.bank.adapt_scores(scores, states, adapters.on_device[rows])
+
+    def adapt(self, rows: tuple[int, ...]) -> bool:
+        """Make ready for the adapters of these rows; whether the library can draw for all of them."""
+        adapters = self._rows.adapters
+        slots = () if adapters is None else set(adapters.of(rows)) - {0}
+        self._is_adapted = bool(slots)
+        if adapters is None or not slots or not isinstance(adapters.bank, NativeBank):
+            return True
+        bank = adapters.bank
+        self._pointers[list(rows)] = bank.addresses[adapters.of(rows)]
+        self._adaptation.shrunk_size, self._adaptation.has_factors = bank.shrunk_size, bank.has_factors
+        return all(bank.is_plain(slot) for slot in slots)
 
     @property
     def hidden(self) -> Tensor:
@@ -179,6 +201,6 @@ class NativeForward:
         self._step.num_chunks = count
 
     def _run(self, starts: tuple[int, ...]) -> None:
-        if not self._decoder.compute(self._step, self._cache.layers):
+        if not self._decoder.compute(self._step, self._cache.layers, self._adaptation if self._is_adapted else None):
             rows = self._columns[: len(starts)].tolist()
             raise EngineError(f"a row was asked to compute beyond its blocks: rows, starts {(rows, starts)}")

@@ -98,6 +98,8 @@ class NativeRunner(StepRunner):
         is_short = max(lengths) == 1 and all(samples) and not any(token_ids) and not any(arrivals)
         if not is_short or not self._rows.are_pure_argmax(rows):
             return False
+        if not self._native.adapt(rows):
+            return False
         self._native.expect_decodes(rows)
         self._members = members
         return True
@@ -107,6 +109,8 @@ class NativeRunner(StepRunner):
         rows, lengths, token_ids, samples, arrivals = members
         is_short = all(samples) and not any(arrivals) and all(length == 1 + n for length, n in zip(lengths, num_drafts))
         if not is_short or tuple(map(len, token_ids)) != num_drafts or not self._rows.are_pure_argmax(rows):
+            return False
+        if not self._native.adapt(rows):
             return False
         return all(min(ids) >= 0 and max(ids) < self._vocab_size for ids in token_ids if ids)
 

@@ -147,6 +147,38 @@ class Sharing(Structure):
     _fields_ = (("add_up", ADD_UP), ("inputs", c_void_p), ("first_token", c_int64))
 
 
+class AdapterPart(Structure):
+    """Repeats `native/adapted.h`, as all that follow."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        *((name, c_int32) for name in ("rank", "first", "size", "reserved")),
+    )
+
+
+class AdapterMatrix(Structure):
+    _fields_ = (("parts", AdapterPart * 3), ("factors", c_void_p), ("num_parts", c_int32), ("reserved", c_int32))
+
+
+class AdapterLayer(Structure):
+    _fields_ = tuple((name, AdapterMatrix) for name in ("qkv", "out", "gate_up", "down"))
+
+
+class NativeAdapter(Structure):
+    _fields_ = (
+        ("layers", POINTER(AdapterLayer)),
+        *((name, c_void_p) for name in ("embedding", "left", "right")),
+        *((name, c_int32) for name in ("rank", "has_factors")),
+    )
+
+
+class Adaptation(Structure):
+    """Whose adapters a step's tokens have, or the rows it is told by."""
+
+    _fields_ = (("adapters", c_void_p), ("shrunk_size", c_int32), ("has_factors", c_int32))
+
+
 STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)
 """In the order in which the library lists them."""
 
@@ -179,10 +211,28 @@ class Library:
         self._check(status)
         return True
 
-    def step_rows(self, model: NativeModel, step: RowsStep) -> bool:
+    @property
+    def has_adapters(self) -> bool:
+        """It was built from code that knows of adapters."""
+        return hasattr(self._handle, "penstock_adapted_rows")
+
+    def adapted_step(self, model: NativeModel, step: NativeStep, sharing: Sharing, adaptation: Adaptation) -> bool:
+        """As `shared_step`, of which some tokens have adapters."""
+        arguments = (ctypes.byref(each) for each in (model, step, sharing, adaptation))
+        status = self._handle.penstock_adapted_step(self._context, *arguments)
+        if status == LOST:
+            return False
+        self._check(status)
+        return True
+
+    def step_rows(self, model: NativeModel, step: RowsStep, adaptation: Adaptation | None = None) -> bool:
         """False, with nothing done, if a chunk reaches beyond its row's blocks. Raises StepInterruptedError if it yields and
         is interrupted."""
-        status = self._handle.penstock_rows(self._context, ctypes.byref(model), ctypes.byref(step))
+        arguments = self._context, ctypes.byref(model), ctypes.byref(step)
+        if adaptation is None:
+            status = self._handle.penstock_rows(*arguments)
+        else:
+            status = self._handle.penstock_adapted_rows(*arguments, ctypes.byref(adaptation))
         if status == BEYOND:
             return False
         if status == INTERRUPTED:
@@ -341,6 +391,9 @@ def _load() -> ctypes.CDLL | None:
             handle.penstock_trace.restype = c_int64
         if hasattr(handle, "penstock_shared_step"):
             handle.penstock_shared_step.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
+        if hasattr(handle, "penstock_adapted_rows"):
+            handle.penstock_adapted_rows.argtypes = (c_void_p,) * 4
+            handle.penstock_adapted_step.argtypes = (c_void_p,) * 5
         handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         return handle
     return None

@@ -15,6 +15,7 @@ from penstock.runtime.ops.triton import (
     sample,
     tiles,
 )
+from penstock.runtime.ops.triton.grouped import lora
 
 __all__ = [
     "activation",
@@ -24,6 +25,7 @@ __all__ = [
     "fp8",
     "kv_write",
     "linear",
+    "lora",
     "moe",
     "norm",
     "packed",

@@ -4,6 +4,8 @@ An answer that is no stream is held until it is whole, so that one cut short can
 shown up to its last mark; one of another engine as it comes.
 """
 
+import msgspec
+
 from penstock.service import marks
 from penstock.service.edge.stamp import TRUST_HEADER
 from penstock.service.marks import TokenBound, TokenCount
@@ -30,11 +32,27 @@ LEFT_OUT = frozenset(
 )
 
 
+ANSWER_TYPES = (b"application/json", *STREAM_TYPES)
+FIRST_WORDS = {STREAM_TYPES[0]: (b"data:", b"event:", b":", b"id:", b"retry:"), STREAM_TYPES[1]: (b"{",)}
+"""How the first event of a stream begins, by its kind."""
+NAMES = {
+    "/v1/chat/completions": b'"choices"',
+    "/v1/completions": b'"choices"',
+    "/v1/embeddings": b'"data"',
+    "/v1/messages": b'"content"',
+    "/v1/responses": b'"id"',
+    "/api/chat": b'"message"',
+    "/api/generate": b'"response"',
+}
+"""What every whole answer to a path names."""
+
+
 class ReplicaAnswer:
     """Of one replica. `strips_usage`: counts were asked for by us and are kept from the client, who did not ask."""
 
     __slots__ = (
         "_kept",
+        "_kind",
         "_num_kept",
         "_rest",
         "_strips_usage",
@@ -57,10 +75,12 @@ class ReplicaAnswer:
         self.needs: TokenBound | None = None
         """Tokens that it may take, where fewer were allowed."""
         self.is_stream = self.is_marked = self.is_lost = False
+        self._kind = b""
         lines = []
         for name, value in headers:
             if name == b"content-type":
-                self.is_stream = value.startswith(STREAM_TYPES)
+                self._kind = value.partition(b";")[0].strip().lower()
+                self.is_stream = self._kind in STREAM_TYPES
             elif name == marks.RELAY_HEADER:
                 self.is_marked = True
                 continue
@@ -86,6 +106,24 @@ class ReplicaAnswer:
         """Of a stream: what came after the last mark, or after the last event."""
         self.marks: list[bytes] = []
         """Since the last look at them."""
+
+    def is_of_kind(self, method: str) -> bool:
+        """What a server of models can answer; a page in its place is somebody else's."""
+        return self.status != 200 or method != "POST" or self._kind in ANSWER_TYPES
+
+    def begins_well(self, shown: bytes) -> bool:
+        """The first that is shown of a stream is an event of it."""
+        return not self.is_stream or shown.startswith(FIRST_WORDS[self._kind])
+
+    def is_whole(self, method: str, path: str, body: bytes) -> bool:
+        """An object that says what such an answer says."""
+        if self.status != 200 or method != "POST" or self._kind != ANSWER_TYPES[0]:
+            return True
+        try:
+            msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return NAMES.get(path, b"") in body
 
     def part(self, data: bytes) -> bytes:
         """What may be shown now. A held answer that grows too long is held no longer."""

@@ -1,6 +1,7 @@
 """One try of a request at one replica: its connection, and what the fleet's books say of it. Knows nothing of other tries."""
 
 import asyncio
+import errno
 import re
 from typing import Any, Protocol
 
@@ -40,6 +41,7 @@ class Attempt:
         "_listener",
         "_num_tokens",
         "is_left",
+        "is_own_fault",
         "network_s",
         "pool",
         "replica",
@@ -66,6 +68,8 @@ class Attempt:
         self._connection: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._is_answered = self._is_paused = self.is_left = False
+        self.is_own_fault = False
+        """It failed here, for want of sockets or memory: that says nothing of the replica."""
         self.network_s: float | None = None
         """Of the time to the head of the answer, what the replica did not account for."""
         self.sent_s = clock.now()
@@ -90,6 +94,7 @@ class Attempt:
         except OSError as error:
             self._connecting = None
             message = f"cannot connect: {type(error).__name__}"
+            self.is_own_fault = error.errno in OWN_FAULTS
             self._listener.on_failed(self, message, isinstance(error, ConnectionRefusedError))
             return
         self._connecting = None
@@ -163,6 +168,8 @@ class Attempt:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self.is_own_fault:
+            is_good = None
         waiting = 0 if self._is_answered else self._num_tokens
         now = self._clock.now()
         self._clock.fleet.end(self.replica, is_good, waiting, now)
@@ -170,6 +177,7 @@ class Attempt:
             self.trace.end(is_good, now)
 
 
+OWN_FAULTS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 _DURATION = re.compile(rb";dur=([0-9.]+)")
 
 

@@ -247,7 +247,7 @@ class InboundConnection(asyncio.Protocol):
         request = Incoming(method, path, query, headers, body, time.monotonic(), caller)
         is_checked, keeps_alive = not self._is_unchecked, self._parser.should_keep_alive()
         self._reset()
-        if not self._is_answering and not self._waiting:
+        if not self._is_answering and not self._waiting and not self.flow.write_paused:
             self._answer(request, is_checked, keeps_alive)
         elif len(self._waiting) < MAX_PIPELINED:
             self._waiting.append((request, is_checked, keeps_alive))

@@ -39,6 +39,9 @@ class RelayHost(Protocol):
     def learn_ids(self, relay: Any, answer: bytes) -> None:
         """The replica that answers keeps what it names there."""
 
+    def overflow(self, relay: Any) -> None:
+        """Turn to the next model at once where the present one has no replica free soon and the next one has."""
+
     def fall_back(self, relay: Any) -> bool:
         """Turn to the next model of the request; False if there is none."""
 

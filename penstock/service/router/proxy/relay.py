@@ -21,6 +21,7 @@ from penstock.service.router.proxy.host import RelayHost
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 
+RUBBISH = "its answer is none that a server of models gives"
 MAX_TRIES = 3
 """Of a request that replicas answer with an error of theirs."""
 BUSY = (429, 503)
@@ -88,6 +89,8 @@ class Relay:
 
     def start(self) -> None:
         """Choose a replica and send; wait where none takes requests."""
+        if not self.tried and not self.has_begun:
+            self._app.overflow(self)
         attempt = self._new_attempt()
         if attempt is None:
             self._app.park(self)
@@ -149,6 +152,9 @@ class Relay:
         if answer.is_lost and not self.has_begun:
             self._fail(attempt, "its engine went away", False)
             return
+        if not self.has_begun and not answer.is_of_kind(self.request.method):
+            self._fail(attempt, RUBBISH, False)
+            return
         if is_error:
             if self._try_elsewhere(status):
                 return
@@ -166,9 +172,6 @@ class Relay:
         self.count = answer.count or self.count
         if not self.has_begun:
             self._head = answer.lines + self._app.answer_headers(self) + self._timing(attempt)
-            if answer.is_stream:
-                self.has_begun = True
-                self.client.begin(status, self._head)
 
     def _timing(self, attempt: Attempt) -> bytes:
         """Beside what the replica says of its time: what the way to it and the router took."""
@@ -189,6 +192,9 @@ class Relay:
             if self.job.is_kept:
                 self._app.learn_ids(self, shown)
             if not self.has_begun:
+                if not answer.begins_well(shown) and self._attempt is not None:
+                    self._fail(self._attempt, RUBBISH, False)
+                    return
                 self.has_begun = True
                 self.client.begin(self._status, self._head)
             self.client.write(shown)
@@ -199,7 +205,10 @@ class Relay:
             return
         self.count = answer.count or self.count
         if answer.is_held:
-            self._end_whole(answer.whole())
+            self._end_whole(attempt, answer)
+            return
+        if not self.has_begun:
+            self._fail(attempt, "the stream ended before it began", False)
             return
         if answer.is_marked:
             end = marks.end_of(self._shown)
@@ -213,7 +222,11 @@ class Relay:
             self.client.write(rest)
         self.client.end()
 
-    def _end_whole(self, whole: bytes) -> None:
+    def _end_whole(self, attempt: Attempt, answer: ReplicaAnswer) -> None:
+        whole = answer.whole()
+        if not answer.is_whole(self.request.method, self.request.path, whole):
+            self._fail(attempt, RUBBISH, False)
+            return
         if self.count is None and self._status == 200 and self._app.is_metered:
             self.count = usage_in(whole)
         if self.job.is_kept and self._status == 200:
@@ -268,7 +281,8 @@ class Relay:
         others too: beyond the budget of retries it waits a moment first.
         """
         self._leave(is_good=False)
-        self._app.note_failure(attempt.replica, message, is_gone=is_gone)
+        if not attempt.is_own_fault:
+            self._app.note_failure(attempt.replica, message, is_gone=is_gone)
         self._answer = None
         if self.has_begun and not (self._is_marked and self.job.is_resumable):
             self._give_up("the replica that was answering is gone; send the request again")

@@ -29,6 +29,7 @@ class CallParameters:
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = ""
+    adapter: str = ""
     salt: str = ""
     pins: tuple[tuple[int, float], ...] = ()
     """(tokens, seconds): the prompt's first tokens are kept in the prefix cache for so long."""
@@ -197,6 +198,7 @@ class Call:
             priority=parameters.priority,
             deadline_s=parameters.deadline_s,
             tenant=parameters.tenant,
+            adapter=parameters.adapter,
             salt=parameters.salt,
             pins=parameters.pins,
             is_batch=parameters.is_batch,

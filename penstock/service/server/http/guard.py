@@ -27,6 +27,7 @@ from penstock.service.edge.stamp import TRUST_HEADER, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
+from penstock.service.server.websocket.session import PATHS, SocketSession, refuse
 
 LOGGER = logging.getLogger(__name__)
 MAX_BEGUN = 4
@@ -96,6 +97,9 @@ class Guard:
         self._burst = BurstGate()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await self._talk(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -151,6 +155,19 @@ class Guard:
                 leave()
             self._on_end(scope, status, start_s)
             _let_go(scope)
+
+    async def _talk(self, scope: Scope, receive: Any, send: Any) -> None:
+        """A WebSocket: opened to whoever might send a request here, which each of its frames then is."""
+        try:
+            self._check({**scope, "method": "POST"})
+            if scope["path"] not in PATHS:
+                raise ApiError(ErrorKind.NOT_FOUND, "no WebSocket is served on this path; see /docs", code="not_found")
+        except Exception as error:
+            fault = _fault(error, b"websocket")
+            status, body = self._dialect_of(scope["path"], False).error(fault, "")
+            await refuse(scope, send, status, body, fault)
+            return
+        await SocketSession(self, scope, receive, send, lambda: bool(self.state.front.is_draining)).run()
 
     def _check(self, scope: Scope) -> None:
         tally = HeaderTally()

@@ -9,7 +9,7 @@ from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind
 from penstock.service.server.pool.resident import Residency, Resident
-from penstock.service.server.served import ServedModel, loading
+from penstock.service.server.served import AdaptedModel, ServedModel, loading
 
 STATUS = {
     Residency.COLD: "unloaded",
@@ -60,6 +60,8 @@ def model_value(model: ServedModel) -> dict[str, Any]:
             *(["embedding"] if model.embedding_size else []),
         ],
     }
+    if isinstance(model, AdaptedModel):
+        value |= {"parent": model.base.name, "root": model.adapter}
     if model.resident is not None:
         value["status"] = status_value(model.resident)
     return value

@@ -70,7 +70,7 @@ struct RowsBuffer {
 
 // What `run_rows` gathers for a step.
 struct RowsMemory {
-  Buffer ids, slots, tables, starts, contexts, angles, places, states, found;
+  Buffer ids, slots, tables, starts, contexts, angles, places, states, found, adapters;
 };
 
 // When the first thread ended a part of a step: what a profile is made of. Nothing is noted unless it was asked for.
@@ -101,7 +101,7 @@ struct Context {
   const Kernels* kernels;
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
-  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels;
+  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, order, wide;
   std::mutex panels_lock;
   RowsMemory rows;
   Marks marks;  // the first thread's to write

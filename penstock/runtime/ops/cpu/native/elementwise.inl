@@ -48,6 +48,39 @@ void add(const float* x, const float* weight, float eps, int size, float* stream
   for (int i = 0; i < size; ++i) stream[i] += x[i] * factor * weight[i];
 }
 
+PENSTOCK_INLINE Floats widen_bf16(const uint16_t* from) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+}
+
+// Sixteen sums run side by side over the columns, whatever the machine: results have one order.
+void shrink_bf16(const uint16_t* a, int rank, const float* x, int count, float* out) {
+  int k = 0;
+  for (; k + 4 <= rank; k += 4) {
+    const uint16_t* rows = a + (int64_t)k * count;
+    Floats sums[4] = {};
+    for (int i = 0; i < count; i += 16) {
+      const Floats here = load(x + i);
+      for (int r = 0; r < 4; ++r) sums[r] += here * widen_bf16(rows + (int64_t)r * count + i);
+    }
+    for (int r = 0; r < 4; ++r) out[k + r] = sum(sums[r]);
+  }
+  for (; k < rank; ++k) {
+    Floats sums = {};
+    for (int i = 0; i < count; i += 16) sums += load(x + i) * widen_bf16(a + (int64_t)k * count + i);
+    out[k] = sum(sums);
+  }
+}
+
+void expand_bf16(const uint16_t* b, int rank, const float* h, int count, float* y) {
+  for (int i = 0; i < count; i += 16, b += (int64_t)16 * rank) {
+    Floats made = {};
+    for (int k = 0; k < rank; ++k) made += h[k] * widen_bf16(b + 16 * k);
+    store(y + i, load(y + i) + made);
+  }
+}
+
 PENSTOCK_INLINE void store_digits(Ints q, int8_t* to) {
   const Ints high = (q + (1 << (kLowBits - 1))) >> kLowBits, low = q - (high << kLowBits);
   const Bytes highs = __builtin_convertvector(high, Bytes), lows = __builtin_convertvector(low, Bytes);

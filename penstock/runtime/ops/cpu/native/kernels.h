@@ -193,6 +193,10 @@ struct Kernels {
   void (*place)(const Place& place);
   void (*attend)(const Attend& task, uint8_t* scratch);
   void (*finish)();  // a thread is done with a step
+  // out[k] = a[k] x, for bf16 a [rank, count].
+  void (*shrink)(const uint16_t* a, int rank, const float* x, int count, float* out);
+  // y[i] += sum of h[k] b[i / 16][k][i % 16], for bf16 b; `count` is a multiple of 16.
+  void (*expand)(const uint16_t* b, int rank, const float* h, int count, float* y);
 };
 
 constexpr int kWidestPiece = 8;               // output tiles that one call multiplies

@@ -70,6 +70,21 @@ int penstock_rows(void* context, const Model* model, const RowsStep* step) {
   return status ? status : (int)outcome;
 }
 
+// As penstock_rows and penstock_shared_step, of which some rows, or tokens, have adapters.
+int penstock_adapted_rows(void* context, const Model* model, const RowsStep* step, const Adaptation* adaptation) {
+  Outcome outcome = Outcome::kDone;
+  const int status = guarded([&] { outcome = run_rows(*(Context*)context, *model, *step, *adaptation); });
+  return status ? status : (int)outcome;
+}
+
+int penstock_adapted_step(void* context, const Model* model, const Step* step, const Sharing* sharing,
+                          const Adaptation* adaptation) {
+  bool is_whole = true;
+  const auto run = [&] { is_whole = run_step(*(Context*)context, *model, *step, false, *sharing, *adaptation); };
+  const int status = guarded(run);
+  return is_whole ? status : 4;
+}
+
 // From any thread: steps that yield are left halfway, from now on and until told otherwise.
 void penstock_interrupt(void* context, int is_on) { ((Context*)context)->is_interrupted = is_on != 0; }
 

@@ -54,6 +54,17 @@ Step gather(Context& c, const Model& m, const RowsStep& s, int num_tokens, int m
               s.hidden, num_tokens, s.num_chunks, most_blocks, 0};
 }
 
+// Told by the runner's rows: what each token has.
+Adaptation of_tokens(Context& c, const RowsStep& s, const Step& step, Adaptation adaptation) {
+  if (!adaptation.adapters) return adaptation;
+  const Adapter** adapters = c.rows.adapters.reserve<const Adapter*>(step.num_tokens);
+  for (int i = 0; i < s.num_chunks; ++i)
+    for (int token = step.query_starts[i]; token < step.query_starts[i + 1]; ++token)
+      adapters[token] = adaptation.adapters[chunk_at(s, i).row];
+  adaptation.adapters = adapters;
+  return adaptation;
+}
+
 bool are_finite(const float* numbers, size_t count) {
   constexpr uint32_t kExponent = 0x7f800000u;  // all ones in infinities and NaN only
   uint32_t is_spoiled = 0;
@@ -88,7 +99,7 @@ void draw(Context& c, const Model& m, const RowsStep& s, const Step& step) {
 
 }  // namespace
 
-Outcome run_rows(Context& c, const Model& model, const RowsStep& s) {
+Outcome run_rows(Context& c, const Model& model, const RowsStep& s, const Adaptation& adaptation) {
   int64_t num_tokens = 0, most_blocks = 0;
   for (int i = 0; i < s.num_chunks; ++i) {
     const Chunk chunk = chunk_at(s, i);
@@ -98,7 +109,7 @@ Outcome run_rows(Context& c, const Model& model, const RowsStep& s) {
     if (blocks > most_blocks) most_blocks = blocks;
   }
   const Step step = gather(c, model, s, (int)num_tokens, (int)most_blocks);
-  if (!run_step(c, model, step, s.yields)) return Outcome::kInterrupted;
+  if (!run_step(c, model, step, s.yields, {}, of_tokens(c, s, step, adaptation))) return Outcome::kInterrupted;
   if (s.draws) draw(c, model, s, step);
   return Outcome::kDone;
 }

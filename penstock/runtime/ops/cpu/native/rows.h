@@ -28,6 +28,6 @@ enum class Outcome {
   kInterrupted = 3,  // nothing was drawn; keys and values may have been written
 };
 
-Outcome run_rows(Context& context, const Model& model, const RowsStep& step);
+Outcome run_rows(Context& context, const Model& model, const RowsStep& step, const Adaptation& adaptation = {});
 
 }  // namespace penstock

@@ -27,6 +27,18 @@ struct Run {
   Sharing sharing = {};
   bool is_lost = false;  // another rank; the first thread's to say
 
+  Adaptation adaptation = {};
+  float* shrunk = nullptr;    // [tokens, shrunk_size] what adapters made of the next product's inputs
+  float* wide = nullptr;      // one of mlp_width for each thread
+  int32_t* order = nullptr;   // rows, those of one adapter side by side
+
+  const Adapter* adapter(int row) const { return adaptation.adapters ? adaptation.adapters[row] : nullptr; }
+  float* shrunk_row(int row) const { return shrunk + (int64_t)row * adaptation.shrunk_size; }
+  Adapting adapting(int layer, int first) const {
+    if (!adaptation.adapters) return {};
+    return {adaptation.adapters + first, shrunk_row(first), adaptation.shrunk_size, layer, model.mlp_width};
+  }
+
   int qkv_size() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
   int q_size() const { return model.num_heads * model.head_dim; }
 };
@@ -185,13 +197,62 @@ void add_up(const Member& member, Run& run, float* numbers) {
   member.barrier();
 }
 
-// A product added to the stream, at once or, where it has to wait, when `read_row` runs.
+// A sublayer's last product, which adapters add to once all of its inputs are there.
+struct Ending {
+  int layer = -1;  // none
+  bool is_down = false;
+  bool waits = false;  // its output is not in the stream yet
+  const Rows* gated = nullptr;
+  int first = 0;  // row of the first of them
+};
+
+void adapt_ending(const Member& member, Run& run, const Ending& ending, int row) {
+  const Adapter* adapter = ending.layer < 0 ? nullptr : run.adapter(row);
+  if (!adapter) return;
+  const Model& m = run.model;
+  const AdapterLayer& layer = adapter->layers[ending.layer];
+  const AdapterMatrix& matrix = ending.is_down ? layer.down : layer.out;
+  const Matrix& plain = ending.is_down ? m.layers[ending.layer].down : m.layers[ending.layer].out;
+  float* y = (ending.waits ? run.sublayer : run.stream) + (int64_t)row * m.hidden_size;
+  const float* x = run.attention + (int64_t)row * run.q_size();
+  if (ending.is_down && matrix.num_parts) {
+    float* wide = run.wide + (int64_t)member.index * m.mlp_width;
+    decode_row(*ending.gated, row - ending.first, wide);
+    x = wide;
+  }
+  scale(matrix, plain.bias, 0, m.hidden_size, y);
+  shrink(*run.c.kernels, matrix, x, ending.is_down ? m.mlp_width : run.q_size(), run.shrunk_row(row));
+  expand(*run.c.kernels, matrix, run.shrunk_row(row), 0, m.hidden_size, y);
+}
+
+// As `each_row`; rows of one adapter go to one thread where they can.
+template <typename Function>
+void each_adapted(const Member& member, Run& run, Function function) {
+  const int count = run.step.num_tokens;
+  if (!run.adaptation.adapters) return each_row(member, count, function);
+  const int64_t threads = run.c.pool.num_threads();
+  const int end = (int)(count * (member.index + 1) / threads);
+  for (int i = (int)(count * member.index / threads); i < end; ++i) function(run.order[i]);
+  member.barrier();
+}
+
+// A product added to the stream, at once or, where it has to wait, when `read_row` runs. Ranks add up what adapters added too.
 void multiply_into_stream(const Member& member, Run& run, const Rows& rows, const Matrix& matrix, bool is_normed,
-                          Ahead& ahead) {
-  const bool waits = is_normed || run.sharing.add_up;
-  Target target{&matrix, waits ? run.sublayer : run.stream, run.model.hidden_size, !waits};
+                          Ahead& ahead, Ending& ending) {
+  ending.waits = is_normed || run.sharing.add_up || run.adaptation.has_factors;
+  Target target{&matrix, ending.waits ? run.sublayer : run.stream, run.model.hidden_size, !ending.waits};
   multiply(member, run.c, rows, matrix, kTilesAtOnce, sink_of(target).beside(ahead));
-  if (run.sharing.add_up) add_up(member, run, run.sublayer);
+  if (!run.sharing.add_up) return;
+  if (run.adaptation.adapters) each_adapted(member, run, [&](int row) { adapt_ending(member, run, ending, row); });
+  ending.layer = -1;
+  add_up(member, run, run.sublayer);
+}
+
+void shrink_row(Run& run, int layer, bool is_gate_up, const float* x, int row) {
+  const Adapter* adapter = run.adapter(row);
+  if (!adapter) return;
+  const AdapterLayer& own = adapter->layers[layer];
+  shrink(*run.c.kernels, is_gate_up ? own.gate_up : own.qkv, x, run.model.hidden_size, run.shrunk_row(row));
 }
 
 // Finishes the sublayer before, if its output waits, and returns the stream of a row, normed unless there is no norm.
@@ -210,6 +271,16 @@ const float* read_row(const Member& member, Run& run, Waiting waiting, const flo
   return line;
 }
 
+void adapt_embedding(const Model& m, const Adapter& adapter, int64_t token, float* stream) {
+  if (adapter.embedding)
+    for (int i = 0; i < m.hidden_size; ++i)
+      stream[i] = adapter.embedding[token * m.hidden_size + i] * m.embedding_scale;
+  for (int k = 0; k < adapter.rank; ++k) {
+    const float h = adapter.left[token * adapter.rank + k] * m.embedding_scale;
+    for (int i = 0; i < m.hidden_size; ++i) stream[i] += h * adapter.right[(int64_t)k * m.hidden_size + i];
+  }
+}
+
 // Of a vocabulary that ranks share, tokens of others are zeros here.
 void embed_row(Run& run, int row) {
   const Model& m = run.model;
@@ -221,6 +292,7 @@ void embed_row(Run& run, int row) {
     std::memset(stream, 0, sizeof(float) * m.hidden_size);
   } else {
     run.c.kernels->embed(m.embedding, token, m.embedding_scale, stream);
+    if (const Adapter* adapter = run.adapter(row)) adapt_embedding(m, *adapter, token, stream);
   }
 }
 
@@ -240,22 +312,28 @@ void walk(void* context, const Member& member) {
   const Model& m = run.model;
   const Kernels& k = *run.c.kernels;
   const int count = run.step.num_tokens;
-  const bool is_shared = run.sharing.add_up;
+  const bool is_shared = run.sharing.add_up, waits = is_shared || run.adaptation.has_factors;
   note(member, run, Part::kStart, -1);
   each_row(member, count, [&](int row) { embed_row(run, row); });
   if (is_shared && !run.sharing.inputs) add_up(member, run, run.stream);
   Waiting waiting;
+  Ending ending;
   Ahead nothing;
   Beginning next(run, m.layers[0], member);
   for (int i = 0; i < m.num_layers; ++i) {
     if (i && run.c.leaves[(i - 1) % 2]) return k.finish();
     const Layer& layer = m.layers[i];
-    const auto read = [&](Waiting waiting, const float* weight) {
-      each_row(member, count, [&](int row) { k.encode(read_row(member, run, waiting, weight, row), run.input, row); });
+    const auto read = [&](Waiting waiting, const float* weight, bool is_gate_up) {
+      each_adapted(member, run, [&](int row) {
+        adapt_ending(member, run, ending, row);
+        const float* line = read_row(member, run, waiting, weight, row);
+        k.encode(line, run.input, row);
+        shrink_row(run, i, is_gate_up, line, row);
+      });
     };
-    read(waiting, layer.attention_norm);
+    read(waiting, layer.attention_norm, false);
     note(member, run, Part::kRead, i);
-    Target target{&layer.qkv, run.qkv, run.qkv_size(), false};
+    Target target{&layer.qkv, run.qkv, run.qkv_size(), false, &k, run.adapting(i, 0)};
     multiply(member, run.c, run.input, layer.qkv, kTilesAtOnce, sink_of(target).beside(next));
     note(member, run, Part::kQkv, i);
     place(member, run, layer);
@@ -264,19 +342,24 @@ void walk(void* context, const Member& member) {
     if (!member.index && i + 1 < m.num_layers) run.c.leaves[i % 2] = run.yields && run.c.is_interrupted;
     attend(member, run, layer);
     note(member, run, Part::kAttention, i);
-    multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm, nothing);
+    ending = {i, false};
+    multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm, nothing, ending);
     note(member, run, Part::kOut, i);
     if (i + 1 < m.num_layers) next = Beginning(run, m.layers[i + 1], member);
-    read(Waiting::of(layer.attention_post_norm, is_shared), layer.mlp_norm);
+    read(Waiting::of(layer.attention_post_norm, waits), layer.mlp_norm, true);
     note(member, run, Part::kRead, i);
-    GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation};
+    GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation, run.adapting(i, 0)};
     multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates).beside(next));
     note(member, run, Part::kGateUp, i);
-    multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm, next);
+    ending = {i, true, false, &run.gated};
+    multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm, next, ending);
     note(member, run, Part::kDown, i);
-    waiting = Waiting::of(layer.mlp_post_norm, is_shared);
+    waiting = Waiting::of(layer.mlp_post_norm, waits);
   }
-  each_row(member, count, [&](int row) { finish_row(member, run, waiting, row); });
+  each_adapted(member, run, [&](int row) {
+    adapt_ending(member, run, ending, row);
+    finish_row(member, run, waiting, row);
+  });
   note(member, run, Part::kEnd, -1);
   k.finish();
 }
@@ -288,6 +371,7 @@ struct Stage {
   Run& run;
   int first, count;
   Rows input, gated;  // the thread's own
+  Ending ending;
 
   Stage(const Member& member, Run& run, const Panel& panel)
       : member(member), run(run), first(panel.first), count(panel.count),
@@ -301,20 +385,26 @@ struct Stage {
 
   void multiply_into_stream(const Rows& rows, const Matrix& matrix, bool is_normed) {
     const int64_t size = run.model.hidden_size;
-    Target target{&matrix, (is_normed ? run.sublayer : run.stream) + first * size, size, !is_normed};
+    ending.waits = is_normed || run.adaptation.has_factors;
+    Target target{&matrix, (ending.waits ? run.sublayer : run.stream) + first * size, size, !ending.waits};
     multiply(rows, matrix, sink_of(target));
   }
 
-  void read(Waiting waiting, const float* weight) {
-    for (int row = 0; row < count; ++row)
-      run.c.kernels->encode(read_row(member, run, waiting, weight, first + row), input, row);
+  void read(Waiting waiting, const float* weight, int number, bool is_gate_up) {
+    for (int row = 0; row < count; ++row) {
+      adapt_ending(member, run, ending, first + row);
+      const float* line = read_row(member, run, waiting, weight, first + row);
+      run.c.kernels->encode(line, input, row);
+      shrink_row(run, number, is_gate_up, line, first + row);
+    }
   }
 
   void before_attention(int i, Waiting waiting) {
     const Layer& layer = run.model.layers[i];
-    read(waiting, layer.attention_norm);
+    read(waiting, layer.attention_norm, i, false);
     note(member, run, Part::kRead, i);
-    Target target{&layer.qkv, run.qkv + (int64_t)first * run.qkv_size(), run.qkv_size(), false};
+    Target target{&layer.qkv, run.qkv + (int64_t)first * run.qkv_size(), run.qkv_size(), false,
+                  run.c.kernels, run.adapting(i, first)};
     multiply(input, layer.qkv, sink_of(target));
     note(member, run, Part::kQkv, i);
     for (int row = first; row < first + count; ++row) place_row(run, layer, row);
@@ -323,13 +413,15 @@ struct Stage {
 
   void after_attention(int i) {
     const Layer& layer = run.model.layers[i];
+    ending = {i, false};
     multiply_into_stream(run.attended.part(first / kTile, count), layer.out, layer.attention_post_norm);
     note(member, run, Part::kOut, i);
-    read(Waiting::of(layer.attention_post_norm), layer.mlp_norm);
+    read(Waiting::of(layer.attention_post_norm, run.adaptation.has_factors), layer.mlp_norm, i, true);
     note(member, run, Part::kRead, i);
-    GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation};
+    GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation, run.adapting(i, first)};
     multiply(input, layer.gate_up, sink_of(gates));
     note(member, run, Part::kGateUp, i);
+    ending = {i, true, false, &gated, first};
     multiply_into_stream(gated, layer.down, layer.mlp_post_norm);
     note(member, run, Part::kDown, i);
   }
@@ -348,21 +440,36 @@ void walk_panels(void* context, const Member& member) {
     }
     Stage stage(member, run, *panel);
     const int i = panel->num_done, end = panel->first + panel->count;
-    const Waiting waiting = i ? Waiting::of(m.layers[i - 1].mlp_post_norm) : Waiting{};
+    const Waiting waiting = i ? Waiting::of(m.layers[i - 1].mlp_post_norm, run.adaptation.has_factors) : Waiting{};
     for (int item = panel->first_item; i && item < panel->end_item; ++item)
       attend_item(member, run, m.layers[i - 1], run.items.items[item]);
     if (i) note(member, run, Part::kAttention, i - 1);
     if (i) stage.after_attention(i - 1);
     for (int row = panel->first; !i && row < end; ++row) embed_row(run, row);
     if (i < m.num_layers) stage.before_attention(i, waiting);
-    for (int row = panel->first; i == m.num_layers && row < end; ++row) finish_row(member, run, waiting, row);
+    for (int row = panel->first; i == m.num_layers && row < end; ++row) {
+      adapt_ending(member, run, stage.ending, row);
+      finish_row(member, run, waiting, row);
+    }
     run.panels.put_back(*panel);
   }
   note(member, run, Part::kEnd, -1);
   run.c.kernels->finish();
 }
 
-Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
+void prepare_adapters(Run& run, const Adaptation& adaptation) {
+  if (!adaptation.adapters) return;
+  const int count = run.step.num_tokens;
+  run.adaptation = adaptation;
+  run.shrunk = run.c.shrunk.reserve<float>((size_t)count * adaptation.shrunk_size);
+  run.wide = run.c.wide.reserve<float>((size_t)run.c.pool.num_threads() * run.model.mlp_width);
+  run.order = run.c.order.reserve<int32_t>(count);
+  for (int row = 0; row < count; ++row) run.order[row] = row;
+  std::stable_sort(run.order, run.order + count,
+                   [&](int a, int b) { return adaptation.adapters[a] < adaptation.adapters[b]; });
+}
+
+Run prepare(Context& c, const Model& m, const Step& s, bool in_panels, bool has_factors = false) {
   const int q_size = m.num_heads * m.head_dim, qkv_size = q_size + 2 * m.num_kv_heads * m.head_dim;
   const Number number = c.number_for(s.num_tokens, m.invariant);
   const size_t tokens = pieces(s.num_tokens, kTile) * kTile;  // products may write whole tiles
@@ -381,7 +488,7 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
   run.stream = c.stream.reserve<float>(tokens * m.hidden_size);
   run.qkv = c.qkv.reserve<float>(tokens * qkv_size);
   run.attention = c.attention.reserve<float>(tokens * q_size);
-  run.sublayer = c.sublayer.reserve<float>(m.layers[0].attention_post_norm || !in_panels ? tokens * m.hidden_size : 1);
+  run.sublayer = c.sublayer.reserve<float>(m.layers[0].attention_post_norm || has_factors || !in_panels ? tokens * m.hidden_size : 1);
   run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * m.hidden_size);
   const int widest = m.hidden_size > m.mlp_width ? m.hidden_size : m.mlp_width;
   c.reserve_scratch(widest > q_size ? widest : q_size);
@@ -390,8 +497,11 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels) {
 
 }  // namespace
 
-bool run_step(Context& c, const Model& model, const Step& step, bool yields, const Sharing& sharing) {
-  Run run = prepare(c, model, step, !sharing.add_up);  // ranks meet after every sublayer of all rows
+bool run_step(Context& c, const Model& model, const Step& step, bool yields, const Sharing& sharing,
+              const Adaptation& adaptation) {
+  // Ranks meet after every sublayer of all rows.
+  Run run = prepare(c, model, step, !sharing.add_up, adaptation.has_factors);
+  prepare_adapters(run, adaptation);
   run.yields = yields;
   run.sharing = sharing;
   c.leaves[0] = c.leaves[1] = false;

@@ -1,4 +1,5 @@
 #pragma once
+#include "adapted.h"
 #include "context.h"
 
 namespace penstock {
@@ -34,7 +35,8 @@ struct Sharing {
 
 // False if it yields and was interrupted: then hidden states are not written. False if a rank was lost: what was computed is of
 // no use.
-bool run_step(Context& context, const Model& model, const Step& step, bool yields = false, const Sharing& sharing = {});
+bool run_step(Context& context, const Model& model, const Step& step, bool yields = false, const Sharing& sharing = {},
+              const Adaptation& adaptation = {});
 void run_product(Context& context, const Matrix& matrix, const Product& product, const Allowed& allowed = {});
 // The first layer's placing of keys and values and its attention; qkv is written, out is [tokens, heads * head_dim].
 void run_attention(Context& context, const Model& model, const Step& step, float* qkv, float* out);

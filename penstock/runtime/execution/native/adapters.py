@@ -1,0 +1,151 @@
+"""Adapters of native steps: thin matrices in bf16, laid out as the library reads them, found by the address of their slot.
+
+An adapter's own output matrix, or a change to the model's, is added here: such rows are not drawn by the library.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.errors import ConfigError, ModelFileError
+from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.load.low_rank import LowRank
+from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.load import gate_order
+from penstock.runtime.ops.cpu import library as native
+from penstock.runtime.ops.packed import TILE, unpack
+
+MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
+"""In the order of a native layer's fields."""
+
+
+class NativeBank:
+    """Adapters by slot. Memory that the library reads is held as long as the slot is."""
+
+    def __init__(self, model: NativeDecoder, num_slots: int) -> None:
+        if not model.library.has_adapters:
+            raise ConfigError(
+                "the native library is older than adapters; build it anew: python setup.py build_ext --inplace"
+            )
+        self.epoch = 0
+        self._model = model
+        self._order = gate_order(model.spec)
+        self._held: dict[int, Any] = {}
+        self._outputs: dict[int, LowRank] = {}
+        self._heads: dict[int, Tensor] = {}
+        self._shrunk = dict.fromkeys(range(num_slots + 1), 0)
+        self._with_factors: set[int] = set()
+        self.addresses = np.zeros(num_slots + 1, dtype=np.uint64)
+
+    @property
+    def shrunk_size(self) -> int:
+        return max(1, *self._shrunk.values())
+
+    @property
+    def has_factors(self) -> bool:
+        return bool(self._with_factors)
+
+    def is_plain(self, slot: int) -> bool:
+        return slot not in self._outputs and slot not in self._heads
+
+    @torch.inference_mode()
+    def prepare(self, adapter: Adapter) -> Adapter:
+        if adapter.experts:
+            raise ModelFileError("adapters of experts are not computed by native steps")
+        changes = {
+            name: tuple(None if part is None else self._prepared(name, part) for part in parts)
+            for name, parts in adapter.changes.items()
+        }
+        return replace(adapter, changes=changes)
+
+    def put(self, slot: int, adapter: Adapter) -> None:
+        held: list[Any] = []
+        layers = (native.AdapterLayer * self._model.spec.num_layers)()
+        widest, has_factors = 1, False
+        for number, layer in enumerate(layers):
+            for field, name in zip(native.AdapterLayer._fields_, MATRICES, strict=True):
+                parts = adapter.changes.get(f"layers.{number}.{name}", ())
+                matrix = getattr(layer, field[0])
+                self._describe(matrix, f"layers.{number}.{name}", parts, held)
+                widest = max(widest, sum(part.rank for part in parts if part is not None))
+                has_factors = has_factors or any(part is not None and part.scales is not None for part in parts)
+        told = native.NativeAdapter(layers=layers, has_factors=has_factors)
+        lookup = adapter.changes.get("embedding", (None,))[0]
+        if lookup is not None:
+            pair = lookup.left.float().contiguous(), lookup.right.float().contiguous()
+            held += pair
+            told.left, told.right, told.rank = pair[0].data_ptr(), pair[1].data_ptr(), lookup.rank
+        if "embedding" in adapter.tables:
+            table = adapter.tables["embedding"].contiguous()
+            held.append(table)
+            told.embedding = table.data_ptr()
+        output = adapter.changes.get("output", (None,))[0]
+        if output is not None:
+            self._outputs[slot] = output
+        if "output" in adapter.tables:
+            self._heads[slot] = adapter.tables["output"]
+        self._held[slot] = (told, layers, held)
+        self._shrunk[slot] = widest
+        if has_factors:
+            self._with_factors.add(slot)
+        self.addresses[slot] = ctypes.addressof(told)
+
+    def clear(self, slot: int) -> None:
+        self.addresses[slot] = self._shrunk[slot] = 0
+        self._with_factors.discard(slot)
+        self._held.pop(slot, None)
+        self._outputs.pop(slot, None)
+        self._heads.pop(slot, None)
+
+    def adapt_scores(self, scores: Tensor, hidden: Tensor, slots: Tensor) -> Tensor:
+        """Scores of these slots' rows as their own output matrices make them."""
+        softcap = self._model.spec.logit_softcap
+        for slot in self._outputs.keys() | self._heads.keys():
+            at = torch.where(slots == slot)[0]
+            if not len(at):
+                continue
+            if softcap:
+                raise ModelFileError("adapters of the output matrix of a model with capped scores are not served")
+            if slot in self._heads:
+                scores[at] = functional.linear(hidden[at], self._heads[slot])
+            change = self._outputs.get(slot)
+            if change is not None:
+                if change.scales is not None:
+                    scores[at] *= change.scales
+                scores[at] += (hidden[at] @ change.right.t()) @ change.left.t()
+        return scores
+
+    def _prepared(self, name: str, change: LowRank) -> LowRank:
+        if change.scales is None or name == "embedding":
+            return change
+        weight = unpack(self._model.matrix(name)).dequantize()
+        if name.endswith("gate_up"):
+            weight = torch.empty_like(weight).index_copy_(0, self._order, weight)
+        rows = weight[change.first : change.rows.stop]
+        factors = change.scales / (rows + change.left @ change.right).norm(dim=1).clamp(min=1e-6)
+        return LowRank(change.left * factors[:, None], change.right, change.first, factors)
+
+    def _describe(self, matrix: Any, name: str, parts: Sequence[LowRank | None], held: list[Any]) -> None:
+        given = [part for part in parts if part is not None]
+        matrix.num_parts = len(given)
+        for told, part in zip(matrix.parts, given):
+            if part.first % TILE or len(part.left) % TILE:
+                raise ModelFileError(f"{name} is changed in rows that are not whole tiles")
+            a = part.right.to(torch.bfloat16).contiguous()
+            b = part.left.to(torch.bfloat16).view(-1, TILE, part.rank).transpose(1, 2).contiguous()
+            held += (a, b)
+            told.a, told.b = a.data_ptr(), b.data_ptr()
+            told.rank, told.first, told.size = part.rank, part.first, len(part.left)
+        if any(part.scales is not None for part in given):
+            factors = torch.ones(self._model.matrix(name).num_rows)
+            for part in given:
+                if part.scales is not None:
+                    factors[part.first : part.rows.stop] = part.scales
+            held.append(factors)
+            matrix.factors = factors.data_ptr()

@@ -1,0 +1,1 @@
+"""Kernels over rows that are sorted into groups, each with matrices of its own."""

@@ -1,0 +1,126 @@
+"""Adapters of a served model by name. The engine knows them by their paths; which file a name may mean is known here alone."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.config import AdapterConfig
+from penstock.metrics.exposition import Labels
+from penstock.runtime.engine.client import AdapterFacts
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.served import AdaptedModel, ServedModel
+
+
+class AdapterMetric(NamedTuple):
+    name: str
+    help: str
+    kind: str
+    values: tuple[tuple[Labels, float], ...]
+
+    def samples(self) -> Iterator[tuple[str, Labels, float]]:
+        name = f"{self.name}_total" if self.kind == "counter" else self.name
+        yield from ((name, labels, value) for labels, value in self.values)
+
+
+COUNTED = {
+    "read": "Adapters read from disk",
+    "placed": "Adapters laid on the device",
+    "evicted": "Adapters taken from the device",
+}
+
+
+class AdapterTable:
+    """The adapters of one served model, by name."""
+
+    def __init__(self, base: ServedModel, config: AdapterConfig) -> None:
+        self._base = base
+        self._folder = None if config.adapters_dir is None else Path(config.adapters_dir)
+        self.max_adapters = config.max_adapters
+        self._models = {name: AdaptedModel(base, name, path) for name, path in config.by_name.items()}
+        self.facts: dict[str, AdapterFacts] = {}
+        """Of those that were read by order, by name."""
+
+    def __iter__(self) -> Iterator[AdaptedModel]:
+        return iter(self._models.values())
+
+    def get(self, name: str) -> AdaptedModel | None:
+        return self._models.get(name)
+
+    def path_of(self, asked: str) -> str:
+        """A path an admin named: inside of the adapters' directory, links followed."""
+        if self._folder is None:
+            raise invalid("adapters are loaded from a directory; serve with --adapters-dir DIR", "lora_path")
+        folder = self._folder.resolve()
+        path = (folder / asked).resolve()
+        if not path.is_relative_to(folder) or path == folder:
+            raise invalid("lora_path leads out of --adapters-dir; name an adapter inside of it", "lora_path")
+        if not path.exists():
+            raise ApiError(ErrorKind.NOT_FOUND, f"{asked[:200]!r} is not in --adapters-dir", param="lora_path")
+        return str(path)
+
+    async def load(self, name: str, path: str) -> AdapterFacts:
+        facts = await self._order(path)
+        self._models[name] = AdaptedModel(self._base, name, path)
+        self.facts[name] = facts
+        return facts
+
+    async def unload(self, name: str) -> None:
+        """The name is gone at once; requests that have begun go on, and this waits for them."""
+        model = self._models.pop(name)
+        self.facts.pop(name, None)
+        if not any(other.adapter == model.adapter for other in self._models.values()):
+            await self._base.client.order_adapter(model.adapter, is_unload=True)
+
+    async def _order(self, path: str) -> AdapterFacts:
+        answer = await self._base.client.order_adapter(path)
+        if answer.facts is None:
+            raise invalid(answer.error, "lora_path")
+        return answer.facts
+
+    def value(self) -> list[dict[str, Any]]:
+        """All of them, as an operator reads them."""
+        counts = self._base.client.adapters
+        resident = frozenset() if counts is None else frozenset(counts.resident)
+        return [
+            {
+                "id": number,
+                "name": model.name,
+                "path": model.adapter,
+                "scale": 1.0,
+                "is_resident": model.adapter in resident,
+                "num_open": model.num_open,
+            }
+            for number, model in enumerate(self)
+        ]
+
+    def metrics(self) -> list["AdapterMetric"]:
+        """vLLM's gauge of who runs and who waits, and counts of our own."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        paths = {model.adapter: model.name for model in self}
+        for stream in self._base.client.streams:
+            name = paths.get(stream.request.adapter)
+            if name is not None:
+                (running if stream.is_started else waiting).add(name)
+        labels = (
+            ("max_lora", str(self.max_adapters)),
+            ("running_lora_adapters", ",".join(sorted(running))),
+            ("waiting_lora_adapters", ",".join(sorted(waiting))),
+        )
+        opened = tuple(((("adapter", one.name),), float(one.num_open)) for one in self if one.num_open)
+        counts = self._base.client.adapters
+        counted = {name: 0 if counts is None else getattr(counts, f"num_{name}") for name in COUNTED}
+        return [
+            AdapterMetric(
+                "vllm:lora_requests_info",
+                "Adapters that run and that wait; the value is the time",
+                "gauge",
+                ((labels, time.time()),),
+            ),
+            AdapterMetric("penstock_adapter_requests", "Requests open, by adapter", "gauge", opened),
+            *(
+                AdapterMetric(f"penstock_adapters_{name}", words, "counter", (((), float(counted[name])),))
+                for name, words in COUNTED.items()
+            ),
+        ]

@@ -1,0 +1,120 @@
+"""Adapters over HTTP: model names in every dialect, loaded and unloaded by admins while others are served."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.making import write_adapter
+from tests.offline import write_chat_model
+from tests.server.serving import Server, serving
+
+ADMIN = "admin-key-of-some-length"
+ASKED = {"prompt": "Water falls", "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    write_chat_model(folder / "tiny.gguf")
+    for number in range(4):
+        write_adapter(folder / "adapters" / f"a{number}", number)
+    write_adapter(folder / "named", 9)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    flags = (
+        "--adapter",
+        f"named={folder / 'named'}",
+        "--adapters-dir",
+        str(folder / "adapters"),
+        "--max-adapters",
+        "2",
+    )
+    with serving(
+        *flags, "--max-context", "256", "--admin-key", ADMIN, model=str(folder / "tiny.gguf"), is_real=True
+    ) as server:
+        server.headers["authorization"] = f"Bearer {ADMIN}"
+        yield server
+
+
+def completed(server: Server, model: str) -> str:
+    answer = server.post("/v1/completions", {"model": model, **ASKED})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == model
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_adapters_are_models_with_a_parent_and_a_root(server: Server, folder: Path) -> None:
+    listed = {model["id"]: model for model in server.get("/v1/models").json()["data"]}
+    assert set(listed) == {"tiny", "named", "a0", "a1", "a2", "a3"}
+    assert listed["named"]["parent"] == "tiny"
+    assert listed["named"]["root"] == str(folder / "named")
+    assert "parent" not in listed["tiny"]
+
+
+def test_every_name_answers_by_its_own_weights_alone_or_among_others(server: Server) -> None:
+    names = ["tiny", "named", "a0", "a1", "a2", "a3"]
+    alone = {name: completed(server, name) for name in names}
+    assert len(set(alone.values())) == len(names)
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(lambda name: (name, completed(server, name)), names * 4))
+    assert all(text == alone[name] for name, text in together)
+    assert server.metric("penstock_adapters_evicted_total") > 0
+    assert server.metric("vllm:lora_requests_info") > 0
+
+
+def test_all_dialects_take_an_adapter_as_their_model(server: Server) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    sampled = {"max_tokens": 4, "temperature": 0}
+    asked = {
+        "/v1/chat/completions": {"messages": messages, **sampled},
+        "/v1/messages": {"messages": messages, **sampled},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 4, "temperature": 0},
+        "/api/chat": {"messages": messages, "stream": False, "options": {"num_predict": 4, "temperature": 0}},
+    }
+    for path, body in asked.items():
+        answer = server.post(path, {"model": "a1", **body})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == "a1"
+
+
+def test_admins_load_reload_and_unload(server: Server, folder: Path) -> None:
+    write_adapter(folder / "adapters" / "late", 20)
+    body = {"lora_name": "late", "lora_path": "late"}
+    assert server.post("/v1/load_lora_adapter", body).status_code == 200
+    first = completed(server, "late")
+    assert server.post("/v1/load_lora_adapter", body).status_code == 400
+    write_adapter(folder / "adapters" / "late", 21)
+    assert server.post("/v1/load_lora_adapter", body | {"load_inplace": True}).status_code == 200
+    assert completed(server, "late") != first
+    assert any(one["name"] == "late" for one in server.get("/lora-adapters").json())
+    assert server.post("/v1/unload_lora_adapter", {"lora_name": "late"}).status_code == 200
+    assert server.post("/v1/completions", {"model": "late", **ASKED}).status_code == 404
+
+
+def test_a_bad_adapter_is_one_clear_error_and_the_server_goes_on(server: Server, folder: Path) -> None:
+    bad = folder / "adapters" / "bad"
+    write_adapter(bad, 3)
+    weights = bad / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    answer = server.post("/v1/load_lora_adapter", {"lora_name": "bad", "lora_path": "bad"})
+    assert answer.status_code == 400
+    assert "cut short" in answer.json()["error"]["message"]
+    outside = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "../named"})
+    assert outside.status_code == 400
+    assert "leads out" in outside.json()["error"]["message"]
+    assert completed(server, "named")
+
+
+def test_only_admins_change_adapters(folder: Path) -> None:
+    flags = ("--adapters-dir", str(folder / "adapters"), "--admin-key", ADMIN, "--api-key", "plain-key-of-some-length")
+    with serving(*flags, "--max-context", "256", model=str(folder / "tiny.gguf"), is_real=True) as server:
+        server.headers["authorization"] = "Bearer plain-key-of-some-length"
+        assert completed(server, "a0")
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            assert server.post(path, {"lora_name": "a0", "lora_path": "a0"}).status_code == 403
+        assert server.get("/lora-adapters").status_code == 403
