@@ -20,7 +20,7 @@ from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import PenstockError
 from penstock.service.gateway.audit import AuditEntry, write_audit
 from penstock.service.gateway.gateway import Gateway
-from penstock.service.router.admin import AdminApi, Audit
+from penstock.service.router.admin.api import AdminApi, Audit
 from penstock.service.router.app import RouterApp
 from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.proxy.client import InboundConnection

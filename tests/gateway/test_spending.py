@@ -114,8 +114,7 @@ def drawn_call(rng: random.Random, model: str) -> tuple[str, dict]:
         "/api/generate": lambda: {"model": model, "prompt": "hello", "options": {"num_predict": 9}} | odd,
     }
     path = rng.choice(list(asks))
-    body = asks[path]()
-    return path, body | {"stream": False} if path.startswith("/api/") else body
+    return path, asks[path]()
 
 
 def test_mixed_calls_of_all_dialects_with_hostile_fields_spend_what_was_made_and_no_more_than_there_is(

@@ -5,28 +5,28 @@ The load is one replica's share of the plan's, drawn from the same seed on both 
 
 import contextlib
 import json
+import math
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.metrics.page import Page
+from penstock.tools.planner.cause import cause_of
 
 if TYPE_CHECKING:
     from penstock.cli.plan.config import Config as PlanConfig
     from penstock.metrics.summary import Summary
     from penstock.tools.planner.candidate import Candidate
+    from penstock.tools.planner.cause import LiveEvidence
 
 MAX_PLAN_BYTES = 64 << 20
 PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
 OUTSIDE_STATUS = 1
-NOT_MEASURED = "measure this machine with penstock profile and plan with --profile"
-UNDER_LOAD = (
-    "the profile may be of another day or load: log this server's own steps with serve --step-log, fit them with "
-    "penstock profile --steps and plan with that; and see that nothing else runs beside it"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +70,26 @@ def run(config: Config) -> int:
     data = read_plan(config.plan)
     asked = config_of(data)
     rate = config.rate or float(data["demand"]["rate"]) / max(int(data["chosen"]["num_replicas"]), 1)
+    before, before_s = _page(config), time.monotonic()
     report = measure(config, asked, rate)
-    moments = [figures(summary) for summary in predict(data, asked, rate, config.num_requests)]
-    outcome = check(moments, figures_of_report(report), config.tolerance)
+    after, seconds = _page(config), time.monotonic() - before_s
+    summaries = predict(data, asked, rate, config.num_requests)
+    moments = [figures(summary) for summary in summaries]
+    outcome = check(moments, figures_of_report(report), config.tolerance, _model_error(asked))
     rows = [
         {
             "figure": row.name,
             "predicted": row.predicted,
             "predicted_range": row.range,
+            "interval": row.interval,
             "measured": row.measured,
             "error": row.error,
         }
         for row in outcome.rows
     ]
     is_valid = report["verdict"] == "valid"
+    evidence = _evidence(before, after, seconds, summaries[0], candidate_of(data, asked))
+    cause, remedy = cause_of(evidence, is_profiled=asked.space.profile is not None)
     reported = {
         "rate": rate,
         "num_requests": config.num_requests,
@@ -92,12 +98,68 @@ def run(config: Config) -> int:
         "is_within": outcome.is_within and is_valid,
         "is_profiled": asked.space.profile is not None,
         "rows": rows,
+        "cause": "" if outcome.is_within else cause,
+        "remedy": "" if outcome.is_within else remedy,
     }
     if config.json:
         print_json(reported)
     else:
         print_verdict(reported, outcome.worst.name)
     return 0 if reported["is_within"] else OUTSIDE_STATUS
+
+
+def _model_error(asked: "PlanConfig") -> float:
+    """Of the profile's step times on steps not fitted; none is known of a device's figures."""
+    if asked.space.profile is None:
+        return 0.0
+    from penstock.tools.measure.profiles import open_profile
+
+    return open_profile(asked.space.profile).fitted.errors["all"].median
+
+
+def _page(config: Config) -> Page:
+    """The server's own numbers; none where it does not tell them."""
+    from penstock.cli import top
+
+    try:
+        return top.read(top.Config(url=config.url, api_key=config.api_key))
+    except ConfigError:
+        return {}
+
+
+def _evidence(
+    before: Page, after: Page, seconds: float, predicted: "Summary", candidate: "Candidate"
+) -> "LiveEvidence":
+    """What the server says of the time it was measured, beside what was predicted for it."""
+    from penstock.metrics.page import sum_of
+    from penstock.runtime.core.batch import Batch, Chunk
+    from penstock.tools.doctor.machine import machine_signs
+    from penstock.tools.planner.cause import LiveEvidence
+
+    def gone(name: str) -> float:
+        found, was = sum_of(after, name), sum_of(before, name)
+        return math.nan if found is None else found - (was or 0.0)
+
+    def ratio(part: float, whole: float) -> float:
+        return part / whole if whole > 0.0 else math.nan
+
+    terms = {one.labels.get("term", ""): one.value for one in after.get("penstock_step_seconds", ())}
+    step_ratio = math.nan
+    if terms:
+        size = max(round(ratio(gone("vllm:generation_tokens_total"), gone("penstock_engine_steps_total"))), 1)
+        context = max(round(predicted.num_prompt_tokens / max(predicted.num_requests, 1)), 1)
+        live = terms["base"] + terms["sequence"] * size + terms["kv_token"] * size * context
+        batch = Batch(0, tuple(Chunk(row, context, 1, (), (), True, None) for row in range(size)))
+        step_ratio = ratio(live, candidate.step_cost.step_s(batch))
+    error = sum_of(after, "penstock_step_model_error")
+    return LiveEvidence(
+        machine_signs(before, after, seconds),
+        step_ratio,
+        math.nan if error is None else error,
+        ratio(gone("vllm:prefix_cache_hits_total"), gone("vllm:prefix_cache_queries_total")),
+        ratio(predicted.num_cached_tokens, predicted.num_prompt_tokens),
+        1.0 + ratio(gone("vllm:spec_decode_num_accepted_tokens_total"), gone("vllm:spec_decode_num_drafts_total")),
+    )
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -253,11 +315,11 @@ def print_verdict(reported: Mapping[str, Any], worst: str) -> None:
         scale = 1e3 if is_time else 100.0 if name == "good_fraction" else 1.0
         label = name.replace("_", " ").upper().replace(" P", " p") + ", ms" if is_time else PLAIN_LABELS[name]
         error = "none measured" if row["error"] is None else f"{100 * row['error']:+.1f} %"
-        low, high = row["predicted_range"]
+        low, high = row["interval"]
         between = f"{cell(scale * low)} to {cell(scale * high)}" if low < high else ""
         rows.append((label, scale * row["predicted"], between, scale * row["measured"], error))
     is_time_varying = any(row[2] for row in rows)
-    columns = (f"at {reported['rate']:.3g} requests/s", "predicted", "by the moment", "measured", "error")
+    columns = (f"at {reported['rate']:.3g} requests/s", "predicted", "nine times in ten", "measured", "error")
     shown = [number for number in range(len(columns)) if is_time_varying or number != 2]
     print_table([columns[number] for number in shown], [[row[number] for number in shown] for row in rows])
     if reported["verdict"] != "valid":
@@ -271,4 +333,4 @@ def print_verdict(reported: Mapping[str, Any], worst: str) -> None:
         print(
             f"\nNot proved: {worst.replace('_', ' ')} is off by more than {100 * reported['tolerance']:g} %; ", end=""
         )
-        print(UNDER_LOAD if reported["is_profiled"] else NOT_MEASURED)
+        print(f"the cause: {reported['cause']}\n{reported['remedy']}")

@@ -190,9 +190,9 @@ class Tuning:
         return TunedMachine(is_gpu, processors, gpus, sizing.max_context, sizing, has_link)
 
     def _sizing(self, profile: "Profile") -> "Sizing":
-        from penstock.runtime.sizing import Sizing
+        from penstock.tools.measure.profiles import measured_sizing
 
-        return Sizing(**profile.sizing)
+        return measured_sizing(profile)
 
     def _fleet(self, profile: "Profile", setting: "Setting") -> "Fleet":
         """Slow moments are left out: they would be the same for all. Replicas on one processor share it."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
+from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
 from penstock.runtime.engine.step_log import StepFile
 from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.layout import SINGLE, Layout, measured_traffic
@@ -61,12 +62,21 @@ def open_profile(path: Path) -> Profile:
     return read_profile(text, str(path))
 
 
+def measured_sizing(profile: Profile) -> Sizing:
+    """What the engine had that was measured. Groups of caches are lists in a file."""
+    try:
+        values = dict(profile.sizing)
+        if "groups" in values:
+            first, others, num_states = values["groups"]
+            values["groups"] = CacheGroups(BlockGroup(*first), tuple(BlockGroup(*one) for one in others), num_states)
+        return Sizing(**values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError("the profile has no sizing; make it again with penstock profile") from error
+
+
 def sizing_of(profile: Profile, config: EngineConfig) -> Sizing:
     """The measured engine's, but for the blocks and the context that are asked for."""
-    try:
-        sizing = Sizing(**profile.sizing)
-    except TypeError as error:
-        raise ConfigError("the profile has no sizing; make it again with penstock profile") from error
+    sizing = measured_sizing(profile)
     if config.cache.block_size != sizing.block_size:
         raise ConfigError(
             f"the profile was measured with blocks of {sizing.block_size} tokens; leave --block-size out, or measure again"

@@ -16,6 +16,7 @@ from penstock.metrics.exposition import (
     Gauge,
     Metric,
 )
+from penstock.metrics.step_model import OnlineStepModel
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
@@ -85,6 +86,10 @@ class Meters:
         self._admission = admission
         self._open: dict[int, Watch] = {}
         self._grammars = MatchingCounts()
+        self.step_model = OnlineStepModel()
+        self._prompts: dict[int, int] = {}
+        """Tokens done of prompts that are partly computed."""
+        self._was_busy, self._step_end_s = False, 0.0
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Prompt tokens of requests that began")
         self.cached_tokens = Counter("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache gave")
         self.output_tokens = Counter("vllm:generation_tokens", "Tokens generated")
@@ -129,6 +134,7 @@ class Meters:
         """Take in a step before its readers do."""
         now = time.monotonic()
         self.steps.add()
+        self._learn_step(step)
         if step.grammars is not None:
             self._grammars = step.grammars
         num_tokens = 0
@@ -160,6 +166,24 @@ class Meters:
             self.batch_sizes.add(len(step.deltas))
             self.last_token_s = now
             self.output_tokens.add(num_tokens)
+
+    def _learn_step(self, step: StepReport) -> None:
+        """A step that followed another at once took from that one's end to its own. What is computed beside it of prompts is
+        what of them is done by now."""
+        done = {request_id: num_done for request_id, num_done, _ in step.prompts}
+        begun = [delta for delta in step.deltas if delta.prefix is not None and delta.choice == 0]
+        num_prompt = sum(num_done - self._prompts.get(name, 0) for name, num_done in done.items())
+        for delta in begun:
+            if (watch := self._open.get(delta.request_id)) is not None:
+                left = watch.timeline.num_prompt - delta.prefix.num_tokens if delta.prefix else 0
+                num_prompt += max(left - self._prompts.get(delta.request_id, 0), 0)
+        self._prompts = done
+        facts, load = self._client.facts, step.load
+        num_held = 0.0 if facts is None else load.kv_usage_fraction * facts.num_cached_tokens
+        if self._was_busy and step.deltas:
+            num_decoding = len(step.deltas) - len(begun)
+            self.step_model.take(step.time_s - self._step_end_s, num_decoding, num_prompt, num_held)
+        self._was_busy, self._step_end_s = load.num_running > 0, step.time_s
 
     def _count_drafts(self, drafts: Drafted) -> None:
         source = (("source", drafts.source),)
@@ -288,9 +312,32 @@ class Meters:
             _counted("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
+        gauges += _step_model(self.step_model)
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
+
+
+def _step_model(model: OnlineStepModel) -> list[Gauge]:
+    """What steps take here and now, and how far off that was lately; nothing until enough were seen."""
+    errors = model.errors
+    if errors is None:
+        return []
+    help = "Seconds that a step takes for one of each, as fitted to the last steps"
+    terms = [
+        Gauge("penstock_step_seconds", help, partial(float, one), (("term", name),))
+        for name, one in model.seconds.items()
+    ]
+    rows = (
+        (
+            "penstock_step_model_error",
+            "Median error of predicting a step not fitted yet, as a share of it",
+            errors.median,
+        ),
+        ("penstock_step_model_error_p90", "Nine in ten of those errors are smaller", errors.p90),
+        ("penstock_step_model_bias", "Predicted time of the last steps over theirs, less one", errors.bias),
+    )
+    return [*terms, *(Gauge(name, help, partial(float, value)) for name, help, value in rows)]
 
 
 def _facts(facts: Facts | None) -> list[Gauge]:

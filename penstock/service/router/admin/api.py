@@ -3,22 +3,28 @@
 What clients can reach never gets here, and what is done here is written down.
 """
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StoreError
 from penstock.service.edge.access import ApiKeys, key_of
 from penstock.service.edge.bodies import BodiesInFlight
 from penstock.service.edge.refusal import Refusal, no_key, not_found
+from penstock.service.gateway.gateway import Gateway
+from penstock.service.router.admin.desk import DeskCall, DeskRoute, find, read_body
+from penstock.service.router.admin.page import PAGE, document
 from penstock.service.router.app import RouterApp
 from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.surface import replicas
 
 MAX_BODY_BYTES = 1 << 20
+JSON_LINE = b"content-type: application/json\r\n"
 Audit = Callable[[str, str], None]
 
 
@@ -34,6 +40,8 @@ class AdminApi:
 
     def __init__(self, app: RouterApp, key: str, audit: Audit | None = None) -> None:
         self._app = app
+        self._gateway = app.gate.gateway if app.gate is not None else None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._keys = ApiKeys((key,))
         self.bodies = BodiesInFlight(4 * MAX_BODY_BYTES, has_tenants=False)
         self._audit = audit or _say
@@ -50,25 +58,55 @@ class AdminApi:
             client.abort()
 
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
+        """The page itself is no secret: it asks for the key."""
+        if (method, path) == ("GET", "/"):
+            return
         if self._keys.tenant_of(key_of(headers)) is None:
             raise no_key()
 
     def handle(self, request: Incoming, client: InboundConnection) -> None:
+        if request.method == "GET" and request.path == "/":
+            client.respond(200, b"content-type: text/html; charset=utf-8\r\n", PAGE)
+            return
+        words = tuple(unquote(word) for word in request.path.strip("/").split("/"))
+        gateway, row = self._gateway, find(request.method, words)
+        if row is not None and gateway is not None:
+            task = asyncio.ensure_future(self._serve_desk(request, client, gateway, *row))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
         try:
-            body = self._answer(request)
-        except Refusal as error:
-            self.refuse(request, client, error)
+            client.respond(200, JSON_LINE, self._answer(request))
         except PenstockError as error:
-            self.refuse(request, client, Refusal(400, str(error)))
-        else:
-            client.respond(200, b"content-type: application/json\r\n", body)
+            self.refuse(request, client, _refusal_of(error))
 
     def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
         client.respond(error.status, error.header_lines, error.body)
 
+    async def _serve_desk(
+        self, request: Incoming, client: InboundConnection, gateway: Gateway, route: DeskRoute, names: tuple[str, ...]
+    ) -> None:
+        """What needs the database, off the loop; every gateway of it takes notice within a second, this one at once."""
+        try:
+            by = tuple(word for one, word in parse_qsl(request.query or "") if one == "by")
+            asked = DeskCall(gateway, names, read_body(route, request.body), by)
+            value = await asyncio.to_thread(route.handler, asked)
+            if route.is_noted:
+                await asyncio.to_thread(gateway.book.look, time.time())
+                about = " ".join(names) or getattr(asked.body, "tenant", "")
+                self._audit(f"{route.method.lower()} {route.path.split('/')[1]}", about)
+            data = msgspec.json.encode(value)
+            if client.is_open:
+                client.respond(200, JSON_LINE, data)
+        except PenstockError as error:
+            if client.is_open:
+                self.refuse(request, client, _refusal_of(error))
+
     def _answer(self, request: Incoming) -> bytes:
         words = request.path.strip("/").split("/")
         match (request.method, *words):
+            case ("GET", "openapi.json"):
+                return msgspec.json.encode(document(self._app.version))
             case ("GET", "replicas"):
                 return replicas(self._app)[2]
             case ("POST", "replicas"):
@@ -85,7 +123,8 @@ class AdminApi:
                 self._audit(action, name)
             case _:
                 raise not_found(
-                    "the admin API has GET and POST /replicas, DELETE /replicas/NAME, POST .../drain and .../undrain"
+                    "the admin API has GET and POST /replicas, DELETE /replicas/NAME, POST .../drain and .../undrain; "
+                    "with a gateway keys, budgets, rules, usage and audit too: GET /openapi.json lists all"
                 )
         return b'{"status":"done"}'
 
@@ -98,6 +137,12 @@ class AdminApi:
             raise Refusal(400, "a replica's name has 1 to 64 plain letters and no slash", param="name")
         self._app.add_replica(body.name, body.url)
         self._audit("add", f"{body.name} {body.url}")
+
+
+def _refusal_of(error: PenstockError) -> Refusal:
+    if isinstance(error, StoreError):
+        return Refusal(503, "the database cannot be used now; try later", type="server_error")
+    return error if isinstance(error, Refusal) else Refusal(400, str(error))
 
 
 def _say(action: str, about: str) -> None:

@@ -1,0 +1,48 @@
+"""Laws of the step model that fits itself: it finds the machine's own terms, follows it when it changes, and says its error."""
+
+from random import Random
+
+import pytest
+
+from penstock.metrics.step_model import LEAST_STEPS, OnlineStepModel
+
+
+def feed(model: OnlineStepModel, count: int, slow: float = 1.0, noise: float = 0.05, seed: int = 0) -> None:
+    random = Random(seed)
+    for _ in range(count):
+        sequences, prompt = random.randint(1, 32), random.choice((0, 0, 0, 100, 700))
+        kv = sequences * random.randint(50, 900)
+        seconds = slow * (0.01 + 0.0005 * sequences + 0.0001 * prompt + 4e-7 * kv) * random.gauss(1.0, noise)
+        model.take(seconds, sequences, prompt, kv)
+
+
+def test_it_finds_the_terms_and_its_error_is_the_noise() -> None:
+    model = OnlineStepModel()
+    assert model.errors is None
+    feed(model, 800)
+    assert model.predict(16, 0, 8000) == pytest.approx(0.01 + 0.008 + 0.0032, rel=0.03)
+    assert model.predict(4, 700, 2000) == pytest.approx(0.01 + 0.002 + 0.07 + 0.0008, rel=0.03)
+    errors = model.errors
+    assert errors is not None
+    assert 0.02 < errors.median < 0.06
+    assert errors.p90 < 0.15
+    assert abs(errors.bias) < 0.02
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    model = OnlineStepModel()
+    feed(model, 600)
+    feed(model, 900, slow=2.5, seed=1)
+    assert model.predict(16, 0, 8000) == pytest.approx(2.5 * 0.0212, rel=0.08)
+    assert abs(model.errors.bias) < 0.05
+
+
+def test_one_accident_bends_nothing() -> None:
+    model = OnlineStepModel()
+    feed(model, 400)
+    before = model.predict(16, 0, 8000)
+    model.take(30.0, 16, 0, 8000)
+    assert model.predict(16, 0, 8000) == pytest.approx(before, rel=0.25)
+    model.take(0.0, 1, 0, 1)
+    assert model.num_steps == 401
+    assert LEAST_STEPS < 400
