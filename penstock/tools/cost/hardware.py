@@ -17,6 +17,8 @@ COMPUTE_FRACTION = 0.74
 """Share of the dense peak that large bf16 matrix products reached on an H200; assumed where nothing was measured."""
 BANDWIDTH_FRACTION = 0.87
 """Share of the peak bandwidth that plain reads reached on an H200; assumed where nothing was measured."""
+COMPUTE_RANGE, BANDWIDTH_RANGE = (0.65, 0.82), (0.80, 0.92)
+"""Between which those shares lay on the devices and number formats that were measured: the range of the correction."""
 
 GIB = 1024**3
 
@@ -116,6 +118,16 @@ class Hardware:
             return self.measured_link
         one_way = self.interconnect_bytes_per_s / 2
         return Link(self.interconnect, one_way * LINK_FRACTION, _LATENCY_S[self.interconnect])
+
+    @property
+    def trust(self) -> str:
+        """Where the achievable figures come from: measured on such a device, or corrected from the vendor's, and how far."""
+        if self.measured is not None:
+            return "measured"
+        low, high = BANDWIDTH_RANGE
+        least, most = COMPUTE_RANGE
+        reads = f"{BANDWIDTH_FRACTION:g} of its bandwidth ({low:g} to {high:g})"
+        return f"corrected to {reads} and {COMPUTE_FRACTION:g} of its operations ({least:g} to {most:g}),"
 
     @property
     def achievable(self) -> Ceilings:
