@@ -99,12 +99,17 @@ class SchedulerConfig:
     """Most requests that may wait; more are refused"""
     max_waiting_tokens: int = 4_000_000
     """Most prompt tokens that may wait; more are refused"""
+    tpot_target_ms: float | None = None
+    """Most milliseconds from token to token of an answer: a serving engine gives its steps as many prompt tokens as keep to it,
+    but no fewer than --max-sequences"""
     gather_s: float = 0.05
     """How long dynamic batching waits for a batch to fill"""
 
     def __post_init__(self) -> None:
         _check_choice("--batching", self.batching, Batching)
         _check_choice("--order", self.order, OrderName)
+        if self.tpot_target_ms is not None and not 1.0 <= self.tpot_target_ms <= 60_000.0:
+            raise ConfigError(f"--tpot-target-ms is {self.tpot_target_ms}; choose 1 to 60,000")
         for name in ("max_batch_tokens", "max_sequences", "max_waiting", "max_waiting_tokens"):
             _check_positive("--" + name.replace("_", "-"), getattr(self, name))
         if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_sequences:

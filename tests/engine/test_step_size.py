@@ -57,3 +57,16 @@ def test_steps_that_are_not_full_say_nothing():
         engine.submit(make_request(number, range(SIZE // 2), max_tokens=1))
         drain(engine)
     assert engine.scheduler.limits.max_batch_tokens == SIZE
+
+
+def test_where_room_was_set_aside_at_start_steps_shrink_to_a_target_and_never_outgrow_it():
+    for seconds, size in ((4 * STEP_S, SIZE // 2), (STEP_S / 1000, SIZE)):
+        runner = PacedRunner(seconds / SIZE)
+        step_size = StepSize(step_s=STEP_S, least=SIZE // 2, most=4 * SIZE, is_bounded_by_start=True)
+        engine = Engine(Scheduler(ROOMY, ORDERS["first-come"]()), runner, lambda r=runner: r.now, step_size=step_size)
+        requests = [make_request(number, (number,) * 1000, max_tokens=2) for number in range(2)]
+        for request in requests:
+            engine.submit(request)
+        assert_right(requests, drain(engine), ROOMY)
+        assert engine.scheduler.limits.max_batch_tokens == size
+        assert max(runner.sizes) <= SIZE

@@ -67,11 +67,11 @@ def test_choices_and_prompt_tokens_are_counted_before_the_first_byte():
     client = idle_client(max_waiting=2, max_sequences=2)
     admission = Admission(client, num_tenants=0)
     with pytest.raises(ApiError):
-        admission.reserve([(1,)], 5, "")
-    admission.reserve([(1,) * 2000], 1, "")
+        admission.reserve([(1,)], SamplingParams(n=5), "")
+    admission.reserve([(1,) * 2000], SamplingParams(), "")
     client.submit(Request(request_id=client.next_id(), prompt=(1,) * 600, params=SamplingParams()))
     with pytest.raises(ApiError):
-        admission.reserve([(1,) * 600], 1, "")
+        admission.reserve([(1,) * 600], SamplingParams(), "")
 
 
 def test_a_body_that_trickles_takes_no_place():

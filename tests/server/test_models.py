@@ -298,6 +298,18 @@ def test_an_idle_model_is_unloaded_and_comes_back() -> None:
         assert server.metric("vllm:generation_tokens_total", 'model_name="a"') == 16
 
 
+def test_one_of_several_keys_unloads_nothing_an_admin_does() -> None:
+    with pool("--model", "a=oracle:", "--api-key", "key-of-somebody", "--admin-key", "key-of-the-admin") as server:
+        server.headers = {"Authorization": "Bearer key-of-somebody"}
+        body = {"model": "a", "messages": user("hello"), "options": OPTIONS, "stream": False}
+        assert server.post("/api/chat", body | {"keep_alive": 0}).status_code == 200
+        assert server.post("/api/generate", {"model": "a", "keep_alive": 0}).status_code == 403
+        assert [one["name"] for one in server.get("/api/ps").json()["models"]] == ["a"]
+        server.headers = {"Authorization": "Bearer key-of-the-admin"}
+        assert server.post("/api/generate", {"model": "a", "keep_alive": 0}).json()["done_reason"] == "unload"
+        until(lambda: not server.get("/api/ps").json()["models"])
+
+
 def test_ollamas_keep_alive_says_how_long_a_model_stays() -> None:
     with pool("--model", "a=oracle:", "--keep-alive", "300ms") as server:
         client = ollama.Client(host=server.url)

@@ -5,6 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.service.server.pool.debts import SwitchDebts
 from penstock.service.server.pool.policy import PATIENCE_S, PoolPlan, can_ever_fit, decide
 from penstock.service.server.pool.resident import Residency, Resident
 
@@ -118,3 +119,37 @@ def test_what_can_never_fit_is_known_before_it_is_tried() -> None:
 def test_a_model_that_grew_makes_others_leave() -> None:
     old, grown = ready("old", 4, used_s=1.0), ready("grown", 9, used_s=2.0)
     assert [one.resident for one in decide([old, grown], 12, NOW).unload] == [old]
+
+
+def two(now: float) -> tuple[Resident, Resident]:
+    """One in memory that key `b` used just now, and one that key `a` wants; there is room for one of them."""
+    used, wanted = Resident("used", 10), Resident("wanted", 10)
+    used.state, used.used_by, used.used_s, used.is_checked = Residency.READY, "b", now, True
+    wanted.wanted_by, wanted.wanted_s, wanted.num_waiting, wanted.is_checked = "a", now, 1, True
+    return used, wanted
+
+
+def test_who_switches_most_waits_longest_and_nobody_else_waits() -> None:
+    debts = SwitchDebts()
+    assert decide([*two(NOW)], 10, NOW + 0.1, debts).unload, "the first switch is free"
+    debts.charge("a", 3.0, NOW)
+    debts.charge("a", 3.0, NOW)
+    used, wanted = two(NOW)
+    assert not decide([used, wanted], 10, NOW + 1.0, debts).unload
+    assert decide([used, wanted], 10, NOW + 30.0, debts).unload, "waiting ends"
+    wanted.wanted_by = "b"
+    assert decide([used, wanted], 10, NOW + 1.0, debts).unload, "nobody is held back from a room of its own"
+    used.used_by, wanted.wanted_by = "a", "b"
+    assert decide([used, wanted], 10, NOW + 1.0, debts).unload, "who owes less takes the room at once"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.1, 60.0), st.floats(0.0, 30.0)), max_size=20))
+def test_debts_fade_and_a_hold_is_one_sided(charges: list[tuple[str, float, float]]) -> None:
+    debts, now = SwitchDebts(), NOW
+    for tenant, seconds, pause_s in charges:
+        debts.charge(tenant, seconds, now)
+        now += pause_s
+    for one in "abc":
+        assert debts.of(one, now + 60.0) <= debts.of(one, now) / 2 + 1e-9
+        for other in "abc":
+            assert min(debts.hold_s(one, other, now), debts.hold_s(other, one, now)) == 0.0

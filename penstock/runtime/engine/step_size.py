@@ -20,11 +20,15 @@ class StepSize:
     """How long a full step may take."""
     least: int
     most: int
+    is_bounded_by_start: bool = False
+    """No larger than the first step's size: more room was not set aside."""
     _factor: float = field(default=1.0, init=False)
     _num_agreeing: int = field(default=0, init=False)
 
     def after(self, batch: Batch, seconds: float, size: int) -> int:
         """The size from now on, given that of the step just computed."""
+        if self.is_bounded_by_start:
+            self.most, self.is_bounded_by_start = min(self.most, size), False
         if batch.chunks[-1].length == 1 or batch.num_tokens < size:
             return size
         factor = 2.0 if seconds < self.step_s / 2 else 0.5 if seconds > 2 * self.step_s else 1.0
@@ -33,4 +37,4 @@ class StepSize:
         if self._num_agreeing < NUM_AGREEING:
             return size
         self._num_agreeing = 0
-        return min(max(int(size * factor), self.least), self.most)
+        return min(max(int(size * factor), min(self.least, size)), max(self.most, self.least))

@@ -150,15 +150,24 @@ class Front:
         if resident is None:
             return
         if resident.is_open:
-            await pool.acquire(resident)
+            await pool.acquire(resident, tenant=caller.tenant)
         else:
             timeout_s = None if caller.deadline_ms is None else caller.deadline_ms / 1000
-            await hold(request, pool.acquire(resident, timeout_s), delivery, partial(pool.progress, resident))
+            await hold(
+                request,
+                pool.acquire(resident, timeout_s, tenant=caller.tenant),
+                delivery,
+                partial(pool.progress, resident),
+            )
         with ExitStack() as stack:
-            stack.callback(pool.release, resident, delivery.keep_alive_s)
+            stack.callback(pool.release, resident, delivery.keep_alive_s if self.may_unload(request) else None)
             self._enter(request, model, caller.tenant)
             stack.callback(request.scope["penstock.leave"])
             request.scope["penstock.leave"] = stack.pop_all().close
+
+    def may_unload(self, request: Request) -> bool:
+        """How long a model stays is a client's to say where there is one key at most, and otherwise an admin's."""
+        return len(self.config.keys) < 2 or bool(request.scope.get("penstock.is_admin"))
 
     @asynccontextmanager
     async def having(self, model: ServedModel) -> AsyncIterator[None]:

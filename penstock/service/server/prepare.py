@@ -88,11 +88,11 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         speculate=generation.speculate,
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
-        model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)  # before so many are made ready in vain
+        model.admission.reserve(prompts, parameters.sampling, caller.tenant)  # before so many are made ready in vain
     call = call_of(model, prompts, parameters, sampling.beams)
     _check(call, model, generation.param)
     if not caller.is_batch:
-        model.admission.reserve(prompts, parameters.sampling.n, caller.tenant)
+        model.admission.reserve(prompts, parameters.sampling, caller.tenant)
     return call
 
 

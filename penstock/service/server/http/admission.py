@@ -7,14 +7,24 @@ queue lately.
 """
 
 import math
+import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import DeltaStream, EngineClient, Facts
 from penstock.service.edge.access import ROUTER
 from penstock.service.server.http.faults import ApiError, Headers, busy
 
+SHED_FROM = 0.8
+"""Share of the places that are taken before some are refused by chance: more, the fuller it is, all when nothing is free."""
+SHED_PLACES = 50
+"""Fewer places than this are filled to the last: chance needs numbers."""
+CACHE_TURNS = 8
+"""How many times what the cache holds may be asked for by all that is open, before more is refused."""
+EXPECTED_ANSWER = 512
+"""Tokens that an answer is taken to need where more, or no number, is allowed."""
 WINDOW_S = 10.0
 MOST_S = 120
 """Clients ignore longer waits."""
@@ -44,7 +54,8 @@ class DrainRate:
 class Admission:
     """With several keys no one of them may fill more than half of the queue."""
 
-    def __init__(self, client: EngineClient, *, num_tenants: int) -> None:
+    def __init__(self, client: EngineClient, *, num_tenants: int, chance: Callable[[], float] = random.random) -> None:
+        self._chance = chance
         self.drain = DrainRate()
         self.num_refused = 0
         self._client = client
@@ -93,27 +104,44 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
-        if max(self.num_open, self.num_sequences) >= _capacity(facts):
+        num_taken, capacity = max(self.num_open, self.num_sequences), _capacity(facts)
+        if num_taken >= capacity or self._is_shed(num_taken, capacity):
             raise self._full(tenant)
         if self._open[tenant] >= self._share(facts, tenant):
             self.num_refused += 1
             message = "this key has as many requests as it may; try later"
             raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
 
+    def _is_shed(self, num_taken: int, capacity: int) -> bool:
+        """Chance says no, so that a queue that fills is told to clients one by one before it is full for all of them."""
+        if capacity < SHED_PLACES or num_taken <= SHED_FROM * capacity:
+            return False
+        return self._chance() < (num_taken / capacity - SHED_FROM) / (1.0 - SHED_FROM)
+
+    @property
+    def num_asked_tokens(self) -> int:
+        """Places in the KV cache that all open requests hold or will come to need."""
+        streams = (stream.request for stream in self._client.streams if not stream.request.is_batch)
+        return sum(_needed(request.prompt, request.params) for request in streams)
+
     def enter(self, tenant: str) -> None:
         """Take a place, or raise as `check` does. Every `enter` needs its `leave`."""
         self.check(tenant)
         self._open[tenant] += 1
 
-    def reserve(self, prompts: Sequence[tuple[int, ...]], num_choices: int, tenant: str) -> None:
+    def reserve(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, tenant: str) -> None:
         """Raise the error that says when to come back if so many sequences, or so long prompts, have no place now."""
         facts = self._client.facts
         if facts is None:
             return
+        num_choices = params.n
         num_tokens, num_waiting = sum(map(len, prompts)), self.num_waiting_tokens
         if self.num_sequences + len(prompts) * num_choices > _capacity(facts):
             raise self._full(tenant)
         if num_waiting and num_waiting + num_tokens > facts.max_waiting_tokens:
+            raise self._full(tenant)
+        num_asked = sum(_needed(prompt, params) for prompt in prompts)
+        if num_waiting and self.num_asked_tokens + num_asked > CACHE_TURNS * facts.num_blocks * facts.block_size:
             raise self._full(tenant)
 
     def _full(self, tenant: str) -> ApiError:
@@ -148,6 +176,11 @@ class Admission:
         """Calls that one key may have open; a router that tells nobody apart asks for all of its clients."""
         capacity = _capacity(facts)
         return max(capacity // 2, 1) if self._num_tenants > 1 and tenant != ROUTER else capacity
+
+
+def _needed(prompt: Sequence[int], params: SamplingParams) -> int:
+    answer = EXPECTED_ANSWER if params.max_tokens is None else min(params.max_tokens, EXPECTED_ANSWER)
+    return len(prompt) + params.n * answer
 
 
 def _capacity(facts: Facts) -> int:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from penstock.service.server.front import Begun, Counted, Front, Prepared
 from penstock.service.server.generation import Caller, Delivery, Generation, Texts
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.faults import invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.ollama.encoder import OllamaEncoder
 from penstock.service.server.ollama.protocol import (
     REFUSED,
@@ -35,7 +35,7 @@ async def chat(request: Request) -> Counted | Json:
     front: Front = request.app.state.front
     begun = await front.begin(request, OllamaChatBody, REFUSED, _chat_delivery)
     if not begun.body.messages:
-        return _nothing_asked(front, begun, {"message": {"role": "assistant", "content": ""}})
+        return _nothing_asked(front, request, begun, {"message": {"role": "assistant", "content": ""}})
     generation = chat_generation(begun.body)
     return front.answer(await _prepared(begun.model, begun.caller, begun.body, generation, is_chat=True), begun)
 
@@ -43,13 +43,13 @@ async def chat(request: Request) -> Counted | Json:
 async def generate(request: Request) -> Counted | Json:
     front: Front = request.app.state.front
     begun = await front.begin(request, GenerateBody, REFUSED, _prompt_delivery)
+    if not begun.body.prompt and not begun.body.suffix:
+        return _nothing_asked(front, request, begun, {"response": ""})
     return await _generated(front, begun)
 
 
-async def _generated(front: Front, begun: "Begun[GenerateBody]") -> Counted | Json:
+async def _generated(front: Front, begun: "Begun[GenerateBody]") -> Counted:
     body = begun.body
-    if not body.prompt and not body.suffix:
-        return _nothing_asked(front, begun, {"response": ""})
     if body.suffix:
         generation = _infill(begun.model, body)
     else:
@@ -107,10 +107,12 @@ def _infill(model: ServedModel, body: GenerateBody) -> Generation:
     return Generation(prompt=Texts(given=text), sampling=generation.sampling, output=generation.output, param="prompt")
 
 
-def _nothing_asked(front: Front, begun: "Begun[Any]", words: dict[str, Any]) -> Json:
+def _nothing_asked(front: Front, request: Request, begun: "Begun[Any]", words: dict[str, Any]) -> Json:
     """A question without words asks for the model to be loaded, or with keep_alive 0 to be unloaded. The only one stays."""
     body, resident = begun.body, begun.model.resident
     reason = "unload" if keep_alive_s(body.keep_alive) == 0.0 else "load"
+    if reason == "unload" and not front.may_unload(request):
+        raise ApiError(ErrorKind.PERMISSION, "several keys use this model: it is unloaded with an --admin-key, or idle")
     if reason == "unload" and front.pool is not None and resident is not None:
         front.pool.expire(resident)
     head = {"model": body.model, "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

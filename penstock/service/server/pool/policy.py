@@ -3,13 +3,16 @@
 who waits longest is loaded as soon as it fits
 room is made by those nobody uses, least lately used first; a model in use is never unloaded
 where that is not enough, after some patience those in use take no new requests until they have made room
+a key that has had more loaded on its account than another waits before it takes a room which that other used
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.service.server.pool.debts import SwitchDebts
 from penstock.service.server.pool.resident import Residency, Resident
 
+NO_DEBTS = SwitchDebts()
 PATIENCE_S = 5.0
 """How long a request waits for room before models in use must yield."""
 
@@ -27,7 +30,9 @@ class PoolPlan(NamedTuple):
     """These take no new requests for now."""
 
 
-def decide(residents: Sequence[Resident], budget_bytes: int | None, now: float) -> PoolPlan:
+def decide(
+    residents: Sequence[Resident], budget_bytes: int | None, now: float, debts: SwitchDebts = NO_DEBTS
+) -> PoolPlan:
     unload = [Departure(one, "damaged" if one.fault else "idle") for one in residents if one.is_over(now)]
     waiting = sorted((one for one in residents if one.wants_load(now)), key=lambda one: one.wanted_s or 0.0)
     if budget_bytes is None:
@@ -42,7 +47,8 @@ def decide(residents: Sequence[Resident], budget_bytes: int | None, now: float) 
     missing -= sum(one.resident.num_bytes for one in unload)
     if missing <= 0:
         return PoolPlan(tuple(load), tuple(unload))
-    idle, busy = _candidates(residents, {one.resident for one in unload})
+    held = {one for one in residents if waiting and _is_held(one, waiting[0], debts, now)}
+    idle, busy = _candidates(residents, held | {one.resident for one in unload})
     leaving, short = _enough(idle, missing)
     if short <= 0:
         return PoolPlan(tuple(load), (*unload, *(Departure(one, "memory") for one in leaving)))
@@ -59,6 +65,13 @@ def can_ever_fit(resident: Resident, residents: Sequence[Resident], budget_bytes
     others = [one for one in residents if one is not resident and one.state is not Residency.FAILED]
     pinned = sum(one.num_bytes for one in others if one.is_pinned)
     return resident.num_bytes + pinned <= budget_bytes
+
+
+def _is_held(resident: Resident, wanted: Resident, debts: SwitchDebts, now: float) -> bool:
+    """The key that used it last is owed some peace from the key that wants the room."""
+    hold_s = debts.hold_s(wanted.wanted_by, resident.used_by, now)
+    waited_s = now - (now if wanted.wanted_s is None else wanted.wanted_s)
+    return min(waited_s, now - resident.used_s) < hold_s
 
 
 def _is_urgent(resident: Resident, now: float) -> bool:

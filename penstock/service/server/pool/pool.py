@@ -22,6 +22,7 @@ from penstock.errors import CapacityError, ModelFileError, PenstockError
 from penstock.metrics.exposition import Metric
 from penstock.service.server.dialect import Progress
 from penstock.service.server.http.faults import ApiError
+from penstock.service.server.pool.debts import SwitchDebts
 from penstock.service.server.pool.loads import ModelLoads
 from penstock.service.server.pool.memory import taken_bytes
 from penstock.service.server.pool.meters import PoolMeters
@@ -60,6 +61,7 @@ class ModelPool:
         self._max_waiting = max_waiting
         self._waiters: dict[str, list[asyncio.Future[None]]] = {name: [] for name in self.models}
         self._loads = ModelLoads()
+        self._debts = SwitchDebts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._called = asyncio.Event()
         self._is_stopping = False
@@ -99,13 +101,16 @@ class ModelPool:
 
     # A request has a model
 
-    async def acquire(self, resident: Resident, timeout_s: float | None = None, *, is_patient: bool = False) -> None:
+    async def acquire(
+        self, resident: Resident, timeout_s: float | None = None, *, is_patient: bool = False, tenant: str = ""
+    ) -> None:
         """Return once the model is ready; it stays until `release`. Raises the error that its client receives.
 
         Patient work waits as long as it takes, and is no reason for others to yield.
         """
         if resident.is_open:
             resident.num_uses += 1
+            resident.used_by = tenant
             return
         self._check(resident)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -113,10 +118,11 @@ class ModelPool:
         resident.num_waiting += 1
         resident.num_patient += is_patient
         if resident.wanted_s is None:
-            resident.wanted_s = time.monotonic()
+            resident.wanted_s, resident.wanted_by = time.monotonic(), tenant
         self._called.set()
         try:
             await self._wait(resident, waiter, math.inf if is_patient else timeout_s)
+            resident.used_by = tenant
         except BaseException:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(resident)  # it was given just when its client left
@@ -196,9 +202,10 @@ class ModelPool:
         if self._is_stopping:
             return
         self._measure(now)
-        decision = decide(self.residents, self.budget_bytes, now)
+        decision = decide(self.residents, self.budget_bytes, now, self._debts)
         for resident, reason in decision.unload:
             resident.state = Residency.UNLOADING
+            resident.evicted_for = _first_wanted(self.residents) if reason == "memory" else None
             self.meters[resident.name].unloads.add(1, (("reason", reason),))
             LOGGER.info("%s is unloaded: %s", resident.name, DEPARTURES[reason])
             self._start(self._unload(self.models[resident.name]))
@@ -272,6 +279,7 @@ class ModelPool:
         now = time.monotonic()
         resident.state, resident.used_s, resident.num_failures, resident.fault = Residency.READY, now, 0, ""
         resident.load_s = now - resident.load_start_s
+        self._charge(resident, now)
         resident.keep_alive_s = resident.default_keep_alive_s
         meters.loads.add()
         meters.load_s.add(resident.load_s)
@@ -281,6 +289,12 @@ class ModelPool:
         self._called.set()
         if not resident.is_verified:
             self._start(self._verify_files(pooled))
+
+    def _charge(self, resident: Resident, now: float) -> None:
+        """Whose doing the load was: the key that sent the model away, or the one that asked for it."""
+        tenant = resident.wanted_by if resident.evicted_for is None else resident.evicted_for
+        self._debts.charge(tenant, resident.load_s or 0.0, now)
+        resident.evicted_for = None
 
     async def _unload(self, pooled: PooledModel) -> None:
         resident = pooled.resident
@@ -342,6 +356,12 @@ class ModelPool:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _first_wanted(residents: Sequence[Resident]) -> str | None:
+    """The key that has waited longest for a model."""
+    waiting = [one for one in residents if one.wanted_s is not None and not one.is_in_memory]
+    return min(waiting, key=lambda one: one.wanted_s or 0.0).wanted_by if waiting else None
 
 
 def _phase_listener(resident: Resident) -> Callable[[str, float], None]:

@@ -44,6 +44,12 @@ class Resident:
     """Of those, how many are batch requests."""
     wanted_s: float | None = None
     """Since when a request waits for it."""
+    wanted_by: str = ""
+    """The key of the request that has waited longest."""
+    used_by: str = ""
+    """The key that had it last."""
+    evicted_for: str | None = None
+    """The key for whose request it had to leave: its next load is charged there."""
     used_s: float = 0.0
     """When it was last let go, or became ready."""
     keep_alive_s: float = math.inf

@@ -1,0 +1,71 @@
+"""Overload: some are refused by chance before all are, and nobody is let in for a cache that is asked for many times over."""
+
+import random
+import time
+
+import pytest
+
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.service.server.http.admission import CACHE_TURNS, EXPECTED_ANSWER, SHED_FROM, Admission
+from penstock.service.server.http.faults import ApiError
+from tests.server.serving import idle_client
+
+PLACES = 200
+
+
+def filled(num_open: int, chance: float) -> Admission:
+    admission = Admission(idle_client(max_waiting=PLACES - 8, max_sequences=8), num_tenants=0, chance=lambda: chance)
+    for number in range(num_open):
+        admission._open[str(number)] += 1
+    return admission
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.5, 0.0), (SHED_FROM, 0.0), (0.9, 0.5), (0.95, 0.75), (1.0, 1.0)])
+def test_the_share_that_is_refused_grows_with_what_is_taken(share: float, refused: float) -> None:
+    source = random.Random(3)
+    count = 0
+    for _ in range(400):
+        try:
+            filled(int(share * PLACES), source.random()).check("")
+        except ApiError as error:
+            count += int(dict(error.headers)[b"retry-after"]) >= 1
+    assert abs(count / 400 - refused) < 0.08
+
+
+def test_few_places_are_filled_to_the_last() -> None:
+    admission = Admission(idle_client(max_waiting=4, max_sequences=4), num_tenants=0, chance=lambda: 0.0)
+    for _ in range(8):
+        admission.enter("")
+    with pytest.raises(ApiError):
+        admission.enter("")
+
+
+def test_when_to_come_back_follows_from_how_many_leave_the_queue() -> None:
+    admission = filled(0, 1.0)
+    client = admission._client
+    for number in range(40):
+        client.submit(Request(request_id=number, prompt=(1,)))
+    before = admission.retry_after_s()
+    now = time.monotonic()
+    for number in range(20):
+        admission.drain.add(now - 2.0 + number / 10)
+    assert before == 1, "nothing has moved: soon is the only guess"
+    assert 3 <= admission.retry_after_s() <= 6, "40 wait and 10 a second leave"
+
+
+def test_a_cache_that_is_asked_for_many_times_over_takes_no_more() -> None:
+    client = idle_client(max_waiting=10_000, max_sequences=8)
+    facts = client.facts
+    assert facts
+    admission = Admission(client, num_tenants=0)
+    room = CACHE_TURNS * facts.num_blocks * facts.block_size
+    number = 0
+    while admission.num_asked_tokens + 1 + EXPECTED_ANSWER <= room:
+        admission.reserve([(1,)], SamplingParams(), "")
+        client.submit(Request(request_id=number, prompt=(1,)))
+        number += 1
+    assert number
+    with pytest.raises(ApiError):
+        admission.reserve([(1,)], SamplingParams(), "")
+    if room - admission.num_asked_tokens >= 2:
+        admission.reserve([(1,)], SamplingParams(max_tokens=1), "")
