@@ -53,6 +53,7 @@ from penstock.runtime.execution.parallel.world import World
 from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
+from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
@@ -226,7 +227,8 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
         free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
         weight_bytes=loaded.weight_bytes,
         workspace_bytes=_workspace_bytes(loaded.device, spec, config, batch_tokens(config, spec, pace))
-        + _draft_bytes(config, spec),
+        + _draft_bytes(config, spec)
+        + _adapter_bytes(config, spec, loaded.device),
         bytes_per_kv_value=bytes_per_value,
         enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
         kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
@@ -277,6 +279,8 @@ def make_engine(
         readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
         make = partial(make, readers=readers)
     if loaded.group is not None:
+        if config.adapter.are_served:
+            raise ConfigError("adapters are served by one process; leave out --tensor and --pipeline, or --adapter")
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
         return make(runner=leading, depth=leading.depth)
@@ -303,6 +307,13 @@ def check_heads(spec: ModelSpec) -> None:
             f"attention heads of {narrowest} numbers are too narrow for a GPU's matrix units, which take "
             f"{LEAST_GPU_HEAD_DIM} or more; choose --device cpu"
         )
+
+
+def _adapter_bytes(config: EngineConfig, spec: ModelSpec, device: Device) -> int:
+    """Of all slots of a GPU, filled with the largest adapters; on a CPU they take memory as they come."""
+    if not config.adapter.are_served or isinstance(device, CpuDevice):
+        return 0
+    return config.adapter.max_adapters * adapter_bytes(spec, config.adapter.max_adapter_rank)
 
 
 def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:

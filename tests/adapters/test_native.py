@@ -12,7 +12,7 @@ from penstock import LLM, SamplingParams
 from penstock.assembly.engine import LoadedModel
 from penstock.config import configure
 from penstock.runtime.execution.device import open_device
-from penstock.runtime.models.spec import GatedMLP, ModelSpec
+from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
 from tests.runtime.test_native import SPECS, twins
 
 SCORED = SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=0, logprobs=0, ignore_eos=True)
@@ -20,8 +20,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, ignore_eos=Tr
 
 
 def write(folder: Path, spec: ModelSpec, seed: int, rank: int = 4, **config: Any) -> Path:
-    attention, mlp = spec.layers[0].grouped, spec.layers[0].mlp
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
     assert isinstance(mlp, GatedMLP)
+    assert isinstance(attention, GQA)
     hidden = spec.hidden_size
     shapes = {
         "self_attn.q_proj": (attention.q_size, hidden),

@@ -170,3 +170,14 @@ def matrix_shape(name: str, recipe: Recipe, spec: ModelSpec) -> MatrixShape | No
             return MatrixShape((mlp.num_experts,), hidden)
         case _:
             return None
+
+
+def adapter_bytes(spec: ModelSpec, rank: int, bytes_per_number: int = 2) -> int:
+    """What an adapter of all linears takes: for each matrix, rank times the rows and columns of the modules it is made of."""
+    total = 0
+    for name, recipe in base_recipes(spec).items():
+        shape = matrix_shape(name, recipe, spec) if name.startswith("layers.") else None
+        if shape is not None:
+            copies = len(recipe.parts) if isinstance(recipe, Stack) else 1
+            total += copies * rank * (sum(shape.rows) + len(shape.rows) * shape.columns)
+    return total * bytes_per_number
