@@ -113,6 +113,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": ("engine", "execution", "server", "bench", "assembly", "cli", "router", "edge", "gateway"),
     "httptools": ("bench", "router"),
     "psycopg": ("store",),
+    "jwt": ("gateway",),
     "zmq": ("engine",),
     "ray": ("cluster",),
     "prometheus_client": ("metrics", "server"),
