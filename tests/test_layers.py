@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "metrics": ("errors", "core"),
     "workload": ("errors", "core"),
     "cost": ("errors", "core", "models.spec"),
-    "ops": ("errors", "models.spec"),
-    "layers": ("errors", "ops", "models.spec"),
+    "ops": ("errors", "models.spec", "models.kinds"),
+    "layers": ("errors", "ops", "models.spec", "models.kinds"),
     "execution": (
         "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
         "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding", "models.adapters",
@@ -115,6 +115,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": ("engine", "execution", "server", "bench", "assembly", "cli", "router", "edge", "gateway"),
     "httptools": ("bench", "router"),
     "psycopg": ("store",),
+    "jwt": ("gateway",),
     "zmq": ("engine",),
     "ray": ("cluster",),
     "prometheus_client": ("metrics", "server"),
