@@ -378,6 +378,9 @@ class Engine:
         except Exception as error:
             if log is not None:
                 log.lose()
+            if self.scheduler.pool.groups.num_states:
+                self._lose(batch, error)
+                return ()
             later = self._withdraw()
             output = self._recover(batch, error)
         now = self._clock()
@@ -397,6 +400,14 @@ class Engine:
             self._log.lose()
         for one in (*reversed(self._withdraw()), batch):
             self.scheduler.abandon(one)
+
+    def _lose(self, batch: Batch, error: Exception) -> None:
+        """A failed step has changed states, so it cannot be computed again from what it read: its sequences begin again from
+        their last checkpoints."""
+        self._num_lost_steps += 1
+        if self._num_lost_steps >= MAX_LOST_STEPS:
+            raise EngineError(f"a step failed {MAX_LOST_STEPS} times: {_describe(error)}") from error
+        self._abandon(batch)
 
     def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
         """A step's tokens have arrived."""
