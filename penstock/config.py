@@ -199,7 +199,7 @@ class SpeculationConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Adapters laid over the model: LoRA and its kin, each a model name of its own."""
+    """Adapters laid over the model, each a model name of its own."""
 
     adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
     """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""

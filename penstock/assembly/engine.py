@@ -263,6 +263,11 @@ def make_engine(
     if loaded.device.torch_device.type == "cuda":
         check_heads(loaded.spec)
         _use_tiles(loaded.device.name)
+    if sizing.groups.num_states and (config.speculation.drafter or config.speculation.draft_model):
+        raise ConfigError(
+            "--speculate needs a cache that can go back to before a wrong guess, and the states of this model cannot; "
+            "leave it out"
+        )
     shape = _shape(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)
@@ -298,7 +303,8 @@ def make_engine(
 
 def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
     """Windows give blocks back where one process computes the model piece by piece."""
-    is_eager = isinstance(loaded.network, Decoder) and loaded.device.torch_device.type != "cuda"
+    has_states = any(group.kind == "state" for group in loaded.spec.cache_groups)
+    is_eager = isinstance(loaded.network, Decoder) and (loaded.device.torch_device.type != "cuda" or has_states)
     return is_eager and config.parallel.tensor * config.parallel.pipeline == 1
 
 

@@ -207,7 +207,7 @@ def roofline_basis(config: Config) -> Basis:
     spec = read_spec(config.model)
     machines, device = config.machines, device_of(config.machines)
     precision = precision_of(machines.weights, config.kv_format, device.achievable)
-    reach = "the vendor's" if machines.textbook else "measured" if device.measured else "assumed"
+    reach = "the vendor's" if machines.textbook else device.trust
     rate = device.achievable.bandwidth_bytes_per_s / 1e9
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:

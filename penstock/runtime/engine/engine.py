@@ -136,7 +136,7 @@ class Engine:
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
-        """Holds requests until their adapters are on the device; without it a request with one is refused."""
+        """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -295,9 +295,7 @@ class Engine:
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters
         if gate is None:
-            if isinstance(message, Request):
-                return _refusals(message, "this engine serves no adapters", Fault.REQUEST)
-            return []
+            return self._enter(message, now) if isinstance(message, Request) else []
         if isinstance(message, Request):
             return self._let_in(gate.ask(message), now)
         return self._let_in(gate.take(message) if isinstance(message, AdapterRead) else gate.order(message), now)
@@ -406,6 +404,9 @@ class Engine:
         except Exception as error:
             if log is not None:
                 log.lose()
+            if self.scheduler.pool.groups.num_states:
+                self._lose(batch, error)
+                return ()
             later = self._withdraw()
             output = self._recover(batch, error)
         now = self._clock()
@@ -425,6 +426,14 @@ class Engine:
             self._log.lose()
         for one in (*reversed(self._withdraw()), batch):
             self.scheduler.abandon(one)
+
+    def _lose(self, batch: Batch, error: Exception) -> None:
+        """A failed step has changed states, so it cannot be computed again from what it read: its sequences begin again from
+        their last checkpoints."""
+        self._num_lost_steps += 1
+        if self._num_lost_steps >= MAX_LOST_STEPS:
+            raise EngineError(f"a step failed {MAX_LOST_STEPS} times: {_describe(error)}") from error
+        self._abandon(batch)
 
     def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
         """A step's tokens have arrived."""

@@ -17,6 +17,8 @@ COMPUTE_FRACTION = 0.74
 """Share of the dense peak that large bf16 matrix products reached on an H200; assumed where nothing was measured."""
 BANDWIDTH_FRACTION = 0.87
 """Share of the peak bandwidth that plain reads reached on an H200; assumed where nothing was measured."""
+COMPUTE_RANGE, BANDWIDTH_RANGE = (0.65, 0.82), (0.80, 0.92)
+"""Between which those shares lay on the devices and number formats that were measured: the range of the correction."""
 
 GIB = 1024**3
 
@@ -116,6 +118,16 @@ class Hardware:
             return self.measured_link
         one_way = self.interconnect_bytes_per_s / 2
         return Link(self.interconnect, one_way * LINK_FRACTION, _LATENCY_S[self.interconnect])
+
+    @property
+    def trust(self) -> str:
+        """Where the achievable figures come from: measured on such a device, or corrected from the vendor's, and how far."""
+        if self.measured is not None:
+            return "measured"
+        low, high = BANDWIDTH_RANGE
+        least, most = COMPUTE_RANGE
+        reads = f"{BANDWIDTH_FRACTION:g} of its bandwidth ({low:g} to {high:g})"
+        return f"corrected to {reads} and {COMPUTE_FRACTION:g} of its operations ({least:g} to {most:g}),"
 
     @property
     def achievable(self) -> Ceilings:
@@ -416,6 +428,20 @@ _SLICES = tuple(
     for size in (unit * eighths,)
 )
 
-HARDWARE: dict[str, Hardware] = {hardware.name: hardware for hardware in (*_DEVICES, *_SLICES)}
+_RENTS = {
+    "h100-pcie": 2.49, "h100-nvl": 2.79, "h200": 10.60, "b200": 14.24, "gb200": 10.50, "gh200": 3.19, "mi300x": 6.00,
+    "a10": 0.75, "rtx-6000-ada": 1.03, "rtx-5090": 0.89, "rtx-4090": 0.69, "rtx-3090": 0.43, "xeon-8480": 4.84,
+    "epyc-9654": 5.56, "cloud-2core": 0.10, "grace": 1.60, "dgx-spark": 0.18, "m2-ultra": 0.24, "m3-ultra": 0.40,
+    "m4-max": 0.20,
+}  # fmt: skip
+"""Dollars an hour where AWS had no list price in 2024: usual rents on demand of clouds that have them, 2024 to 2025; of what is
+bought and not rented (dgx-spark, m2 to m4), its price over three years and its power. Give your own with --price."""
+
+HARDWARE: dict[str, Hardware] = {
+    hardware.name: hardware
+    if hardware.price_per_hour is not None
+    else replace(hardware, price_per_hour=_RENTS.get(hardware.name))
+    for hardware in (*_DEVICES, *_SLICES)
+}
 ALIASES = {"a100": "a100-80", "h100": "h100-sxm"}
 """What people say when they do not say which."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 
+T90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""Two-sided quantiles of Student's distribution at 90 %, for 1, 2, ... degrees of freedom."""
 TIMES = ("ttft", "tpot", "e2e")
 SHARES = ("p50", "p95")
 
@@ -19,6 +21,8 @@ class CheckRow:
     """What is predicted, for each moment at which the machine may be asked."""
     measured: float
     is_judged: bool
+    model_error: float = 0.0
+    """Of the step times, the usual error: a share by which every prediction may be off."""
 
     @property
     def predicted(self) -> float:
@@ -26,7 +30,20 @@ class CheckRow:
 
     @property
     def range(self) -> tuple[float, float]:
+        """Of what is predicted: a measurement in it, or near it, proves the prediction."""
         return min(self.moments), max(self.moments)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Between which a measurement lies nine times in ten, at a moment that is none of those predicted: Student's interval
+        for one more of them, widened by the error of the step times."""
+        count, mean = len(self.moments), self.predicted
+        half = 0.0
+        if count > 1:
+            variance = sum((one - mean) ** 2 for one in self.moments) / (count - 1)
+            half = T90[min(count - 1, len(T90)) - 1] * math.sqrt(variance * (1.0 + 1.0 / count))
+        low, high = min(mean - half, *self.moments), max(mean + half, *self.moments)
+        return max(low * (1.0 - self.model_error), 0.0), high * (1.0 + self.model_error)
 
     @property
     def error(self) -> float | None:
@@ -64,13 +81,16 @@ class PredictionCheck:
         return max((row for row in self.rows if row.is_judged), key=lambda row: row.distance)
 
 
-def check(moments: Sequence[Mapping[str, float]], measured: Mapping[str, float], tolerance: float) -> PredictionCheck:
+def check(
+    moments: Sequence[Mapping[str, float]], measured: Mapping[str, float], tolerance: float, model_error: float = 0.0
+) -> PredictionCheck:
     """Times and rates are judged; whatever else was predicted is shown beside."""
     rows = []
     for name in moments[0]:
         if name in measured:
             is_judged = name == "output_tokens_per_s" or name.rpartition("_")[0] in TIMES
-            rows.append(CheckRow(name, tuple(moment[name] for moment in moments), measured[name], is_judged))
+            each = tuple(moment[name] for moment in moments)
+            rows.append(CheckRow(name, each, measured[name], is_judged, model_error))
     if not any(row.is_judged for row in rows):
         raise ConfigError("there is nothing to compare: no request was answered")
     return PredictionCheck(tuple(rows), tolerance)

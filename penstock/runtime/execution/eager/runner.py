@@ -86,6 +86,10 @@ class StepRunner:
         self._rows.grow(batch.step, chunks)
         return LaunchedStep(batch, refusals, plan, forwarded, prompts, self._send, self._filling(masks))
 
+    def score(self, states: torch.Tensor) -> torch.Tensor:
+        """Over the vocabulary, for hidden states that were left; the next call may write over them."""
+        return self._forward.score(states)
+
     def _refusals(self, chunks: tuple[Chunk, ...]) -> Refusals:
         """A token the model has no embedding for fails its own sequence, not the step."""
         refusals: Refusals = {}
