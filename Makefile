@@ -53,12 +53,25 @@ docs: .venv/.installed-dev  ## the documentation as a site, in site/
 mutants: .venv/.installed-dev  ## do the tests notice broken code in the heart?
 	$(BIN)/python tests/mutation.py
 
-.venv/.installed: pyproject.toml constraints.txt
-	@echo "Setting up .venv: one to three minutes, once"
+# Three things at once: what Penstock needs, its CPU kernels (compiled where there is a C++ compiler), and the web app.
+.venv/.installed: pyproject.toml constraints.txt setup.py
+	@echo "Setting up .venv: about two minutes, once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "[1/2] torch (about 200 MB) ..." && date +%s > .venv/.started && $(PIP) torch 'setuptools>=77' wheel
-	@echo "[2/2] Penstock, what it needs, and its CPU kernels (compiled here where there is a C++ compiler) ..." && $(PIP) -e .
-	@echo "Ready after $$(( $$(date +%s) - $$(cat .venv/.started) )) s" && touch $@
+	@date +%s > .venv/.started && $(PIP) 'setuptools>=77' wheel
+	@$(MAKE) --no-print-directory -j3 .venv/.needs .venv/.kernels web
+	@$(PIP) --no-build-isolation --no-deps -e . && echo "Ready after $$(( $$(date +%s) - $$(cat .venv/.started) )) s" && touch $@
+
+.venv/.needs: pyproject.toml constraints.txt
+	@echo "  packages: torch (about 200 MB) and others ..."
+	@$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > .venv/needs.txt
+	@$(PIP) -r .venv/needs.txt
+	@echo "  packages: done" && touch $@
+
+.venv/.kernels: setup.py
+	@echo "  CPU kernels: compiling ..."
+	@$(BIN)/python setup.py --quiet build_ext --inplace > .venv/kernels.log 2>&1 \
+	  && echo "  CPU kernels: done" || echo "  CPU kernels: not built, see .venv/kernels.log; torch computes everything"
+	@touch $@
 
 .venv/.installed-dev: .venv/.installed
 	@echo "Adding what tests need ..." && $(PIP) 'penstock[dev]' && touch $@
