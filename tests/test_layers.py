@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "metrics": ("errors", "core"),
     "workload": ("errors", "core"),
     "cost": ("errors", "core", "models.spec"),
-    "ops": ("errors", "models.spec"),
-    "layers": ("errors", "ops", "models.spec"),
+    "ops": ("errors", "models.spec", "models.kinds"),
+    "layers": ("errors", "ops", "models.spec", "models.kinds"),
     "execution": (
         "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
         "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding", "models.adapters",
@@ -76,6 +76,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "draft", "config", "sizing", "core", "cost", "engine", "metrics", "workload", "sim", "doctor.environment",
         "formats", "execution", "ops", "console",
     ),
+    "evaluate": ("errors", "formats", "core.batch"),
     "quantize": ("errors", "files", "formats", "models", "text", "layers", "ops", "execution"),
     "assembly": ANYTHING,
     "offline": ANYTHING,
@@ -85,7 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("ops", "layers", "execution", "train", "quantize"),
+    "torch": ("ops", "layers", "execution", "train", "quantize", "evaluate"),
     "triton": ("ops",),
     "numpy": (
         "formats",
@@ -101,6 +102,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
         "bench",
         "offline",
         "quantize",
+        "evaluate",
     ),
     "tokenizers": ("text",),
     "jinja2": ("text",),
@@ -113,6 +115,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "msgspec": ("engine", "execution", "server", "bench", "assembly", "cli", "router", "edge", "gateway"),
     "httptools": ("bench", "router"),
     "psycopg": ("store",),
+    "jwt": ("gateway",),
     "zmq": ("engine",),
     "ray": ("cluster",),
     "prometheus_client": ("metrics", "server"),
@@ -137,6 +140,7 @@ NO_CLOCK = (
     "draft",
     "train",
     "quantize",
+    "evaluate",
 )
 """Time is an argument there."""
 

@@ -1,10 +1,11 @@
 """What a client can cost: every attack of a table against a running server, without a key and with one.
 
-    python -m benchmarks.edge.attacks [--tree CHECKOUT] [--only NAME,...] [--seconds 4] [--json FILE]
+    python -m benchmarks.edge.attacks [--tree CHECKOUT] [--replicas 2] [--only NAME,...] [--seconds 4] [--json FILE]
 
 Each attack gets a fresh server, runs in a process of its own for some seconds, and is let go of. Meanwhile /livez is asked
 sixty times a second and another key's client asks for short answers. Told are the bytes sent, the CPU seconds they cost, the
-percentiles of /livez, and memory before, at its peak and after. `--tree` attacks the server of another checkout.
+percentiles of /livez, and memory before, at its peak and after, of all processes and of the first (a router, with --replicas).
+`--tree` attacks the server of another checkout.
 """
 
 import argparse
@@ -50,7 +51,7 @@ async def watched(served: Served, name: str, seconds: float) -> dict:
     for path, body in WARM_UP * 2:
         await ask(served.host, served.port, post(path, json.dumps(body).encode(), KEYS[1]))
     await asyncio.sleep(1.0)
-    before_mib, before_s = served.resident_mib, served.cpu_s
+    before_mib, before_s, first_mib = served.resident_mib, served.cpu_s, served.first_mib
     watch = Watch(served)
     probes = [watch.probe(number * PROBE_S / NUM_PROBES) for number in range(NUM_PROBES)]
     watchers = [asyncio.create_task(one) for one in (*probes, watch.look(), watch.be_polite())]
@@ -76,6 +77,7 @@ async def watched(served: Served, name: str, seconds: float) -> dict:
         "mib_peak": round(watch.peak_mib),
         "mib_after": round(after_mib),
         "memory_ratio": round(after_mib / before_mib, 3),
+        "first_mib": [round(first_mib), round(watch.first_peak_mib), round(served.first_mib)],
     }
 
 
@@ -96,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose server is attacked")
     parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--replicas", type=int, default=1, help="attack the router of so many replicas")
     parser.add_argument("--only", default="", help="names of attacks, with commas")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each attack lasts")
     parser.add_argument(
@@ -116,7 +119,10 @@ def main() -> None:
     if unknown := sorted(set(names) - set(ATTACKS)):
         parser.error(f"there is no attack named {unknown[0]!r}; choose from {', '.join(ATTACKS)}")
     for name in names:
-        with serving(arguments.tree, arguments.model, "--num-blocks", "1024") as served:
+        flags = ["--num-blocks", "1024"]
+        if arguments.replicas > 1:
+            flags += ["--replicas", str(arguments.replicas)]
+        with serving(arguments.tree, arguments.model, *flags) as served:
             figures = asyncio.run(watched(served, name, arguments.seconds))
         print(json.dumps(figures), flush=True)
         if arguments.json:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,6 +44,19 @@ class Served:
         return found
 
     @property
+    def first_mib(self) -> float:
+        """Of the process that clients meet, alone."""
+        return _of_process(self.process.pid, _resident_mib)
+
+    def wait(self) -> None:
+        """Until it is ready: replicas behind a router start after it."""
+        request = urllib.request.Request(f"http://{self.host}:{self.port}/readyz")
+        while True:
+            with suppress(OSError), urllib.request.urlopen(request, timeout=5):
+                return
+            time.sleep(0.1)
+
+    @property
     def cpu_s(self) -> float:
         """Of the processes that live now."""
         return sum(_of_process(pid, _cpu_s) for pid in self.pids)
@@ -69,12 +83,14 @@ def serving(
             banner = ""
             for line in process.stdout or ():
                 banner += line
-                if "docs:" in line:
+                if "docs:" in line or "routes on" in line:
                     break
             found = re.search(r"http://([^:/\s]+):(\d+)", banner)
             if found is None:
                 raise SystemExit(f"the server of {tree} did not start: {banner}")
-            yield Served(process, found[1], int(found[2]))
+            served = Served(process, found[1], int(found[2]))
+            served.wait()
+            yield served
         finally:
             process.kill()
 
@@ -89,6 +105,7 @@ class Watch:
     polite: "Counter[str]" = field(default_factory=Counter)
     """How the polite client's calls ended: by status, or `lost`."""
     peak_mib: float = 0.0
+    first_peak_mib: float = 0.0
     is_over: bool = False
     """A cancellation can be lost while a probe's answer arrives: who watches looks here too."""
 
@@ -114,6 +131,7 @@ class Watch:
     async def look(self) -> None:
         while not self.is_over:
             self.peak_mib = max(self.peak_mib, self.served.resident_mib)
+            self.first_peak_mib = max(self.first_peak_mib, self.served.first_mib)
             await asyncio.sleep(LOOK_S)
 
     async def be_polite(self, pause_s: float = 0.25) -> None:

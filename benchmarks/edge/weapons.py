@@ -5,6 +5,7 @@ An attack is a coroutine over an `Attacker`, which counts what it sends and what
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections import Counter
@@ -122,6 +123,42 @@ async def pipelined_never_read(attacker: Attacker) -> None:
                 await asyncio.sleep(0.01)
 
     await asyncio.gather(*(one() for _ in range(4)))
+
+
+@attack(has_key=False)
+async def pipelined_assets_never_read(attacker: Attacker) -> None:
+    """One socket asks for the web app's largest file over and over, and reads nothing."""
+    reader, writer = await attacker.open()
+    await attacker.send(writer, b"GET / HTTP/1.1\r\nhost: localhost\r\naccept: text/html\r\n\r\n")
+    _, page = await answer(reader)
+    paths = re.findall(rb"/assets/[^\"]+", page)
+    request = b"".join(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path for path in paths) * 12
+    while not attacker.is_over:
+        try:
+            reader, writer = await attacker.open()
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            while not attacker.is_over:
+                await attacker.send(writer, request)
+        except FAULTS:
+            attacker.answers["cut"] += 1
+            await asyncio.sleep(0.01)
+
+
+@attack(has_key=False)
+async def half_bodies_without_a_key(attacker: Attacker) -> None:
+    """Bodies of 7 MiB that are announced, sent but for their end, and held."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (7 << 20)
+    held = []
+    for _ in range(150):
+        with suppress(*FAULTS, TimeoutError):
+            _, writer = await attacker.open()
+            held.append(writer)
+            await asyncio.wait_for(attacker.send(writer, head + b"a" * ((7 << 20) - 1)), 1.0)
+        if attacker.is_over:
+            break
+    while not attacker.is_over:
+        await asyncio.sleep(0.1)
+    attacker.answers["held"] = len(held)
 
 
 @attack(has_key=False)

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 from penstock.tools.advise import trees
-from penstock.tools.advise.cheatsheet import LAYERS, LOOP, REMEDIES, cheatsheet_data
+from penstock.tools.advise.cheatsheet import GLOSSARY, LAYERS, LOOP, REMEDIES, cheatsheet_data
 from penstock.tools.advise.checklists import CHECKLISTS, checklists_data
 from penstock.tools.advise.tree import Advice, Question, Walk, place_data, tree_data, walk
 
@@ -20,11 +20,12 @@ from penstock.tools.advise.tree import Advice, Question, Walk, place_data, tree_
 class Config:
     """Walk a decision tree; every leaf ends in a command.
 
-    Without a name the trees are listed. `checklist` and `cheatsheet` print those.
+    Without a name the trees are listed. `checklist`, `cheatsheet` and `glossary` print those.
     """
 
     tree: str = field(default="", metadata={"positional": True})
-    """layer, layout, precision, tuning, scaling, new-model, volume, host, bill; checklist or cheatsheet"""
+    """layer, layout, precision, tuning, scaling, new-model, volume, host, bill, engine, format, topology, procurement, regions,
+    hidden-costs; checklist, cheatsheet or glossary"""
     answers: str = ""
     """Answers in order, with commas between (no,yes), or by question (fits=no,node=yes)"""
     json: bool = False
@@ -126,4 +127,16 @@ def _cheatsheet(config: Config) -> int:
     return 0
 
 
-PAGES: Mapping[str, Callable[[Config], int]] = {"checklist": _checklist, "cheatsheet": _cheatsheet}
+def _glossary(config: Config) -> int:
+    if config.json:
+        print_json(dict(GLOSSARY))
+    else:
+        print_table(("word", "means"), list(GLOSSARY.items()))
+    return 0
+
+
+PAGES: Mapping[str, Callable[[Config], int]] = {
+    "checklist": _checklist,
+    "cheatsheet": _cheatsheet,
+    "glossary": _glossary,
+}

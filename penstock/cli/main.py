@@ -60,7 +60,10 @@ COMMANDS: Mapping[str, Command] = {
     "detect": Command("penstock.cli.detect", "Look for the watermark that serve --watermark leaves in a text"),
     "warm": Command("penstock.cli.model.warm", "Compile a model's GPU kernels before anybody serves it"),
     "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
-    "eval": Command("penstock.cli.evaluate", "Measure a model on a text"),
+    "eval": Command(
+        "penstock.cli.evaluate.command", "Measure a model on a text or on questions, alone or beside another"
+    ),
+    "eval compare": Command("penstock.cli.evaluate.compare", "Compare two reports of eval: better, worse, or chance"),
     "train-draft": Command(
         "penstock.cli.train_draft",
         "Train a drafter for a model on its own answers: Medusa heads or an EAGLE head",

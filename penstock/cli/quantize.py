@@ -6,17 +6,23 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.runtime.files import ModelFiles
+    from penstock.tools.quantize.walk import TokenRows
 
 FORMATS = Literal[
     "int4", "awq", "gptq", "int8", "w8a8", "fp8", "fp8-block", "mxfp4", "mxfp8", "bf16",
     "gguf-bf16", "q8_0", "q4_0", "q4_1", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
 SEQUENCE = 512
+MIX_SEQUENCES, MIX_TOKENS = 2, 256
+"""Of the calibration text, for measuring what each format does to each matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +42,15 @@ class Config:
     method: Literal["auto", "round", "gptq", "awq", "smooth"] = "auto"
     """How numbers are rounded (auto: the best that the format has)"""
     data: Path | None = None
-    """Calibration text; methods beyond plain rounding need one, GGUF formats use one as importance matrix"""
+    """Calibration text (default: a public one, fetched where a method needs it); GGUF formats weigh errors by one"""
     data_tokens: int = 16384
     """Calibrate on this many tokens, from all over the text"""
     group: int | None = None
     """SeenInputs that share a scale: 32, 64 or 128 (default: the largest that fits)"""
     damping: float = 0.01
     """GPTQ's damping, as a share of the mean diagonal"""
+    bits_per_weight: float | None = None
+    """Mix formats (with --to int4 or q4_0): so many bits for each weight of the layers, where they help most"""
     kv_scales: bool = False
     """Write scales for an 8-bit KV cache too"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -78,11 +86,12 @@ def run(config: Config) -> int:
     name = f"{files.name}-{config.to}.gguf"
     target = MadeModel(files, config.out, scheme.gguf, name)
     device = open_device(config.device).torch_device
-    job = Making(
-        Original(files.spec, files.model.recipes, files.checkpoint, device),
-        target, scheme, method, _tokens(config, files, method), config.damping, config.kv_scales,
-    )  # fmt: skip
+    original = Original(files.spec, files.model.recipes, files.checkpoint, device)
+    tokens = _calibration(config, files) if _needs_text(config, method) else None
+    job = Making(original, target, scheme, method, tokens, config.damping, config.kv_scales)
     with ProgressBar("layers") as bar:
+        if config.bits_per_weight is not None:
+            job.mix(config.bits_per_weight, _calibration(config, files)[:MIX_SEQUENCES, :MIX_TOKENS], bar)
         job.run(bar)
     weights = target.partial / (name if scheme.gguf else "model.safetensors")
     original_bytes = sum(files.checkpoint.tensor(each).num_bytes for each in files.checkpoint.names)
@@ -90,30 +99,32 @@ def run(config: Config) -> int:
     report = describe(job, weights.stat().st_size, original_bytes, time.monotonic() - start_s, peak)
     ignored = [] if files.spec.tied_embedding else ["lm_head"]
     command = shlex.join(["penstock", *sys.argv[1:]])
-    target.finish(quantization_config(scheme, method, ignored or ["lm_head"]), report, card(report, command))
+    target.finish(quantization_config(job.scheme, method, ignored or ["lm_head"]), report, card(report, command))
     _show(config, report, target.model_path)
     return 0
 
 
-def _tokens(config: Config, files, method: str):  # type: ignore[no-untyped-def]
+def _needs_text(config: Config, method: str) -> bool:
+    """GGUF formats weigh errors by what reaches a column where a text is given, and need none."""
+    weighs = config.data is not None and config.to.startswith("q")
+    return method != "round" or config.kv_scales or weighs
+
+
+def _calibration(config: Config, files: "ModelFiles") -> "TokenRows":
+    """Sequences of tokens, from all over the text."""
+    from penstock.runtime.formats.texts import fetch_text
     from penstock.tools.quantize.walk import cut
 
-    if config.data is None:
-        if method != "round" or config.kv_scales:
-            raise ConfigError(
-                f"--method {method} needs calibration text; give it with --data, or choose --method round"
-            )
-        return None
-    if method == "round" and not config.kv_scales and not config.to.startswith("q"):
-        raise ConfigError(
-            "--data is of no use to --method round in this format; leave it out, or choose another method"
-        )
+    path = config.data
+    if path is None:
+        with ProgressBar() as fetched:
+            path = fetch_text("wiki", fetched)
     try:
-        text = config.data.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read {config.data}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"cannot read {config.data}: it is not UTF-8 text") from error
+        raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from error
     ids = files.tokenizer.encode(text, special=False)
     return cut(ids, SEQUENCE, config.data_tokens // SEQUENCE)
 

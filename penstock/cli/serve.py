@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,22 @@ def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def warn_of_shown_keys(arguments: Sequence[str]) -> None:
+    """Everybody on this machine who lists processes sees a command line."""
+    for flag, variable in (
+        ("--api-key", KEY_VARIABLE),
+        ("--admin-key", ADMIN_VARIABLE),
+        ("--router-key", REPLICA_VARIABLE),
+    ):
+        if any(word == flag or word.startswith(flag + "=") for word in arguments):
+            print(
+                f"penstock: {flag} shows its key to everybody who lists processes; put it into {variable}",
+                file=sys.stderr,
+            )
+
+
 def run(config: Config) -> int:
+    warn_of_shown_keys(sys.argv)
     config = replace(config, server=with_key_of_environment(config.server))
     if config.replicas != 1:
         return run_replicas(config)

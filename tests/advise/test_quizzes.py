@@ -32,7 +32,7 @@ def test_answers_are_those_of_the_calculators() -> None:
 
 
 def test_all_areas_are_plain_data() -> None:
-    assert len(AREAS) == 12
+    assert len(AREAS) == 13
     assert json.loads(json.dumps(quizzes_data(3))).keys() == set(AREAS)
     with pytest.raises(ConfigError, match="choose one of"):
         questions("poetry")

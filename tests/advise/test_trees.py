@@ -3,14 +3,19 @@
 import io
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
+from penstock.cli import serve
 from penstock.cli.main import COMMANDS, main
 from penstock.console.args import parse
+from penstock.console.flags import flags_of
 from penstock.errors import ConfigError
 from penstock.tools.advise.tree import Advice, Question, leaves, tree_data, walk
 from penstock.tools.advise.trees import TREES
+
+ROOT = Path(__file__).parents[2]
 
 
 def ways(place, so_far=()):
@@ -100,3 +105,20 @@ def test_pages_are_for_people_and_for_machines(page, capsys):
     assert capsys.readouterr().out
     assert main(["advise", page, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+def test_a_leaf_that_simulates_a_flag_of_the_server_names_the_server_too():
+    served = {f"--{flag.switch}" for flag in flags_of(serve.Config)} - {"--model", "--max-context", "--prefix-caching"}
+    for name, advice in LEAVES:
+        simulated = {word for line in advice.commands if " simulate " in line for word in shlex.split(line)}
+        real = [line for line in advice.commands if line.split()[1] in ("serve", "route", "up", "plan", "rank")]
+        if simulated & served & {"--kv", "--tensor", "--replicas", "--speculate", "--max-waiting", "--pipeline"}:
+            assert real, (name, advice.title)
+
+
+def test_the_glossary_is_one_for_command_page_and_documents(capsys):
+    assert main(["advise", "glossary", "--json"]) == 0
+    words = json.loads(capsys.readouterr().out)
+    text = (ROOT / "docs" / "GLOSSARY.md").read_text()
+    assert all(f"| {word} | {meaning} |" in text for word, meaning in words.items())
+    assert "GLOSSARY.md" in (ROOT / "README.md").read_text()

@@ -116,6 +116,7 @@ def test_two_reports_are_compared_and_different_loads_refused(server, tmp_path, 
 def test_an_interrupted_benchmark_tells_what_it_has_and_that_it_is_partial(number, server, tmp_path):
     path = tmp_path / "partial.json"
     words = ["--rate", "20", "--num-requests", "2000", "--prompts", "20", "--answers", "3", "--warm-up", "0"]
+    words.append("--no-stop-saturated")  # a busy machine would end it by itself
     command = [sys.executable, "-m", "penstock", "bench", server.url, "--api-key", KEY, "--json", str(path), *words]
     before = server.metric(ENDED, 'finished_reason="length"')
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -34,7 +34,7 @@ def opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     monkeypatch.setattr(LLM, "close", lambda self: None)
     monkeypatch.setattr("penstock.cli.generate.open_llm", lambda config: llm)
     monkeypatch.setattr("penstock.cli.chat.open_llm", lambda config: llm)
-    monkeypatch.setattr("penstock.cli.evaluate.open_llm", lambda config: llm)
+    monkeypatch.setattr("penstock.cli.evaluate.command.open_llm", lambda config: llm)
     return llm
 
 
@@ -234,6 +234,34 @@ def test_perplexity_is_told_in_words_and_numbers(
     assert main(["eval", "perplexity", str(tmp_path / "absent")]) == 2
     assert main(["eval", "perplexty", str(file)]) == 2
     assert "perplexity" in capsys.readouterr().err
+
+
+def test_predictions_are_kept_and_compared(
+    opened: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.evaluate.divergence.open_llm", lambda config: opened)
+    file, kept = tmp_path / "text", tmp_path / "kept.logits"
+    file.write_text("the orchard and the river " * 12)
+    asked = ["eval", "perplexity", str(file), "--json", "--context", "48", "--stride", "16"]
+    assert main(asked) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--save-logits", str(kept)]) == 0
+    saved = json.loads(capsys.readouterr().out)
+    assert saved["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-4)
+    assert saved["scored_tokens"] == plain["scored_tokens"]
+    for reference in (str(kept), "another"):
+        assert main([*asked, "--reference", reference]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["kl"] == pytest.approx(0, abs=1e-6)
+        assert found["same_top_1"] == 1
+    (tmp_path / "a.json").write_text(json.dumps(plain))
+    (tmp_path / "b.json").write_text(json.dumps(saved))
+    assert main(["eval", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    assert "within chance" in capsys.readouterr().out
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "the", "choices": ["orchard", "river"], "answer": 0, "topic": "nature"}\n' * 3)
+    assert main(["eval", "tasks", str(questions), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["questions"] == 3
 
 
 def described(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.layers.step import Rotations, Step
 from penstock.runtime.models.positions import FACTOR_TENSORS
 from penstock.runtime.models.registry import RegisteredModel, read_config, read_gguf
-from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.layout import BatchLayout, StateLayout
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -43,7 +43,9 @@ class Ours:
         num_blocks = -(-context // BLOCK_SIZE)
         self.table = torch.arange(num_blocks).flip(0)
         self.caches = (
-            KVCache(self.spec, num_blocks, BLOCK_SIZE, torch.float32, CPU).layers if self.spec.generates else []
+            KVCache(self.spec, num_blocks, BLOCK_SIZE, torch.float32, CPU, num_states=1).layers
+            if self.spec.generates
+            else []
         )
 
     def logits(self, token_ids: list[int], start: int) -> torch.Tensor:
@@ -78,4 +80,5 @@ class Ours:
             lengths=[length],
             contexts=[end],
         )
-        return Step(layout, self.rotations.at(positions), self.caches)
+        states = StateLayout(torch.tensor([0 if start else -1]), torch.tensor([0]))
+        return Step(layout, self.rotations.at(positions), self.caches, states=states)

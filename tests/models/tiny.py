@@ -21,6 +21,29 @@ SMALL = {
 }
 LLAMA_3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LATENT_YARN = YARN | {"rope_theta": 500.0, "mscale": 1.0, "mscale_all_dim": 0.7}
+DEEPSEEK = SMALL | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+}
+MAMBA = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 1,
+    "shared_intermediate_size": 48,
+    "position_embedding_type": "nope",
+}
 GEMMA = {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4}
 
 
@@ -168,6 +191,27 @@ VARIANTS: dict[str, Variant] = {
     "gpt2-variants": gpt2(n_inner=80, scale_attn_by_inverse_layer_idx=True, activation_function="gelu"),
     "olmo2": Variant("Olmo2", SMALL | {"pad_token_id": 0}),
     "olmo2-multi-head": Variant("Olmo2", SMALL | {"pad_token_id": 0, "num_key_value_heads": 4}),
+    "lfm2": Variant(
+        "Lfm2", SMALL | {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+    ),
+    "lfm2-biases": Variant("Lfm2", SMALL | {"layer_types": ["conv", "conv", "full_attention"], "conv_bias": True}),
+    "granite4": Variant("GraniteMoeHybrid", SMALL | MAMBA | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granite4-dense": Variant(
+        "GraniteMoeHybrid",
+        SMALL
+        | MAMBA
+        | {"num_local_experts": 0, "mamba_n_groups": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4}
+        | {"logits_scaling": 2.0, "attention_multiplier": 0.2, "position_embedding_type": "rope"},
+    ),
+    "deepseek-v2": Variant("DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek-v2-groups": Variant(
+        "DeepseekV2",
+        DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+    ),
+    "deepseek-v3": Variant("DeepseekV3", DEEPSEEK | {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}),
+    "deepseek-v3-yarn": Variant(
+        "DeepseekV3", DEEPSEEK | {"n_group": 2, "topk_group": 1, "attention_bias": True, "rope_parameters": LATENT_YARN}
+    ),
     "gpt-oss": Variant(
         "GptOss",
         SMALL

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -200,3 +201,70 @@ def test_stamps_keep_tenants_apart() -> None:
     read = [read_stamp(RelayStamp(b"k", 1, name, 3).encode()) for name in names]
     assert all(stamp is not None and stamp.priority == 3 for stamp in read)
     assert len({stamp.tenant for stamp in read if stamp}) == len(names)
+
+
+def test_a_forged_answer_to_go_on_with_is_the_clients_fault() -> None:
+    """A server without keys believes whoever stamps a request, and still fails for nobody."""
+    body = {"prompt": "x", "max_tokens": 4, "stream": True}
+    forged = [
+        b"0=999999999",
+        b"9=1",
+        b"0=-1",
+        b"-1=1",
+        b"a=b",
+        b"0=",
+        b"=",
+        b"0=1,,2",
+        b"0=" + b"1," * 9000 + b"1",
+        b"\xff",
+    ]
+    with serving() as server, server.http() as http:
+        for prefix in forged:
+            headers = {"x-penstock-relay": "k 1 - 0", "x-penstock-resume": str(len(prefix))}
+            answer = http.post("/v1/completions", content=prefix + json.dumps(body).encode(), headers=headers)
+            assert answer.status_code == 400, (prefix[:20], answer.text)
+        too_long = {"x-penstock-relay": "k 1 - 0", "x-penstock-resume": "9" * 30}
+        assert http.post("/v1/completions", json=body, headers=too_long).status_code == 400
+        assert "Traceback" not in server.errors.read_text()
+
+
+@pytest.mark.parametrize(
+    "words", [("serve", "oracle:"), ("route", "--replica", "http://127.0.0.1:9")], ids=lambda w: w[0]
+)
+def test_no_traceback_where_sockets_run_out(words: tuple[str, ...], tmp_path: Path) -> None:
+    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48)); "
+    start = limit + "from penstock.cli.main import main; sys.argv[0] = 'penstock'; sys.exit(main())"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", start, *words, "--port", "0"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    clients = []
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        found = next(match for line in lines if (match := re.search(r"http://([\d.]+):(\d+)", line)))
+        for _ in range(80):
+            clients.append(socket.create_connection((found[1], int(found[2])), timeout=PATIENCE_S))
+        for client in clients:
+            client.close()
+        url = f"http://{found[1]}:{found[2]}/livez"
+
+        def lives() -> bool:
+            try:
+                return httpx.get(url, timeout=1.0, trust_env=False).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        wait_until(lives)
+        assert "Traceback" not in (tmp_path / "log").read_text()
+    finally:
+        for client in clients:
+            client.close()
+        process.terminate()
+        process.wait(PATIENCE_S)
+        if process.stdout is not None:
+            process.stdout.close()

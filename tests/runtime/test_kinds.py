@@ -12,7 +12,8 @@ from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.models.spec import ModelSpec
+from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.models.spec import MLA, GatedMLP, ModelSpec, MoE, Rope
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model, tiny_spec
 from tests.runtime.test_engine import requests, serve
 
@@ -31,6 +32,28 @@ def windowed(*windows: int | None) -> Decoder:
     return tiny_model(layers=layers)
 
 
+def latent() -> Decoder:
+    layer = tiny_spec().layers[0]
+    attention = MLA(4, 16, 12, 10, Rope(8), 0.2, q_rank=20)
+    mixture = MoE(
+        8,
+        3,
+        GatedMLP(16, "silu"),
+        True,
+        shared=GatedMLP(16, "silu"),
+        scores="sigmoid",
+        num_groups=4,
+        num_active_groups=2,
+    )
+    return tiny_model(layers=(replace(layer, attention=attention), replace(layer, attention=attention, mlp=mixture)))
+
+
+def hybrid() -> Decoder:
+    layer = tiny_spec().layers[0]
+    parts = (Mamba2(4, 8, 6, 2, 4), layer.attention, ShortConv(24, 3))
+    return tiny_model(layers=tuple(replace(layer, attention=part) for part in parts))
+
+
 def engine_of(model: Decoder, num_blocks: int, max_batch_tokens: int, depth: int = 1, num_states: int = 0) -> Engine:
     groups = groups_of(model.spec, num_states)
     limits = Limits(num_blocks, BLOCK_SIZE, CONTEXT, max_batch_tokens, 10, 100, 10_000, groups=groups)
@@ -47,13 +70,63 @@ def test_windows_that_free_change_no_answer(
 ) -> None:
     model = windowed(*windows)
     engine = engine_of(model, num_blocks, max_batch_tokens, depth)
-    asked = requests(6, seed=depth)
+    check_answers(model, engine, requests(6, seed=depth))
+
+
+def check_answers(model: Decoder, engine: Engine, asked: list[Request]) -> None:
     answers = serve(engine, asked)
     engine.scheduler.check()
     for request in asked:
         for choice in range(request.params.n):
             tokens = [token for delta in answers[request.request_id, choice] for token in delta.token_ids]
             assert tokens == alone(model, Text(request.prompt, request.params, choice), len(tokens))
+
+
+def test_latents_under_the_scheduler() -> None:
+    """Chunks, prefixes, preemption and several choices."""
+    model = latent()
+    engine = engine_of(model, 20, 13, 2)
+    check_answers(model, engine, requests(6, seed=2))
+    assert engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize(("num_blocks", "num_states", "depth"), [(200, 40, 2), (24, 6, 1), (40, 3, 2)])
+def test_states_under_the_scheduler(num_blocks: int, num_states: int, depth: int) -> None:
+    """Chunks, checkpoints found again, preemption and several choices."""
+    model = hybrid()
+    engine = engine_of(model, num_blocks, 29, depth, num_states)
+    asked = [request for request in requests(9, seed=3) if request.params.prompt_logprobs is None][:6]
+    answers = serve(engine, asked)
+    engine.scheduler.check()
+    for request in asked:
+        for choice in range(request.params.n):
+            tokens = [token for delta in answers[request.request_id, choice] for token in delta.token_ids]
+            assert tokens == computed_alone(model, request, choice, len(tokens))
+
+
+def computed_alone(model: Decoder, request: Request, choice: int, num_tokens: int) -> list[int]:
+    """In an engine of its own, its prompt in one piece, nothing cached."""
+    groups = groups_of(model.spec, 8)
+    limits = Limits(80, BLOCK_SIZE, CONTEXT, 256, 8, 100, 10_000, prefix_caching=False, groups=groups)
+    runner = ModelRunner(model, RunnerShape(80, BLOCK_SIZE, 8, CONTEXT, frees=True, num_states=8))
+    answers = serve(Engine(Scheduler(limits), runner, lambda: 0.0), [request], together=True)
+    return [token for delta in answers[request.request_id, choice] for token in delta.token_ids][:num_tokens]
+
+
+def test_a_turn_computes_again_no_more_than_a_block_of_those_before() -> None:
+    model = hybrid()
+    engine = engine_of(model, 400, 64, 1, 12)
+    params = SamplingParams(temperature=0.0, max_tokens=2 * BLOCK_SIZE + 1)
+    history: tuple[int, ...] = tuple(range(3 * BLOCK_SIZE))
+    known = 0
+    for turn in range(4):
+        answers = serve(engine, [Request(request_id=turn, prompt=history, params=params)])
+        (hit,) = [delta.prefix for delta in answers[turn, 0] if delta.prefix]
+        if turn:
+            assert known - hit.num_tokens <= BLOCK_SIZE + 1
+        history += tuple(token for delta in answers[turn, 0] for token in delta.token_ids)
+        known = len(history)
+        history += (5, 6, 7)
 
 
 def test_a_window_holds_no_more_than_it_reads() -> None:

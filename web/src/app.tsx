@@ -135,6 +135,7 @@ function Foot(): JSX.Element {
       </div>
       <div class="row between">
         <a href="/docs">API</a>
+        <a href="#/advise?view=glossary">Glossary</a>
         <ThemeButton />
       </div>
     </div>

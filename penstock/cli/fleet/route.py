@@ -1,10 +1,11 @@
 """`penstock route`: many servers as one."""
 
 import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE, REPLICA_VARIABLE
+from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE, REPLICA_VARIABLE, warn_of_shown_keys
 from penstock.config import ListenConfig, RouterConfig, is_loopback
 from penstock.errors import ConfigError
 
@@ -32,6 +33,7 @@ class Config:
 def run(config: Config) -> int:
     from penstock.assembly.routing import Routing, route
 
+    warn_of_shown_keys(sys.argv)
     key = os.environ.get(KEY_VARIABLE)
     listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
     if not config.replica and config.replicas_file is None:

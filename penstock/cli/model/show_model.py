@@ -11,7 +11,7 @@ from penstock.cli.plan.model import spec_of_config
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
 from penstock.runtime.models import catalog
-from penstock.runtime.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
+from penstock.runtime.models.spec import GQA, MLA, Attention, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
 from penstock.runtime.models.weights import sources
 
 if TYPE_CHECKING:
@@ -96,8 +96,14 @@ def describe_spec(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def attention_in_words(attention: GQA | MLA) -> str:
-    return latent_in_words(attention) if isinstance(attention, MLA) else grouped_in_words(attention)
+def attention_in_words(attention: Attention) -> str:
+    match attention:
+        case MLA():
+            return latent_in_words(attention)
+        case GQA():
+            return grouped_in_words(attention)
+        case _:
+            return f"{type(attention).__name__}: a state of {attention.state_values:,} numbers, whatever the context"
 
 
 def latent_in_words(attention: MLA) -> str:

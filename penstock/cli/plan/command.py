@@ -79,6 +79,7 @@ def target_of(goal: PlanGoal) -> "SloTarget":
 def search_of(config: Config, progress: "PlanProgress") -> "Search":
     from penstock.cli.plan.launch import gaps_of
     from penstock.tools.measure.this_machine import find_hardware, parts_of
+    from penstock.tools.planner.money import PURCHASE
     from penstock.tools.planner.search import Search
     from penstock.tools.planner.space import SearchSpace
 
@@ -95,7 +96,8 @@ def search_of(config: Config, progress: "PlanProgress") -> "Search":
         max_devices=space.max_devices,
         max_context=space.max_context,
     )
-    prices = {one.name: one.price_per_hour for one in hardware if one.price_per_hour is not None}
+    share = PURCHASE[space.purchase]
+    prices = {one.name: share * one.price_per_hour for one in hardware if one.price_per_hour is not None}
     for name, price in _prices(space.price):
         prices[MEASURED if name == MEASURED else find_hardware(name).name] = price
     prices |= {

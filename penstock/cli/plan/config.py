@@ -48,6 +48,10 @@ class Space:
     """Devices to choose from, with commas between: h100,h200,l40s, or this-machine"""
     price: tuple[str, ...] = ()
     """Dollars an hour of a device: h100=2.5, this-machine=0.1 (otherwise list prices, where there are some)"""
+    purchase: Literal["on-demand", "reserved", "spot"] = "on-demand"
+    """How hours are bought: list prices as they are, for a year, or of devices that may be taken back; given prices stay"""
+    regions: str = ""
+    """Regions with their shares of the load, planned on paper: eu=.5,us=.5, or pools of devices: eu@h100=.5,us@l40s=.5"""
     weights: str = "bf16,fp8"
     """Number formats of weights to consider: bf16, fp16, fp32, fp8, int8, int4"""
     kv: str = "bf16,fp8"

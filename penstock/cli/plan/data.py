@@ -11,6 +11,7 @@ from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.capacity import CapacityTrial
 from penstock.tools.planner.constraint import extrapolated_fraction, moments
 from penstock.tools.planner.figures import decode_floor_s
+from penstock.tools.planner.regions import plan_regions, read_regions
 from penstock.tools.planner.search import Option, Plan, Search, WhatIf
 
 VERSION = 1
@@ -54,6 +55,9 @@ def plan_data(
         "constraint": _constraint_data(plan),
         "trust": trust_data(config, search, plan),
         "self_host": _cost_data(search, plan),
+        "regions": [
+            asdict(one) for one in plan_regions(read_regions(config.space.regions), plan.demand.rate, plan.options)
+        ],
     }
 
 

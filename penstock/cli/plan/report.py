@@ -24,6 +24,7 @@ def print_plan(data: Data) -> None:
         _print_latency(data["at_load"], chosen)
     _print_ranking(data)
     _print_what_ifs(data)
+    _print_regions(data)
     _print_constraint(data["constraint"])
     _print_trust(data["trust"])
     _print_cost(data)
@@ -168,6 +169,27 @@ def _print_rejected(data: Data) -> None:
         print(printable(f"left out    {one['name']}: {one['reason']}"))
     if len(data["rejected"]) > len(shown):
         print(f"left out    {len(data['rejected']) - len(shown)} more; --json lists them")
+
+
+def _print_regions(data: Data) -> None:
+    """On paper: each region by itself, with room for what it takes over when another is lost."""
+    if not data["regions"]:
+        return
+    _title("Regions, on paper")
+    rows = [
+        (
+            one["name"],
+            one["device"],
+            one["rate"],
+            one["num_replicas"],
+            one["num_spare"],
+            one["num_devices"],
+            one["hourly"],
+        )
+        for one in data["regions"]
+    ]
+    print_table(("region", "device", "requests/s", "replicas", "spare", "devices", "$/hour"), rows)
+    print("spare: replicas that let the others carry everything while any one region is lost")
 
 
 def _print_what_ifs(data: Data) -> None:

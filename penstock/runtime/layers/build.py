@@ -54,7 +54,7 @@ def _layer(spec: ModelSpec, layer: Layer, number: int, dtype: torch.dtype) -> An
     }
     attention = build_mixer(spec, number, dtype)
     kind = ResidualLayer if layer.norms == "residual" else StreamLayer
-    return kind(attention, _mlp(layer.mlp, spec.hidden_size, dtype), norms)
+    return kind(attention, _mlp(layer.mlp, spec.hidden_size, dtype), norms, layer.residual_scale)
 
 
 def _mlp(mlp: MLP, hidden_size: int, dtype: torch.dtype) -> AnyMLP:

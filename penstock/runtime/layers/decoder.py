@@ -19,6 +19,8 @@ class Decoder(Trunk):
         """Over the vocabulary for some hidden states, as wide as the product leaves them. Ask for few at a time."""
         matrix = self.embedding if self.output is None else self.output
         scores = matrix.scores(hidden)
+        if self.spec.logit_scale != 1.0:
+            scores = scores * self.spec.logit_scale
         most = self.spec.logit_softcap
         return scores if most is None else most * torch.tanh(scores.float() / most)
 

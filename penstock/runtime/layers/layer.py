@@ -17,24 +17,32 @@ class StreamLayer(nn.Module):
     stream is written in place.
     """
 
-    def __init__(self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm]) -> None:
+    def __init__(
+        self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm], residual_scale: float = 1.0
+    ) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp
+        self.residual_scale = residual_scale
         self.attention_norm, self.attention_post_norm = norms["attention_norm"], norms["attention_post_norm"]
         self.mlp_norm, self.mlp_post_norm = norms["mlp_norm"], norms["mlp_post_norm"]
 
     def forward(self, x: Tensor | None, stream: Tensor, step: Step) -> tuple[Tensor | None, Tensor]:
         read = self.attention_norm(stream) if x is None else self.attention_norm.add(x, stream)
-        x = self.attention_post_norm(self.attention(read, step))
+        x = self._scaled(self.attention_post_norm(self.attention(read, step)))
         read = self.mlp_norm.add(x, stream)
-        return self.mlp_post_norm(self.mlp(read)), stream
+        return self._scaled(self.mlp_post_norm(self.mlp(read))), stream
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
 
 
 class ResidualLayer(nn.Module):
     """Each sublayer's sum with its input is normed, and that norm is the stream from there on."""
 
-    def __init__(self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm]) -> None:
+    def __init__(
+        self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm], residual_scale: float = 1.0
+    ) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp

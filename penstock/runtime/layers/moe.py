@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.runtime.layers.linear import Linear
+from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.parameter import unfilled
 from penstock.runtime.models.spec import MoE
-from penstock.runtime.ops.moe import Experts, mix_experts, route
+from penstock.runtime.ops.moe import Experts, mix_experts, route, route_by_groups
 
 
 class StackedExperts(nn.Module):
@@ -35,7 +36,17 @@ class MixtureOfExperts(nn.Module):
         self.spec = spec
         self.router = Linear(hidden_size, spec.num_experts, spec.router_bias, dtype)
         self.experts = ExpertStack(spec, hidden_size, dtype)
+        self.offsets = unfilled(spec.num_experts, dtype=torch.float32) if spec.scores == "sigmoid" else None
+        """That only the choice sees."""
+        self.shared = Gated(spec.shared, hidden_size, dtype) if spec.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weights, chosen = route(self.router(x), self.spec)
-        return mix_experts(x, weights, chosen, self.experts.weights(), self.spec)
+        weights, chosen = self.route(x)
+        mixed = mix_experts(x, weights, chosen, self.experts.weights(), self.spec)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        if spec.scores == "softmax" and spec.num_groups == 1 and spec.scale == 1.0:
+            return route(self.router(x), spec)
+        return route_by_groups(self.router(x), self.offsets, spec)

@@ -5,7 +5,8 @@ Which parts a layer has follows from its spec; architectures with names of their
 
 from collections.abc import Callable, Collection, Iterable
 
-from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec, MoE, NormPlacement
+from penstock.runtime.models.kinds.recurrent import Mamba2
+from penstock.runtime.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, NormPlacement
 from penstock.runtime.models.weights import Plus, Recipe, Recipes, RowRange, Stack, Tensor
 
 _NORMS: dict[NormPlacement, dict[str, str]] = {
@@ -42,8 +43,11 @@ def decoder(spec: ModelSpec, prefix: str = "model.", head: str = "lm_head.weight
         ours, theirs = f"layers.{index}.", f"{prefix}layers.{index}."
         for mine, name in _NORMS[layer.norms].items():
             recipes[f"{ours}{mine}.weight"] = norm(f"{theirs}{name}.weight")
-        if isinstance(layer.attention, GQA):
-            recipes |= _attention(layer.attention, f"{ours}attention.", f"{theirs}self_attn.", norm)
+        match layer.attention:
+            case GQA():
+                recipes |= _attention(layer.attention, f"{ours}attention.", f"{theirs}self_attn.", norm)
+            case MLA():
+                recipes |= _latent(layer.attention, f"{ours}attention.", f"{theirs}self_attn.", norm)
         if isinstance(layer.mlp, GatedMLP):
             recipes |= _gated_mlp(layer.mlp, f"{ours}mlp.", f"{theirs}mlp.")
     return recipes
@@ -63,6 +67,32 @@ def _attention(attention: GQA, ours: str, theirs: str, norm: Callable[[str], Rec
     return recipes
 
 
+def _latent(attention: MLA, ours: str, theirs: str, norm: Callable[[str], Recipe]) -> Recipes:
+    names = {"kv_a": "kv_a_proj_with_mqa", "kv_b": "kv_b_proj", "out": "o_proj"}
+    names |= {"q": "q_proj"} if attention.q_rank is None else {"q_a": "q_a_proj", "q_b": "q_b_proj"}
+    recipes: Recipes = {f"{ours}{mine}.weight": Tensor(f"{theirs}{name}.weight") for mine, name in names.items()}
+    for mine in ("kv_a", "out", "q_a") if attention.bias else ():
+        if mine in names:
+            recipes[f"{ours}{mine}.bias"] = Tensor(f"{theirs}{names[mine]}.bias")
+    for mine in ("kv_a",) if attention.q_rank is None else ("kv_a", "q_a"):
+        recipes[f"{ours}{mine}_norm.weight"] = norm(f"{theirs}{mine}_layernorm.weight")
+    return recipes
+
+
+def mamba(part: Mamba2, ours: str, theirs: str) -> Recipes:
+    names = {
+        "conv": "conv1d.weight",
+        "step_bias": "dt_bias",
+        "decay_log": "A_log",
+        "skip": "D",
+        "norm.weight": "norm.weight",
+    }
+    names |= {"conv_bias": "conv1d.bias"} if part.conv_bias else {}
+    for kind in ("weight", "bias") if part.bias else ("weight",):
+        names |= {f"into.{kind}": f"in_proj.{kind}", f"out.{kind}": f"out_proj.{kind}"}
+    return {ours + mine: Tensor(theirs + name) for mine, name in names.items()}
+
+
 def _gated_mlp(mlp: GatedMLP, ours: str, theirs: str) -> Recipes:
     recipes: Recipes = {}
     for kind in ("weight", "bias") if mlp.bias else ("weight",):
@@ -80,7 +110,12 @@ def experts(mlp: MoE, ours: str, theirs: str, gate: str, up: str, down: str) -> 
         return Tensor(f"{theirs}experts.{index}.{name}.weight")
 
     indices = range(mlp.num_experts)
-    return {
+    beside: Recipes = {}
+    if mlp.scores == "sigmoid":
+        beside[f"{ours}offsets"] = Tensor(f"{theirs}gate.e_score_correction_bias")
+    if mlp.shared is not None:
+        beside |= _gated_mlp(mlp.shared, f"{ours}shared.", f"{theirs}shared_experts.")
+    return beside | {
         f"{ours}router.weight": Tensor(f"{theirs}gate.weight"),
         f"{ours}experts.gate_up.weight": Stack(tuple(RowRange((tensor(i, gate), tensor(i, up))) for i in indices)),
         f"{ours}experts.down.weight": Stack(tuple(tensor(i, down) for i in indices)),

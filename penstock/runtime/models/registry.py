@@ -26,6 +26,7 @@ from penstock.runtime.models.architectures import (
     qwen3,
     qwen3_moe,
 )
+from penstock.runtime.models.architectures.hybrids import granite4, lfm2
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import pooling_from_config
@@ -68,6 +69,8 @@ BY_CLASS: dict[str, Architecture] = {
     "GPT2LMHeadModel": gpt2,
     "Olmo2ForCausalLM": olmo2,
     "GptOssForCausalLM": gpt_oss,
+    "GraniteMoeHybridForCausalLM": granite4,
+    "Lfm2ForCausalLM": lfm2,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek,
     "Llama4ForCausalLM": llama4,
@@ -91,6 +94,9 @@ BY_MODEL_TYPE: dict[str, Architecture] = {
     "gpt2": gpt2,
     "olmo2": olmo2,
     "gpt_oss": gpt_oss,
+    "granitemoehybrid": granite4,
+    "lfm2": lfm2,
+    "kimi_k2": deepseek,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
     "llama4": llama4,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models.kinds.cache import CacheGroup, CacheLayout, Kind, cache_groups, cache_layout
+from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
 """`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
@@ -272,7 +273,7 @@ class MoE:
         return self._num_always(hidden_size) + self.num_active * self.expert.num_parameters(hidden_size)
 
 
-Attention = GQA | MLA
+Attention = GQA | MLA | Mamba2 | ShortConv
 
 
 def only_gqa(part: Attention, purpose: str) -> GQA:
@@ -290,6 +291,8 @@ class Layer:
     attention: Attention
     mlp: MLP
     norms: NormPlacement = "pre"
+    residual_scale: float = 1.0
+    """Multiplies what each sublayer adds to the stream (Granite)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +311,8 @@ class ModelSpec:
     """The output matrix is the embedding matrix."""
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    logit_scale: float = 1.0
+    """Multiplies scores over the vocabulary (Granite)."""
     learned_positions: int = 0
     """Rows of a learned position embedding (GPT-2, BERT); 0 for none."""
     token_types: int = 0

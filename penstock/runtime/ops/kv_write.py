@@ -32,13 +32,13 @@ class HeadNorms(NamedTuple):
 
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> AnyCache:
     """Zeros, in the kind of cache that holds such numbers."""
-    keys, values = (_zeros(shape, dtype, device) for _ in range(2))
+    keys, values = (zeros(shape, dtype, device) for _ in range(2))
     if dtype != torch.int8:
         return LayerCache(keys, values)
-    return ScaledCache(keys, values, *(_zeros(shape[:-1], torch.float32, device) for _ in range(2)))
+    return ScaledCache(keys, values, *(zeros(shape[:-1], torch.float32, device) for _ in range(2)))
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On a CPU memory is taken only as it is written: torch would write the zeros, numpy asks the system for them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

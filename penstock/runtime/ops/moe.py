@@ -35,6 +35,33 @@ def route(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
     return weights / weights.sum(-1, keepdim=True) if spec.normalize else weights, chosen
 
 
+def _best_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(12)
+    offsets = torch.randn(8, generator=generator, device=device)
+    scores = torch.randn((9, 8), generator=generator, device=device)
+    yield scores, offsets, MoE(8, 3, GatedMLP(16, "silu"), True, scores="sigmoid", num_groups=4, num_active_groups=2)
+    yield scores, None, MoE(8, 3, GatedMLP(16, "silu"), False, scale=2.5, num_groups=2, num_active_groups=1)
+
+
+@operation(_best_examples)
+def route_by_groups(scores: Tensor, offsets: Tensor | None, spec: MoE) -> tuple[Tensor, Tensor]:
+    """As `route`, from the best groups of experts alone. Offsets, which sigmoid scores have, are seen by the choice only; a
+    group is then as good as its two best, else as its best."""
+    is_sigmoid = spec.scores == "sigmoid"
+    likely = scores.float().sigmoid() if is_sigmoid else torch.softmax(scores.float(), dim=-1)
+    choice = likely if offsets is None else likely + offsets
+    if spec.num_groups > 1:
+        groups = choice.view(len(choice), spec.num_groups, -1)
+        quality = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1) if is_sigmoid else groups.amax(-1)
+        best = torch.zeros_like(quality).scatter_(-1, quality.topk(spec.num_active_groups, dim=-1).indices, 1.0)
+        choice = (groups * best.unsqueeze(-1)).flatten(-2)
+    chosen = choice.topk(spec.num_active, dim=-1).indices
+    weights = likely.gather(-1, chosen)
+    if spec.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * spec.scale, chosen
+
+
 class Groups(NamedTuple):
     """Pairs of a token and an expert chosen for it, by expert. Pair p belongs to token p // num_active.
 

@@ -27,6 +27,7 @@ from penstock.service.gateway.names import Targets, targets_of
 from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, TenantSettings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
+from penstock.service.gateway.tokens import SignedTokens
 from penstock.service.marks import TokenBound
 from penstock.service.store.database import Database, Transaction
 from penstock.service.store.journal import Journal
@@ -53,6 +54,7 @@ class Gateway:
         """Without a journal, what the database does not take is in memory alone. `path` has the settings, and may change."""
         self.database = database
         self.book = RuleBook(settings, database, unix_s, path)
+        self.sign_in = SignedTokens(settings.jwt) if settings.jwt is not None else None
         self.ledger = UsageLedger(database, Journal(journal))
         self.num_later = 0
         """Requests whose bills are still to come, as of the last look."""
@@ -74,6 +76,8 @@ class Gateway:
 
     def refresh(self, unix_s: float) -> None:
         """Look at the database again: keys made or revoked, budgets set, gateways that died."""
+        if self.sign_in is not None:
+            self.sign_in.look(unix_s)
         self.book.look(unix_s)
         self.ledger.retry()
         self.database.write(lambda t: budgets.beat(t, self.instance, unix_s)).result()
@@ -93,7 +97,8 @@ class Gateway:
     # A request
 
     def identify(self, key: bytes, unix_s: float) -> KeyRecord | None:
-        return self.book.ring.find(key, unix_s)
+        record = self.book.ring.find(key, unix_s)
+        return record if record is not None or self.sign_in is None else self.sign_in.find(key, unix_s)
 
     def unpriced(self, served: Sequence[str]) -> set[str]:
         """Models that are refused because they have no price, though something has."""

@@ -81,6 +81,17 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flex: float = 1.0
 
 
+class JwtSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Signed tokens of an identity provider, taken in place of keys."""
+
+    issuer: str
+    audience: str
+    keys: str
+    """Where its public keys are: the address of its JWKS, or a file"""
+    tenant_claim: str = "tenant"
+    """The claim that names the tenant"""
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     database: str = "penstock-gateway.db"
     tiers: Mapping[str, dict[str, int]] = {}
@@ -88,6 +99,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prices: Mapping[str, PriceSettings] = {}
     models: Mapping[str, AliasSettings] = {}
     outside: Mapping[str, OutsideSettings] = {}
+    jwt: JwtSettings | None = None
     max_pending: int = 256
     """Requests a replica may have; the share of it in use is its load."""
     max_wait_s: float = 10.0

@@ -46,21 +46,6 @@ class Walk(NamedTuple):
     """The next question, or the advice."""
 
 
-def asked(id: str, text: str, **branches: "tuple[str, Question | Advice]") -> Question:
-    """A question whose branches are keyword arguments: `yes=("Yes", Advice(...))`."""
-    return Question(id, text, tuple(Branch(key, label, to) for key, (label, to) in branches.items()))
-
-
-def in_turn(steps: Sequence[tuple[str, str, Advice]], last: Advice) -> Question:
-    """A playbook as a tree: each step is asked for, and the first that is not done yet is the advice."""
-    end: Question | Advice = last
-    for id, text, advice in reversed(steps):
-        end = asked(id, text, yes=("Yes", end), no=("Not yet", advice))
-    if not isinstance(end, Question):
-        raise ValueError("a playbook has at least one step")
-    return end
-
-
 def walk(tree: DecisionTree, answers: Sequence[str]) -> Walk:
     """Answers are keys of branches in order, or `id=key` in any order. One that fits nowhere is an error."""
     named = dict(answer.split("=", 1) for answer in answers if "=" in answer)

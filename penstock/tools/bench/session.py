@@ -103,7 +103,12 @@ class Session:
         before = await read_counters(self.client)
         measured = await run_plan(self.client, self.target, plan, shape, self._watch(name))
         patience_s = INTERRUPTED_S if measured.is_interrupted else METRICS_S
-        after = Counters() if measured.is_in_vain else await read_counters(self.client, patience_s)
+        try:
+            after = Counters() if measured.is_in_vain else await read_counters(self.client, patience_s)
+        except asyncio.CancelledError:  # between a run and its report: what was measured is told all the same
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            after, measured = Counters(), replace(measured, is_interrupted=True)
         figures = figures_of(measured, plan, self.target, self.goal.slo, after.since(before), rate)
         flags = flags_of(figures, is_closed=self.shape.users is not None)
         return BenchRun(figures, tuple(flags), measured.answers)

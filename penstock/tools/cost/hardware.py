@@ -428,6 +428,20 @@ _SLICES = tuple(
     for size in (unit * eighths,)
 )
 
-HARDWARE: dict[str, Hardware] = {hardware.name: hardware for hardware in (*_DEVICES, *_SLICES)}
+_RENTS = {
+    "h100-pcie": 2.49, "h100-nvl": 2.79, "h200": 10.60, "b200": 14.24, "gb200": 10.50, "gh200": 3.19, "mi300x": 6.00,
+    "a10": 0.75, "rtx-6000-ada": 1.03, "rtx-5090": 0.89, "rtx-4090": 0.69, "rtx-3090": 0.43, "xeon-8480": 4.84,
+    "epyc-9654": 5.56, "cloud-2core": 0.10, "grace": 1.60, "dgx-spark": 0.18, "m2-ultra": 0.24, "m3-ultra": 0.40,
+    "m4-max": 0.20,
+}  # fmt: skip
+"""Dollars an hour where AWS had no list price in 2024: usual rents on demand of clouds that have them, 2024 to 2025; of what is
+bought and not rented (dgx-spark, m2 to m4), its price over three years and its power. Give your own with --price."""
+
+HARDWARE: dict[str, Hardware] = {
+    hardware.name: hardware
+    if hardware.price_per_hour is not None
+    else replace(hardware, price_per_hour=_RENTS.get(hardware.name))
+    for hardware in (*_DEVICES, *_SLICES)
+}
 ALIASES = {"a100": "a100-80", "h100": "h100-sxm"}
 """What people say when they do not say which."""

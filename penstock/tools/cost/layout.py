@@ -93,7 +93,7 @@ class Layout:
         if isinstance(attention, GQA):
             kv = 2 * attention.kv_size * hidden_size
         else:
-            kv = (attention.kv_values_per_token + (attention.q_rank or 0)) * hidden_size
+            kv = (attention.kv_values_per_token + (getattr(attention, "q_rank", 0) or 0)) * hidden_size
         return (attention.num_parameters(hidden_size) - kv) / self.tensor + kv / self.kv_shards(attention)
 
     def dense_parameters(self, mlp: MLP, hidden_size: int) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.runtime.models.spec import MLA, ModelSpec, MoE
+from penstock.runtime.models.spec import GQA, MLA, ModelSpec, MoE
 from penstock.tools.cost.memory import kv_fraction
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Sizes
@@ -69,6 +69,8 @@ def kv_by_attention(spec: ModelSpec, bytes_per_value: float) -> dict[str, int]:
         attention = layer.attention
         if isinstance(attention, MLA):
             kind = "latent"
+        elif not isinstance(attention, GQA):
+            continue  # a state is of a sequence, not of a token
         else:
             kind = "multi-head" if attention.num_kv_heads == attention.num_heads else "grouped heads"
         if attention.window:

@@ -22,6 +22,7 @@ def describe(job: Making, file_bytes: int, original_bytes: int, seconds: float, 
         "bits_per_weight": round(8 * file_bytes / spec.num_parameters, 3),
         "seconds": round(seconds, 1),
         "peak_bytes": peak_bytes,
+        "mixture": job.mixture or None,
         "layers": job.errors,
     }
 

@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -23,10 +23,12 @@ from penstock.runtime.models.spec import only_gqa
 from penstock.tools.quantize import gptq
 from penstock.tools.quantize.encodings import AnyCodes, BlockEncoding, Encoding, Float8Encoding
 from penstock.tools.quantize.integers import IntegerEncoding
+from penstock.tools.quantize.mixed import choose
 from penstock.tools.quantize.observe import ObservedLinear, ObservedProjection, SeenInputs, observed
 from penstock.tools.quantize.placement import PlacedRows, leaves, splits_of
 from penstock.tools.quantize.scaling import scale_awq, smooth
-from penstock.tools.quantize.schemes import Method, Scheme
+from penstock.tools.quantize.schemes import Method, Scheme, mixed_candidates
+from penstock.tools.quantize.sensitivity import measure
 from penstock.tools.quantize.target import MadeModel
 from penstock.tools.quantize.walk import LayerWalk, Original
 
@@ -54,6 +56,8 @@ class Making:
     """Calibration text [sequences, tokens]; none for methods that need none."""
     damping: float = gptq.DAMPING
     kv_scales: bool = False
+    mixture: dict[str, Any] = field(default_factory=dict)
+    """What `mix` has chosen and measured."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     """Of every layer: by matrix the relative error behind it."""
 
@@ -86,6 +90,33 @@ class Making:
         elif self.kv_scales:
             planned += [PlannedTensor(name, "F32", (1,)) for name in self._scale_names()]
         return planned
+
+    def mix(self, bits_per_weight: float, tokens: Tensor, progress: Progress) -> None:
+        """Choose a format for each matrix of a layer, so that all of them together take so many bits a weight."""
+        encodings = mixed_candidates(self.scheme)
+
+        def rounded(weight: Tensor, encoding: Encoding, inputs: SeenInputs | None) -> Tensor:
+            return encoding.round(weight, None if inputs is None else inputs.importance).restored()
+
+        offers = measure(self.original, tokens, encodings, rounded, progress)
+        shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters() if name in offers}
+        num_weights = sum(math.prod(shape) for shape in shapes.values())
+        chosen = choose(offers, bits_per_weight * num_weights)
+        overrides = {
+            placed.leaf.name: encodings[number]
+            for name, number in chosen.items()
+            for placed in self.placed(name, shapes[name])
+            if encodings[number].fits(placed.shape[-1])
+        }
+        self.scheme = replace(self.scheme, overrides=overrides)
+        used = sum(offers[name][number].bits for name, number in chosen.items()) / num_weights
+        self.mixture = {
+            "bits_of_layers": round(used, 3),
+            "matrices": {
+                name: [number, *(round(each.harm, 6) for each in offers[name])] for name, number in chosen.items()
+            },
+            "formats": [_named(encoding) for encoding in encodings],
+        }
 
     def placed(self, name: str, shape: tuple[int, ...]) -> list[Placed]:
         """Where a parameter goes."""
@@ -154,7 +185,7 @@ class Making:
         layer = cast(AnyLayer, model.layers[0])
         seen: dict[str, ObservedLinear] = {}
         if walk is not None:
-            with observed(layer, products=self.method in ("gptq", "awq")) as seen:
+            with observed(layer, products=self.method != "round") as seen:
                 walk.run(model, keep=False)
         if self.method == "awq" and isinstance(self.scheme.encoding, IntegerEncoding):
             scale_awq(layer, seen, self.scheme.encoding)
@@ -220,7 +251,7 @@ class Making:
     def _rounded(self, weight: Tensor, encoding: Encoding, inputs: SeenInputs | None) -> AnyCodes:
         if not isinstance(encoding, IntegerEncoding):
             return encoding.round(weight, None if inputs is None else inputs.importance)
-        if self.method == "gptq" and inputs is not None:
+        if self.method in ("gptq", "smooth") and inputs is not None:
             return gptq.solve(weight, inputs.hessian, encoding, self.damping)
         if self.method == "awq" and inputs is not None:
             return encoding.round(weight, inputs.importance)
@@ -293,3 +324,9 @@ def _relative_error(weight: Tensor, restored: Tensor, inputs: SeenInputs | None)
         scale = inputs.importance.clamp(min=0).sqrt()
         off, weight = off * scale, weight * scale
     return float(off.norm() / weight.norm().clamp(min=1e-12))
+
+
+def _named(encoding: Encoding) -> str:
+    if isinstance(encoding, IntegerEncoding):
+        return f"int{encoding.bits} in groups of {encoding.group}"
+    return encoding.dtype if isinstance(encoding, BlockEncoding) else str(encoding)

@@ -125,7 +125,7 @@ SCHEMES: dict[str, Scheme] = {
         ),
         Scheme(
             "w8a8",
-            "8-bit weights and activations (SmoothQuant, compressed-tensors)",
+            "8-bit weights and activations (SmoothQuant, then GPTQ; compressed-tensors)",
             _integers(8, "compressed", symmetric=True, rows=True, activations=8),
             ("smooth", "gptq", "round"),
         ),
@@ -143,6 +143,19 @@ SCHEMES: dict[str, Scheme] = {
         _blocks("q6_k", "Q6_K", 18),
     )
 }  # fmt: skip
+
+
+def mixed_candidates(scheme: Scheme) -> list[Encoding]:
+    """Formats that a mix in this scheme is made of, by their bits."""
+    encoding = scheme.encoding
+    if scheme.gguf:
+        return [BlockEncoding(dtype) for dtype in ("Q4_0", "Q5_0", "Q8_0")]
+    if not isinstance(encoding, IntegerEncoding) or encoding.layout != "compressed" or encoding.activations:
+        raise ConfigError(
+            f"--bits-per-weight mixes int4 and GGUF formats, not {scheme.name}; choose --to int4 or --to q4_0"
+        )
+    narrow = [replace(encoding, bits=4, group=size) for size in GROUPS if size <= (encoding.group or GROUPS[0])]
+    return [*narrow, replace(encoding, bits=8, symmetric=True)]
 
 
 def quantization_config(scheme: Scheme, method: Method, ignored: list[str]) -> dict[str, Any] | None:
@@ -176,12 +189,21 @@ def quantization_config(scheme: Scheme, method: Method, ignored: list[str]) -> d
             }
         case BlockEncoding():
             return None
+    groups = {"group_0": group_config(encoding, ["Linear"], method)}
+    others: dict[Encoding, list[str]] = {}
+    for tensor, other in scheme.overrides.items():
+        others.setdefault(other, []).append(tensor.removesuffix(".weight"))
+    if others:
+        groups = {
+            f"group_{number}": group_config(other, sorted(names), method)
+            for number, (other, names) in enumerate(others.items())
+        }
     return {
         "quant_method": "compressed-tensors",
         "format": _format(encoding),
         "quantization_status": "compressed",
         "ignore": ignored,
-        "config_groups": {"group_0": group_config(encoding, ["Linear"], method)},
+        "config_groups": groups,
     }
 
 

@@ -23,6 +23,8 @@ from penstock.runtime.ops.layout import BatchLayout
 
 BLOCK_SIZE = 16
 TOKENS_AT_ONCE = 4096
+TokenRows = Tensor
+"""[sequences, tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,14 @@ class Original:
     def parameter(self, name: str) -> Tensor:
         """A parameter that stands in no layer."""
         return self.fill(self.ends(), name, name)
+
+    def head(self) -> Decoder:
+        """What makes predictions of the last hidden states, with numbers."""
+        ends = self.ends()
+        for name, _ in list(ends.named_parameters()):
+            if name.startswith(("norm", "output")) or (name.startswith("embedding.") and self.spec.tied_embedding):
+                self.fill(ends, name, name)
+        return ends
 
     def layer_shape(self, number: int) -> nn.Module:
         """A layer without numbers."""
@@ -121,7 +131,7 @@ class LayerWalk:
         return Step(layout, Rotations(spec, length, device).at(positions), self._cache.layers)
 
 
-def cut(token_ids: Sequence[int], length: int, count: int) -> Tensor:
+def cut(token_ids: Sequence[int], length: int, count: int) -> TokenRows:
     """Sequences from all over a text, [count, length]."""
     if len(token_ids) < length:
         raise ModelFileError(f"the calibration text has {len(token_ids):,} tokens; it needs at least {length:,}")

@@ -35,12 +35,13 @@ interface Advice {
   checklists: Record<string, Item[]>;
   cheatsheet: { remedies: Record<string, string>[]; layers: Record<string, string>[]; loop: Record<string, string>[] };
   rules: { id: string; setting: string; remedy: string }[];
+  glossary: Record<string, string>;
 }
 
 /** Commands that ask this very server name the address the page came from. */
 const here = (advice: Advice): Advice => JSON.parse(JSON.stringify(advice).replaceAll("http://127.0.0.1:8000", location.origin)) as Advice;
 
-type View = "trees" | "checklists" | "cheat sheet" | "lint";
+type View = "trees" | "checklists" | "cheat sheet" | "lint" | "glossary";
 
 export function Advise(): JSX.Element {
   const [advice, setAdvice] = useState<Advice | null>(null);
@@ -49,11 +50,16 @@ export function Advise(): JSX.Element {
   return (
     <div class="page">
       <PageHead title="Advice" about="Where to look first, what to buy, what to tune and in which order: by questions, every leaf ends in a command.">
-        <Segments label="View" value={view} options={[["trees", "Decision trees"], ["checklists", "Checklists"], ["cheat sheet", "Cheat sheet"], ["lint", "Lint"]]} onChange={(next) => { setView(next); keep({ view: next }, { view: "trees" }); }} />
+        <Segments label="View" value={view} options={[["trees", "Decision trees"], ["checklists", "Checklists"], ["cheat sheet", "Cheat sheet"], ["lint", "Lint"], ["glossary", "Glossary"]]} onChange={(next) => { setView(next); keep({ view: next }, { view: "trees" }); }} />
       </PageHead>
       {advice && view === "trees" && <Trees trees={advice.trees} />}
       {advice && view === "checklists" && Object.entries(advice.checklists).map(([name, items]) => <Checklist key={name} name={name} items={items} />)}
       {advice && view === "cheat sheet" && <Sheet advice={advice} />}
+      {advice && view === "glossary" && (
+        <Card title="Words of the field">
+          <Table label="Glossary" columns={[["word", ""], ["means", ""]]} rows={Object.entries(advice.glossary)} />
+        </Card>
+      )}
       {advice && view === "lint" && <Lint rules={advice.rules} />}
     </div>
   );

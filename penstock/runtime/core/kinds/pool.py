@@ -75,7 +75,8 @@ class GroupedPool(BlockPool):
             found = super().match(holding, most)
             contents = [self._contents[block] for block in found.blocks]
         else:
-            contents = list(self._lineage(holding, most))
+            chains = self._lineages(holding, most)
+            contents = next((list(chain) for chain in chains if self._num_usable(list(chain)) == len(chain)), [])
             found = Match((), "" if contents else "nothing cached begins alike")
         usable = [content for content in contents if isinstance(content, Checkpointed)]
         count = self._num_usable(usable)
@@ -155,15 +156,21 @@ class GroupedPool(BlockPool):
             for number, content in self._chain(holding, before):
                 if self._is_published(content):
                     self._attach(holding, number, content)
-        if isinstance(holding.state, StateHolding) and holding.state.pending:
-            self._states.publish(holding.state, partial(self._published_after, holding))
+        self._publish_states(holding)
 
     def advance_state(self, holding: Holding, start: int, *, rolls: bool) -> tuple[int, ...]:
         """A chunk begins at `start`; see `StateSlots.advance`."""
         if not isinstance(holding.state, StateHolding):
             return ()
         keeps = self._caching and not start % self.block_size
-        return self._states.advance(holding.state, start, keeps=keeps, rolls=rolls)
+        slots = self._states.advance(holding.state, start, keeps=keeps, rolls=rolls)
+        self._publish_states(holding)
+        return slots
+
+    def _publish_states(self, holding: Holding) -> None:
+        """States after tokens that are published by now can be found."""
+        if isinstance(holding.state, StateHolding) and holding.state.pending:
+            self._states.publish(holding.state, partial(self._published_after, holding))
 
     def adopt(self, holding: Holding, spare: int = 0) -> int:
         """States and windows do not come from elsewhere: their blocks would have to come too."""
@@ -175,6 +182,7 @@ class GroupedPool(BlockPool):
         return super().retract(holding, first)
 
     def release(self, holding: Holding) -> None:
+        self._publish_states(holding)
         for held, group in reversed(self._held(holding)):
             self._let_go(reversed(_ids(held, group)))
             held.blocks.clear()
@@ -294,8 +302,6 @@ class GroupedPool(BlockPool):
                 not self.groups.num_states or content.state is not None
             ):
                 best = count
-        if self.groups.first.window is not None and best < len(contents):
-            return 0  # its own window ends with the last of them
         return best
 
     def _found_blocks(self, contents: list[Checkpointed], index: int, group: BlockGroup) -> tuple[int, ...]:
@@ -305,9 +311,9 @@ class GroupedPool(BlockPool):
         ids = [block for blocks in read for block in blocks]
         return (*ids[:1] * (low * group.width), *ids) if ids else ()
 
-    def _lineage(self, holding: Holding, most: int | None) -> tuple[Checkpointed, ...]:
-        """Of a first group with a window: the longest chain whose last window is there. Its head may be gone, so the chain
-        is compared from its end backwards, through contents that are no longer published."""
+    def _lineages(self, holding: Holding, most: int | None) -> Iterator[tuple[Checkpointed, ...]]:
+        """Of a first group with a window: chains whose last window is there, the longest first. Heads may be gone, so chains
+        are compared from their ends backwards, through contents that are no longer published."""
         num_full = (len(holding.tokens) - 1) // self.block_size
         num_full = num_full if most is None else min(num_full, most)
         self._extend_hashes(holding, num_full)
@@ -317,8 +323,7 @@ class GroupedPool(BlockPool):
                 continue
             contents = self._compared(holding, count)
             if contents and all(self._is_published(content) for content in contents[low:]):
-                return contents
-        return ()
+                yield contents
 
     def _compared(self, holding: Holding, count: int) -> tuple[Checkpointed, ...]:
         """The chain that ends with a hash, if its tokens are the sequence's own; empty if not."""

@@ -94,8 +94,8 @@ class StateSlots:
         self._let_go_of_source(held)
         if not keeps:
             return ()
-        if rolls and held.rolling is not None:
-            self.forget(held.rolling)
+        if rolls and held.rolling is not None and not self._free:
+            self.forget(held.rolling)  # rather its own last checkpoint than another's
             held.rolling = None
         slot = self._take()
         if slot is None:
@@ -121,6 +121,8 @@ class StateSlots:
             content.state = slot
             self._checkpoints[content] = slot
             if rolls:
+                if held.rolling is not None:
+                    self.forget(held.rolling)
                 held.rolling = content
 
     def forget(self, content: Checkpointed) -> None:

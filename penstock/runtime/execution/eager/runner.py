@@ -6,7 +6,7 @@ A runner is composed of these parts; every device has its own forward pass and a
 the KV cache and the rows, and a step that failed can be launched again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -52,6 +52,16 @@ class StepRunner:
     def adapters(self, slots: AdapterSlots | None) -> None:
         self._rows.adapters = slots
 
+    @property
+    def block_bytes(self) -> int:
+        return self._cache.block_bytes
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        return self._cache.read(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        self._cache.write(blocks, contents)
+
     def warm_up(self, max_batch_tokens: int) -> None:
         """Make ready for steps of up to so many tokens, where kernels have to be compiled."""
 
@@ -75,6 +85,10 @@ class StepRunner:
         }
         self._rows.grow(batch.step, chunks)
         return LaunchedStep(batch, refusals, plan, forwarded, prompts, self._send, self._filling(masks))
+
+    def score(self, states: torch.Tensor) -> torch.Tensor:
+        """Over the vocabulary, for hidden states that were left; the next call may write over them."""
+        return self._forward.score(states)
 
     def _refusals(self, chunks: tuple[Chunk, ...]) -> Refusals:
         """A token the model has no embedding for fails its own sequence, not the step."""

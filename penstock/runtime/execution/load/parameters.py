@@ -186,7 +186,14 @@ def _check_names(parameters: Collection[str], recipes: recipes.Recipes, spec: Mo
 
 def check_all_used(names: Iterable[str], used: set[str], spec: ModelSpec) -> None:
     ignored = {"lm_head.weight", "language_model.lm_head.weight", "output.weight"} if spec.tied_embedding else set()
-    left = [name for name in names if name not in used | ignored and not IGNORED.search(name)]
+    guesses = (
+        f"model.layers.{spec.num_layers}." if spec.architecture == "deepseek" else "-"
+    )  # V3's guess one token further
+    left = [
+        name
+        for name in names
+        if name not in used | ignored and not IGNORED.search(name) and not name.startswith(guesses)
+    ]
     if left:
         raise ModelFileError(
             f"{len(left)} tensors have no place in a model of architecture {spec.architecture}: {_listed(left)}; "

@@ -11,8 +11,12 @@ from torch import nn
 
 from penstock.errors import ModelFileError
 from penstock.runtime.layers.attention import Attention
-from penstock.runtime.models.spec import GQA, ModelSpec
-from penstock.runtime.ops.kv_write import empty_cache
+from penstock.runtime.layers.kinds.latent import LatentAttention
+from penstock.runtime.layers.kinds.recurrent import ShortConvolution, StateCache, StateSpace
+from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.models.spec import GQA, MLA, ModelSpec
+from penstock.runtime.ops.kv_write import empty_cache, zeros
+from penstock.runtime.ops.layout import LatentCache
 
 Pages = Any
 """Blocks of one layer's numbers: a tuple of tensors [num_blocks, block_size, ...]."""
@@ -35,8 +39,46 @@ def _keys_and_values(part: GQA, num_blocks: int, block_size: int, dtype: torch.d
     return empty_cache((num_blocks, block_size, *part.cache_shape), dtype, device)
 
 
+def _latent(part: MLA, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return LatentAttention(part, spec.hidden_size, spec.norm.eps, number, dtype, table)
+
+
+def _latents(part: MLA, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
+    """8-bit caches hold keys and values, not what both are made of."""
+    kept = dtype if dtype.is_floating_point and dtype.itemsize > 1 else torch.bfloat16
+    return LatentCache(zeros((num_blocks, block_size, *part.cache_shape), kept, device))
+
+
+def _no_pages(part: object, *_: object) -> Pages:
+    raise RuntimeError(f"{type(part).__name__} keeps no blocks")
+
+
+def _convolution(part: ShortConv, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return ShortConvolution(part, spec.hidden_size, number, dtype)
+
+
+def _state_space(part: Mamba2, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return StateSpace(part, spec.hidden_size, spec.norm.eps, number, dtype)
+
+
+def _last_inputs(
+    part: ShortConv, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device
+) -> StateCache:
+    inputs = zeros((num_states, part.size, part.width - 1), torch.float32, device)
+    return StateCache(inputs, inputs[:, :0])
+
+
+def _sums(part: Mamba2, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> StateCache:
+    inputs = zeros((num_states, part.conv_size, part.width - 1), torch.float32, device)
+    shape = (num_states, part.num_heads, part.head_dim, part.state_size)
+    return StateCache(inputs, zeros(shape, torch.float32, device))
+
+
 PARTS: dict[type, PartBuild] = {
+    Mamba2: PartBuild(_state_space, _no_pages, _sums),
+    ShortConv: PartBuild(_convolution, _no_pages, _last_inputs),
     GQA: PartBuild(_attention, _keys_and_values),
+    MLA: PartBuild(_latent, _latents),
 }
 
 

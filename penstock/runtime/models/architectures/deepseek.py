@@ -1,12 +1,13 @@
 """DeepSeek V2, V3 and R1: latent attention, dense first layers, then experts of which one or two see every token.
 
-Described, counted, simulated and planned; nothing here computes latent attention yet, so loading weights is refused.
+Kimi K2 has the same blocks. Checkpoints are read from safetensors; GGUF's tensors are refused by name.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from penstock.errors import ModelFileError
+from penstock.runtime.models import hf_names
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config, yarn_attention_factor
@@ -89,7 +90,13 @@ def _mixture(fields: Fields, shape: DecoderShape, function: Activation) -> MoE:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")
+    """The layer after the last, which V3 guesses one token further with, is left aside."""
+    found = hf_names.decoder(spec)
+    for index, layer in enumerate(spec.layers):
+        if isinstance(layer.mlp, MoE):
+            ours, theirs = f"layers.{index}.mlp.", f"model.layers.{index}.mlp."
+            found |= hf_names.experts(layer.mlp, ours, theirs, gate="gate_proj", up="up_proj", down="down_proj")
+    return found
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:

@@ -93,6 +93,7 @@ class InboundConnection(asyncio.Protocol):
         "_is_unchecked",
         "_kept",
         "_loop",
+        "_num_together",
         "_num_unwanted",
         "_parser",
         "_tally",
@@ -118,6 +119,8 @@ class InboundConnection(asyncio.Protocol):
         self._reset()
         self._is_answering = self._is_closing = self._is_refused = False
         self._num_unwanted = 0
+        self._num_together = 0
+        """Requests in what was read last."""
         self.answering: Answering | None = None
         self.transport: Any = None
         self.flow: Flow
@@ -164,6 +167,7 @@ class InboundConnection(asyncio.Protocol):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
+        self._num_together = 0
         if not self._url:
             self.deadline_s = time.monotonic() + HEADERS_S
         try:
@@ -247,13 +251,14 @@ class InboundConnection(asyncio.Protocol):
         request = Incoming(method, path, query, headers, body, time.monotonic(), caller)
         is_checked, keeps_alive = not self._is_unchecked, self._parser.should_keep_alive()
         self._reset()
-        if not self._is_answering and not self._waiting and not self.flow.write_paused:
-            self._answer(request, is_checked, keeps_alive)
-        elif len(self._waiting) < MAX_PIPELINED:
-            self._waiting.append((request, is_checked, keeps_alive))
-        else:
+        self._num_together += 1
+        if self._num_together > MAX_PIPELINED:
             self.abort()
             raise not_http("too many requests are sent ahead of their answers; read these first")
+        if not self._is_answering and not self._waiting and not self.flow.write_paused:
+            self._answer(request, is_checked, keeps_alive)
+        else:
+            self._waiting.append((request, is_checked, keeps_alive))
 
     def _answer(self, request: Incoming, is_checked: bool, keeps_alive: bool) -> None:
         self._is_answering = True

@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
-from penstock.tools.advise.cheatsheet import cheatsheet_data
+from penstock.tools.advise.cheatsheet import GLOSSARY, cheatsheet_data
 from penstock.tools.advise.checklists import checklists_data
 from penstock.tools.advise.lint import findings_data, lint, rules_data, setup_of
 from penstock.tools.advise.quiz import question_data
@@ -50,6 +50,7 @@ async def advice(request: Request) -> Json:
             "trees": [tree_data(tree) for tree in TREES.values()],
             "checklists": checklists_data(),
             "cheatsheet": cheatsheet_data(),
+            "glossary": dict(GLOSSARY),
             "rules": rules_data(),
         }
     )

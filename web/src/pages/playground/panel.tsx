@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { Check, Slider, TextField } from "../../ui/kit";
 import type { Settings } from "./settings";
 
-const SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}, "people": {"type": "integer"}}, "required": ["city", "people"], "additionalProperties": false}';
+const SCHEMA = '{"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}, "people": {"type": "integer", "minimum": 0, "maximum": 50000000}}, "required": ["city", "people"], "additionalProperties": false}';
 const TOOLS = '[{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]';
 
 export function Panel({ value, onChange, brief }: { value: Settings; onChange: (next: Settings) => void; brief?: boolean }): JSX.Element {

@@ -1,0 +1,1 @@
+"""`penstock eval`: a model measured on a text, on questions, beside another; reports compared."""

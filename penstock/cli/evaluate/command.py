@@ -1,0 +1,142 @@
+"""`penstock eval`: how good a model is, measured on a text or on questions."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.evaluate.config import ADAPTER, Config, engine_config
+from penstock.cli.loading import open_llm
+from penstock.console.progress import ProgressBar
+from penstock.console.show import print_json, print_table
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.offline.llm import LLM
+
+DEFAULT_CONTEXT = 1024
+ANSWER_TOKENS = 256
+
+
+def run(config: Config) -> int:
+    if config.measure == "tasks":
+        return _shown(config, _tasks(config))
+    text = _read(config.file)
+    if config.measure == "drafts":
+        from penstock.cli.evaluate.drafts import measure_drafts_on
+
+        return measure_drafts_on(config, text)
+    return _shown(config, _perplexity(config, text))
+
+
+def _shown(config: Config, result: dict[str, Any]) -> int:
+    if config.json:
+        print_json(result)
+        return 0
+    rows = []
+    for name, value in result.items():
+        if name in ("windows", "right"):
+            continue
+        if name == "strata":
+            rows += [
+                (f"{kind} {stratum}", f"{each['accuracy']:.3f} of {each['questions']} ({_cell(each['interval'])})")
+                for kind, groups in value.items()
+                for stratum, each in groups.items()
+            ]
+        else:
+            rows.append((name.replace("_", " "), _cell(value)))
+    print_table(("measure", "value"), rows)
+    return 0
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {each:,}" for name, each in value.items())
+    if isinstance(value, list):
+        return " to ".join(f"{each:,}" for each in value)
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def _perplexity(config: Config, text: str) -> dict[str, Any]:
+    with open_llm(engine_config(config, config.model)) as llm:
+        from penstock.offline.perplexity import longest_context, measure
+
+        token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens]
+        context = config.context or min(DEFAULT_CONTEXT, longest_context(llm))
+        stride = config.stride or max(context // 2, 1)
+        start_s = time.monotonic()
+        more: dict[str, Any] = {}
+        with ProgressBar("tokens") as progress:
+
+            def told(done: int, total: int) -> None:
+                progress("measuring", done, total)
+
+            if config.reference is None and config.save_logits is None:
+                name = "" if config.adapter is None else ADAPTER
+                found = measure(llm, token_ids, context, stride, told, adapter=name)
+            elif config.adapter is not None:
+                raise ConfigError("--adapter is measured by itself; leave --reference and --save-logits out")
+            else:
+                from penstock.cli.evaluate.divergence import measure_divergence
+
+                found, more = measure_divergence(llm, token_ids, context, stride, told, config)
+        seconds = time.monotonic() - start_s
+        return {
+            "model": llm.files.name,
+            "file": str(config.file),
+            **({} if config.adapter is None else {"adapter": config.adapter}),
+            "perplexity": round(found.value, 6),
+            **more,
+            "tokens": found.num_tokens,
+            "scored_tokens": found.num_scored,
+            "context": context,
+            "stride": stride,
+            "seconds": round(seconds, 3),
+            "tokens_per_s": round(found.num_scored / seconds, 1),
+            "windows": [[count, round(logprob, 6)] for count, logprob in found.windows],
+        }
+
+
+def _tasks(config: Config) -> dict[str, Any]:
+    from penstock.runtime.formats.texts import fetch_text
+    from penstock.tools.evaluate.suites import SUITES, read_suite
+    from penstock.tools.evaluate.tasks import read_questions, report
+
+    name = str(config.file)
+    if name in SUITES and not config.file.exists():
+        with ProgressBar() as fetched:
+            questions = read_suite(name, fetch_text(name, fetched))[: config.tokens]
+    else:
+        questions = read_questions(config.file, config.tokens)
+    with open_llm(engine_config(config, config.model)) as llm, ProgressBar("questions") as progress:
+        right = []
+        for number, question in enumerate(questions):
+            progress("asking", number, len(questions))
+            right.append(_is_right(llm, question))
+        return {"model": llm.files.name, "file": name, **report(questions, right)}
+
+
+def _is_right(llm: "LLM", question: Any) -> bool:
+    from penstock.runtime.core.request import SamplingParams
+    from penstock.tools.evaluate.tasks import choose, is_exact
+
+    if not question.choices:
+        params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
+        (done,) = llm.generate([question.prompt], params)
+        return is_exact(done.choices[0].text.partition("\nQuestion:")[0], question.answer)
+    tokenizer, most = llm.files.tokenizer, llm.sizing.max_context - 1
+    shared = len(tokenizer.encode(question.prompt, special=True))
+    prompts = [tokenizer.encode(question.prompt + choice, special=True)[-most:] for choice in question.choices]
+    scores = [
+        sum(entry.logprob for entry in scored[max(min(shared, len(ids) - 1) - 1, 0) :])
+        for ids, scored in zip(prompts, llm.score(prompts))
+    ]
+    return bool(choose(scores, question.choices) == question.answer)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error

@@ -1,0 +1,54 @@
+"""Multi-head latent attention (DeepSeek): queries absorb what makes keys of latents, outputs what makes values of them."""
+
+import torch
+from torch import Tensor, nn
+
+from penstock.runtime.layers.linear import Linear
+from penstock.runtime.layers.norm import RMSNorm
+from penstock.runtime.layers.step import Step
+from penstock.runtime.models.spec import MLA
+from penstock.runtime.ops.kinds.latent import latent_attention, rotate_neighbours, write_latents
+
+
+class LatentAttention(nn.Module):
+    """`q_a`, `q_b` make queries by way of a latent, `q` at once; `kv_a` makes what is cached, `kv_b` keys and values of it."""
+
+    def __init__(
+        self, spec: MLA, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype, table: int = 0
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.number = number
+        self.table = table
+        if spec.q_rank is None:
+            self.q = Linear(hidden_size, spec.q_size, False, dtype)
+        else:
+            self.q_a = Linear(hidden_size, spec.q_rank, spec.bias, dtype)
+            self.q_a_norm = RMSNorm(spec.q_rank, norm_eps)
+            self.q_b = Linear(spec.q_rank, spec.q_size, False, dtype)
+        self.kv_a = Linear(hidden_size, spec.kv_rank + spec.rope.dim, spec.bias, dtype)
+        self.kv_a_norm = RMSNorm(spec.kv_rank, norm_eps)
+        self.kv_b = Linear(spec.kv_rank, spec.num_heads * (spec.plain_dim + spec.value_dim), False, dtype)
+        self.out = Linear(spec.num_heads * spec.value_dim, hidden_size, spec.bias, dtype)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        spec, angles, layout = self.spec, step.angles[self.number], step.layout_of(self.table)
+        if angles is None:
+            raise RuntimeError("latent attention rotates a part of its keys")
+        cache = step.caches[self.number]
+        latents, turned = self.kv_a(x).tensor_split([spec.kv_rank], dim=-1)
+        turned = rotate_neighbours(turned.unsqueeze(1), angles).squeeze(1)
+        write_latents(torch.cat((self.kv_a_norm(latents.contiguous()), turned), dim=-1), cache, layout.slots)
+        queries = self._queries(x).view(-1, spec.num_heads, spec.plain_dim + spec.rope.dim)
+        plain, turned = queries.tensor_split([spec.plain_dim], dim=-1)
+        made = self.kv_b.weight.view(spec.num_heads, -1, spec.kv_rank)
+        to_keys, to_values = made[:, : spec.plain_dim], made[:, spec.plain_dim :]
+        absorbed = torch.einsum("thd,hdr->thr", plain, to_keys)
+        q = torch.cat((absorbed, rotate_neighbours(turned, angles)), dim=-1)
+        seen = latent_attention(q, cache, layout, spec)
+        return self.out(torch.einsum("thr,hvr->thv", seen, to_values).flatten(1))  # type: ignore[no-any-return]
+
+    def _queries(self, x: Tensor) -> Tensor:
+        if self.spec.q_rank is None:
+            return self.q(x)  # type: ignore[no-any-return]
+        return self.q_b(self.q_a_norm(self.q_a(x)))  # type: ignore[no-any-return]

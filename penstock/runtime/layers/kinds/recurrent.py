@@ -1,0 +1,76 @@
+"""Sublayers that keep a state: short convolutions (LFM2) and state-space layers (Mamba-2)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.runtime.layers.linear import Linear
+from penstock.runtime.layers.norm import RMSNorm
+from penstock.runtime.layers.parameter import unfilled
+from penstock.runtime.layers.step import Step
+from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.ops.kinds.scan import ScanInputs, causal_conv, state_scan
+from penstock.runtime.ops.layout import StateLayout
+
+
+class StateCache(NamedTuple):
+    """One layer's states, [slots, ...] each, in float32: the last inputs of its convolution, and what it has added up."""
+
+    inputs: Tensor
+    sums: Tensor
+
+
+def states_of(step: Step) -> StateLayout:
+    if step.states is None:
+        raise RuntimeError("a step of a model with states says where they are")
+    return step.states
+
+
+class ShortConvolution(nn.Module):
+    def __init__(self, spec: ShortConv, hidden_size: int, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.number = number
+        self.into = Linear(hidden_size, 3 * spec.size, spec.bias, dtype)
+        self.conv = unfilled(spec.size, 1, spec.width, dtype=dtype)
+        self.conv_bias = unfilled(spec.size, dtype=dtype) if spec.bias else None
+        self.out = Linear(spec.size, hidden_size, spec.bias, dtype)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        before, after, inner = self.into(x).chunk(3, dim=-1)
+        held = step.caches[self.number].inputs
+        mixed = causal_conv(before * inner, self.conv[:, 0], self.conv_bias, held, step.layout, states_of(step))
+        return self.out(after * mixed)  # type: ignore[no-any-return]
+
+
+class StateSpace(nn.Module):
+    """Mamba-2. The gate multiplies before the norm."""
+
+    def __init__(self, spec: Mamba2, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec = spec
+        self.number = number
+        self.into = Linear(hidden_size, spec.inner + spec.conv_size + spec.num_heads, spec.bias, dtype)
+        self.conv = unfilled(spec.conv_size, 1, spec.width, dtype=dtype)
+        self.conv_bias = unfilled(spec.conv_size, dtype=dtype) if spec.conv_bias else None
+        self.step_bias = unfilled(spec.num_heads, dtype=torch.float32)
+        self.decay_log = unfilled(spec.num_heads, dtype=torch.float32)
+        self.skip = unfilled(spec.num_heads, dtype=torch.float32)
+        self.norm = RMSNorm(spec.inner, norm_eps)
+        self.out = Linear(spec.inner, hidden_size, spec.bias, dtype)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        spec, cache, states = self.spec, step.caches[self.number], states_of(step)
+        gate, mixed, steps = torch.tensor_split(self.into(x), [spec.inner, spec.inner + spec.conv_size], dim=-1)
+        mixed = functional.silu(causal_conv(mixed, self.conv[:, 0], self.conv_bias, cache.inputs, step.layout, states))
+        size = spec.num_groups * spec.state_size
+        values, keys, queries = torch.tensor_split(mixed, [spec.inner, spec.inner + size], dim=-1)
+        values = values.reshape(len(x), spec.num_heads, spec.head_dim)
+        keys, queries = (part.reshape(len(x), spec.num_groups, spec.state_size) for part in (keys, queries))
+        steps = functional.softplus(steps.float() + self.step_bias).clamp(spec.min_step, spec.max_step)
+        inputs = ScanInputs(values, keys, queries, steps)
+        read = state_scan(values, inputs, -self.decay_log.exp(), cache.sums, step.layout, states, spec)
+        read = (read + values.float() * self.skip[:, None]).flatten(1)
+        gated = (read * functional.silu(gate.float())).to(x.dtype)
+        return self.out(self.norm(gated))  # type: ignore[no-any-return]

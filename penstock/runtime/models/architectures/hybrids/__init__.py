@@ -1,0 +1,1 @@
+"""Architectures whose layers keep states beside keys and values."""

@@ -1,0 +1,94 @@
+"""Granite 4: Mamba-2 layers, full attention in some, and experts of which one sees every token (or that one alone)."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import ModelFileError
+from penstock.runtime.models import hf_names
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.gguf_head import GgufHead
+from penstock.runtime.models.kinds.recurrent import Mamba2
+from penstock.runtime.models.positions import rope_from_config
+from penstock.runtime.models.shape import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_WIDTH,
+    activation,
+    num_experts,
+    shape_from_config,
+)
+from penstock.runtime.models.spec import MLP, GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.weights import Recipes, Tensor
+
+NO_GGUF = "Granite 4 is not read from GGUF; use the safetensors checkpoint"
+KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    fields = Fields(config)
+    shape = shape_from_config(fields)
+    rope = None
+    if config.get("position_embedding_type") == "rope":
+        rope = rope_from_config(fields, shape.head_dim, shape.context)
+    bias = fields.flag("attention_bias", False)
+    scale = fields.number("attention_multiplier", 1e-9, 1e9, 1.0)
+    attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias, scale=scale)
+    mamba, mlp = _mamba(fields), _mlp(fields, shape.num_layers, shape.width)
+    kinds = fields.items("layer_types", shape.num_layers)
+    if any(kind not in KINDS for kind in kinds):
+        raise fields.wrong("layer_types", f"a list of {', '.join(KINDS)}")
+    residual = fields.number("residual_multiplier", 1e-9, 1e9, 1.0)
+    layers = [Layer(attention if KINDS[kind] else mamba, mlp, residual_scale=residual) for kind in kinds]
+    spec = shape.model("granite4", layers, tied=fields.flag("tie_word_embeddings", False))
+    return replace(
+        spec,
+        embedding_scale=fields.number("embedding_multiplier", 1e-9, 1e9, 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1e-9, 1e9, 1.0),
+    )
+
+
+def _mamba(fields: Fields) -> Mamba2:
+    return Mamba2(
+        num_heads=fields.whole("mamba_n_heads", 1, MAX_HEADS),
+        head_dim=fields.whole("mamba_d_head", 1, MAX_HEAD_DIM),
+        state_size=fields.whole("mamba_d_state", 1, MAX_HEAD_DIM),
+        num_groups=fields.whole("mamba_n_groups", 1, MAX_HEADS, 1),
+        width=fields.whole("mamba_d_conv", 2, 64, 4),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        bias=fields.flag("mamba_proj_bias", False),
+    )
+
+
+def _mlp(fields: Fields, num_layers: int, width: int) -> MLP:
+    function = activation(fields)
+    shared = GatedMLP(fields.whole("shared_intermediate_size", 1, MAX_WIDTH), function)
+    if not fields.whole("num_local_experts", 0, 2**16, 0):
+        return shared
+    count = num_experts(fields, "num_local_experts", num_layers)
+    active = fields.whole("num_experts_per_tok", 1, count)
+    return MoE(count, active, GatedMLP(width, function), normalize=True, shared=shared)
+
+
+def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    found = hf_names.decoder(spec)
+    for index, layer in enumerate(spec.layers):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        mlp = f"{ours}mlp." + ("shared." if isinstance(layer.mlp, MoE) else "")
+        found[f"{mlp}gate_up.weight"] = Tensor(f"{theirs}shared_mlp.input_linear.weight")
+        found[f"{mlp}down.weight"] = Tensor(f"{theirs}shared_mlp.output_linear.weight")
+        if isinstance(layer.mlp, MoE):
+            found[f"{ours}mlp.router.weight"] = Tensor(f"{theirs}block_sparse_moe.router.layer.weight")
+            found[f"{ours}mlp.experts.gate_up.weight"] = Tensor(f"{theirs}block_sparse_moe.input_linear.weight")
+            found[f"{ours}mlp.experts.down.weight"] = Tensor(f"{theirs}block_sparse_moe.output_linear.weight")
+        if isinstance(layer.attention, Mamba2):
+            found |= hf_names.mamba(layer.attention, f"{ours}attention.", f"{theirs}mamba.")
+    return found
+
+
+def spec_from_gguf(head: GgufHead) -> ModelSpec:
+    raise ModelFileError(NO_GGUF)
+
+
+def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    raise ModelFileError(NO_GGUF)

@@ -1,0 +1,1 @@
+"""Operations over other caches than keys and values: latents, states."""
