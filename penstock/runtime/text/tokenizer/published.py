@@ -8,6 +8,7 @@ import base64
 import binascii
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def _merges(ordered: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[
             continue
         parts = [token[place : place + 1] for place in range(len(token))]
         while len(parts) > 2:
-            pairs = [(ranks.get(a + b, MAX_TOKENS), place) for place, (a, b) in enumerate(zip(parts, parts[1:]))]
+            pairs = [(ranks.get(a + b, MAX_TOKENS), place) for place, (a, b) in enumerate(pairwise(parts))]
             best, place = min(pairs)
             if best >= ranks[token]:
                 break
