@@ -70,6 +70,12 @@ class CacheConfig:
     """Reuse the KV blocks of prompts that begin alike"""
     kv: KV = "auto"
     """Number format of cached keys and values: auto, fp8 (8-bit floats) or int8 (with a scale a head and token)"""
+    kv_host: str | None = None
+    """Host memory that keeps KV blocks which leave the device, such as 16GiB (default: none, 256MiB with --kv-disk)"""
+    kv_disk: str | None = None
+    """Folder that keeps KV blocks over restarts; every block is verified before it is used (default: none)"""
+    kv_disk_size: str = "10GiB"
+    """Most that --kv-disk takes"""
 
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32, 64, 128):
@@ -78,6 +84,9 @@ class CacheConfig:
         if self.kv_memory is not None:
             bytes_of("--kv-memory", self.kv_memory)
         _check_choice("--kv", self.kv, KV)
+        for flag, size in (("--kv-host", self.kv_host), ("--kv-disk-size", self.kv_disk_size)):
+            if size is not None:
+                bytes_of(flag, size)
         if not _is_number(self.memory_fraction) or not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"--memory-fraction is {self.memory_fraction}; choose a share above 0, at most 1")
 
@@ -91,7 +100,7 @@ class SchedulerConfig:
     order: OrderName = "auto"
     """Who is admitted first: first-come, priority, deadline, fair between tenants, or auto (fair if there are several keys)"""
     max_batch_tokens: int | None = None
-    """Most tokens computed in one step; longer prompts are split over steps (default: what a GPU computes in 0.06 s, at most
+    """Most tokens computed in one step; longer prompts are split over steps (default: what a GPU computes in 0.12 s, at most
     8,192, or a CPU in a second, at most 1,024)"""
     max_sequences: int = 256
     """Most sequences generating at once"""
@@ -190,7 +199,7 @@ class SpeculationConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Adapters laid over the model: LoRA and its kin, each a model name of its own."""
+    """Adapters laid over the model, each a model name of its own."""
 
     adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
     """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""

@@ -28,6 +28,7 @@ from penstock.assembly.speculation.drafting import (
     make_drafter,
     make_head_drafter,
 )
+from penstock.assembly.tiers import make_tiers
 from penstock.config import HEADS, EngineConfig
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
@@ -288,10 +289,13 @@ def make_engine(
             raise ConfigError("adapters are served by one process; leave out --tensor and --pipeline, or --adapter")
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
+        make_tiers(config, loaded.spec, "", scheduler, leading)
         return make(runner=leading, depth=leading.depth)
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
+    fingerprint = config.model.model if loaded.files is None else loaded.files.fingerprint
+    make = partial(make, tiers=make_tiers(config, loaded.spec, fingerprint, scheduler, runner))
     if warms_up:
         runner.warm_up(scheduler.limits.max_batch_tokens)
     return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)

@@ -115,7 +115,8 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
         num_active_parameters=loaded.spec.num_active_parameters,
         cached_tokens=sizing.num_cached_tokens,
     )
-    return Machine(engine, facts, close=None if loaded.group is None else loaded.group.close)
+    close = engine.close if loaded.group is None else loaded.group.close
+    return Machine(engine, facts, close=close)
 
 
 def _end(fault: str) -> None:

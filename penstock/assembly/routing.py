@@ -22,8 +22,9 @@ from penstock.service.gateway.audit import AuditEntry, write_audit
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.admin.api import AdminApi, Audit
 from penstock.service.router.app import RouterApp
-from penstock.service.router.fleet import LiveReplica
+from penstock.service.router.fleet import LiveReplica, ReplicaState
 from penstock.service.router.proxy.client import InboundConnection
+from penstock.service.router.surface import doubts
 from penstock.service.router.trace import RouterTracer
 
 WATCH_S = 1.0
@@ -77,7 +78,9 @@ async def _run(routing: Routing) -> int:
         where = f"http://{routing.listen.host}:{listener.getsockname()[1]}"
         count = counted(len(app.fleet.own) + len(routing.commands), "replica")
         print(f"penstock routes on {where}, {count}, {routing.config.policy}", flush=True)
+        doubting = asyncio.ensure_future(_tell_doubts(app))
         await stopping.wait()
+        doubting.cancel()
         server.close()
         return await _drain(app, routing.listen.drain_s, hurrying)
 
@@ -99,6 +102,14 @@ def _make_app(routing: Routing, gateway: Gateway | None) -> RouterApp:
     for name, url in named(routing.replicas):
         app.add_replica(name, url)
     return app
+
+
+async def _tell_doubts(app: RouterApp) -> None:
+    """Once, when every replica has been looked at."""
+    while not app.fleet.own or any(one.state is ReplicaState.UNKNOWN for one in app.fleet.own):
+        await asyncio.sleep(0.1)
+    for doubt in doubts(app, app.members, app.has_tenants):
+        print(f"penstock: {doubt}", file=sys.stderr, flush=True)
 
 
 def _on_signal(stopping: asyncio.Event, hurrying: asyncio.Event) -> None:

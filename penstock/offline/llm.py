@@ -97,6 +97,8 @@ class LLM:
 
     def close(self) -> None:
         """Give weights and cache back, and end what other ranks there are. What is under way is dropped."""
+        if self._engine is not None:
+            self._engine.close()
         if self._model is not None and self._model.group is not None:
             self._model.group.close()
         self._model = self._engine = self._encoder = None

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from penstock.service.router.fleet import SILENT_S
+from penstock.service.router.surface import doubts
 from tests.router.harness import ScriptedReplica, answer, chunk, head, routed, telling, whole
 from tests.router.service import service
 from tests.router.test_gateway_http import behind_gateway, foreign, said, saying
@@ -100,8 +101,10 @@ def test_an_alias_whose_first_model_nobody_serves_takes_its_fallback(tmp_path):
             "models": {"chat": {"split": {"missing": 1.0}, "fallback": ["there"]}},
             "prices": {"there": {"output": 1.0}},
         }
-        async with behind_gateway(tmp_path, rules, foreign("there", saying("there"))) as (_, asked):
+        async with behind_gateway(tmp_path, rules, foreign("there", saying("there"))) as (router, asked):
             assert said(await asked("chat")) == "there"
+            (doubt,) = [one for one in doubts(router.app, router.app.members, False) if "missing" in one]
+            assert "'chat'" in doubt
 
     run(law)
 

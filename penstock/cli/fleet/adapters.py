@@ -23,11 +23,11 @@ class Config:
     uses the adapter any more.
     """
 
-    action: Literal["list", "load", "unload"] = field(default="list", metadata={"positional": True})
+    action: Literal["list", "load", "unload"] = field(metadata={"positional": True})
     """What to do"""
     name: str = field(default="", metadata={"positional": True})
     """Name of the adapter: what requests have as their model"""
-    path: str = field(default="", metadata={"positional": True})
+    path: str = ""
     """Where it lies in the server's --adapters-dir (default: under its name)"""
     url: str = "http://127.0.0.1:8000"
     """Address of the server"""

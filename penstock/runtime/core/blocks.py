@@ -11,7 +11,7 @@ Knows token ids and hashes, never tensors.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, KeysView
+from collections.abc import Callable, Iterable, KeysView
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -95,6 +95,8 @@ class BlockPool:
         self._pin_ends: list[tuple[float, int, int]] = []
         self._num_pin_ends = 0
         self._listeners: tuple[PoolListener, ...] = ()
+        self.on_evict: Callable[[int, Content], None] | None = None
+        """Called with a cached block that is being taken, and with what it holds until somebody writes there."""
         self.num_evictions = 0
         self.num_shared = 0
         """References beyond the first to each block: what a step of all sequences reads more than once."""
@@ -416,6 +418,9 @@ class BlockPool:
                 block = fresh.pop()
             else:
                 block, _ = cached.popitem(last=False)
+                content = self._contents[block]
+                if self.on_evict is not None and content is not None:
+                    self.on_evict(block, content)
                 self._unpublish(block)
                 self.num_evictions += 1
             references[block] = 1

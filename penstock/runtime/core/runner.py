@@ -1,5 +1,6 @@
 """What computes batches, as the engine, drafters and ranks see it. Knows a `Batch` and nothing of devices."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.runtime.core.batch import Batch, StepOutput
@@ -56,6 +57,21 @@ class Runner(Protocol):
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         """Start a step. It may read tokens that the step before it has drawn but not yet reported; with masks, it draws none
         before `draw` is called, or in the launch itself if the runner has one step under way at a time."""
+
+
+@runtime_checkable
+class BlockRunner(Runner, Protocol):
+    """Hands out what blocks hold as bytes and takes it back, in the order of its steps.
+
+    What is read is what all steps launched so far leave there; steps launched later read what was written."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, all layers."""
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]: ...
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None: ...
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
+from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
 
 LOGGER = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class CancelOrder(NamedTuple):
     choice: int | None
 
 
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | FetchedBlocks
 
 
 class ResultPart(NamedTuple):
@@ -99,6 +100,7 @@ class Engine:
         step_size: StepSize | None = None,
         adapters: AdapterHost | None = None,
         readers: Executor | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._step_size = step_size
@@ -106,6 +108,8 @@ class Engine:
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
         self.matching = matching
         """Holds sequences to their grammars; without it a request with a grammar is refused."""
+        self.tiers = tiers
+        """Keeps blocks beyond the device and brings them back before a request is scheduled."""
         self._output_s = 0.0
         """When the last step's tokens came."""
         self._was_busy = False
@@ -127,11 +131,12 @@ class Engine:
         """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
+        self._is_timed = self._is_timed or tiers is not None
         self._inbox: Inbox[Message] = Inbox()
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
-        """Holds requests until their adapters are on the device; without it a request with one is refused."""
+        """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -152,6 +157,7 @@ class Engine:
     def has_work(self) -> bool:
         is_compiling = self.matching is not None and self.matching.is_compiling
         is_compiling = is_compiling or (self.adapters is not None and self.adapters.is_waiting)
+        is_compiling = is_compiling or (self.tiers is not None and self.tiers.is_fetching)
         return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
 
     def submit(self, request: Request) -> None:
@@ -183,6 +189,11 @@ class Engine:
                     self.check()
                 return False
         return True
+
+    def close(self) -> None:
+        """Nothing is computed any more: what is worth keeping is written."""
+        if self.tiers is not None:
+            self.tiers.close()
 
     def check(self) -> None:
         """Raise EngineError if the scheduler's books do not balance.
@@ -220,6 +231,8 @@ class Engine:
             if log is not None:
                 log.launch(batch, launched_s)
             self.num_steps += 1
+            if self.tiers is not None:
+                self.tiers.copy_out()
             if self._interruptible is not None:
                 self._interruptible.yields = scheduler.yields
             self._launched.append((batch, self._launch(batch), launched_s))
@@ -270,6 +283,9 @@ class Engine:
                 deltas.extend(self._cancel(message))
             elif isinstance(message, Compiled):
                 deltas.extend(self._take_compiled(message, now))
+            elif isinstance(message, FetchedBlocks):
+                if self.tiers is not None and self.tiers.take(message):
+                    deltas.extend(self._schedule(message.request, now))
             elif isinstance(message, Request) and not message.adapter:
                 deltas.extend(self._enter(message, now))
             else:
@@ -279,9 +295,7 @@ class Engine:
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters
         if gate is None:
-            if isinstance(message, Request):
-                return _refusals(message, "this engine serves no adapters", Fault.REQUEST)
-            return []
+            return self._enter(message, now) if isinstance(message, Request) else []
         if isinstance(message, Request):
             return self._let_in(gate.ask(message), now)
         return self._let_in(gate.take(message) if isinstance(message, AdapterRead) else gate.order(message), now)
@@ -307,6 +321,12 @@ class Engine:
         return []
 
     def _add(self, request: Request, now: float) -> list[Delta]:
+        """Schedule a request, once what tiers have of its prompt is on the device."""
+        if self.tiers is not None and self.tiers.fetch(request, self._inbox.put):
+            return []
+        return self._schedule(request, now)
+
+    def _schedule(self, request: Request, now: float) -> list[Delta]:
         try:
             self.scheduler.add(request, now)
         except RequestError as error:
@@ -329,6 +349,10 @@ class Engine:
     def _cancel(self, cancel: CancelOrder) -> tuple[Delta, ...]:
         if self.adapters is not None and cancel.choice is None:
             request = self.adapters.cancel(cancel.request_id)
+            if request is not None:
+                return tuple(_endings(request, CANCELLED))
+        if self.tiers is not None and cancel.choice is None:
+            request = self.tiers.cancel(cancel.request_id)
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
         if self.matching is None:
@@ -423,6 +447,8 @@ class Engine:
             self.proposals.take(batch, seconds + max(between_s, 0.0), has_waited=has_waited)
         if self._step_size is not None:
             self._resize(self._step_size, batch, seconds)
+        if self.tiers is not None:
+            self.tiers.note_step(batch, seconds)
         self._output_s = now
 
     def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:

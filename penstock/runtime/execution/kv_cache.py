@@ -46,8 +46,43 @@ class KVCache:
         sources, targets = torch.tensor(pairs, device=self.pages[0][0].device).t()
         for page in self.pages:
             for part in page:
-                numbers = part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
+                numbers = _plain(part)
                 numbers.index_copy_(0, targets, numbers.index_select(0, sources))
+
+    @property
+    def block_bytes(self) -> int:
+        """What one block holds, all layers."""
+        return sum(part[0].numel() * part.element_size() for page in self.pages for part in page)
+
+    def read(self, blocks: Sequence[int]) -> list[bytes]:
+        """Contents of blocks, each all layers' one after another. Waits for what is under way."""
+        places = torch.tensor(blocks, device=self.pages[0][0].device)
+        parts = [_as_bytes(_plain(part).index_select(0, places)) for page in self.pages for part in page]
+        return [row.tobytes() for row in torch.cat(parts, dim=1).cpu().numpy()]
+
+    def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        """Lay contents down that `read` has given, here or in another process."""
+        places = torch.tensor(blocks, device=self.pages[0][0].device)
+        rows = (
+            torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8).view(len(blocks), -1).to(places.device)
+        )
+        begin = 0
+        for page in self.pages:
+            for part in page:
+                size = part[0].numel() * part.element_size()
+                own = rows[:, begin : begin + size].contiguous().view(_plain(part).dtype)
+                _plain(part).index_copy_(0, places, own.view(len(blocks), *part.shape[1:]))
+                begin += size
+
+
+def _plain(part: torch.Tensor) -> torch.Tensor:
+    """8-bit floats as bytes: torch picks no rows of them."""
+    return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
+
+
+def _as_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """[blocks, bytes of a block]"""
+    return numbers.contiguous().view(torch.uint8).view(len(numbers), -1)
 
 
 CACHE_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}

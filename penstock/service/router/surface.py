@@ -9,6 +9,7 @@ from penstock.config import RouterConfig
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.service.router.fleet import LiveFleet, ReplicaState
 from penstock.service.router.gate import Gate
+from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
 
 JSON = "application/json"
@@ -97,3 +98,21 @@ OWN_ROUTES: Mapping[tuple[str, str], Callable[[RouterFacts], Answer]] = {
     ("GET", "/router/replicas"): replicas,
     ("GET", "/app/v1/fleet"): replicas,
 }
+
+
+def doubts(app: RouterFacts, members: Members, has_tenants: bool) -> list[str]:
+    """What an operator should know once every replica has been looked at."""
+    found = []
+    if has_tenants:
+        found += [
+            f"replica {one.name} does not know this router's key: it stores nothing for your tenants and their streams cannot "
+            "move; set one PENSTOCK_REPLICA_KEY there and here"
+            for one, pool in members
+            if one.state is ReplicaState.READY and not pool.keeps_tenants
+        ]
+    aliases = app.gate.gateway.settings.models if app.gate is not None else {}
+    for name, alias in aliases.items():
+        asked = [*alias.split, *([alias.cascade.first, alias.cascade.then] if alias.cascade is not None else [])]
+        missing = [model for model in asked or [name] if not app.fleet.is_known(model)]
+        found += [f"the model name {name!r} asks for {model!r}, which no replica serves" for model in missing]
+    return found

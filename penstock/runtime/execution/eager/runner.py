@@ -6,7 +6,7 @@ A runner is composed of these parts; every device has its own forward pass and a
 the KV cache and the rows, and a step that failed can be launched again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -51,6 +51,16 @@ class StepRunner:
     @adapters.setter
     def adapters(self, slots: AdapterSlots | None) -> None:
         self._rows.adapters = slots
+
+    @property
+    def block_bytes(self) -> int:
+        return self._cache.block_bytes
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        return self._cache.read(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        self._cache.write(blocks, contents)
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Make ready for steps of up to so many tokens, where kernels have to be compiled."""

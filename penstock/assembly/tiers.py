@@ -1,0 +1,50 @@
+"""The tiers of a KV cache, as asked for."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from penstock.config import EngineConfig, bytes_of
+from penstock.errors import ConfigError
+from penstock.runtime.core.kinds.groups import PLAIN
+from penstock.runtime.core.runner import BlockRunner, Runner
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.tiers.disk import DiskTier
+from penstock.runtime.engine.tiers.host import HostTier
+from penstock.runtime.engine.tiers.record import format_digest
+from penstock.runtime.engine.tiers.tiers import KVTiers
+from penstock.runtime.models.spec import ModelSpec
+
+STAGING_BYTES = 256 << 20
+"""Host memory in front of a disk, unless asked: records wait there to be written, and those just read stay a while."""
+
+
+def make_tiers(
+    config: EngineConfig, spec: ModelSpec, fingerprint: str, scheduler: Scheduler, runner: Runner
+) -> KVTiers | None:
+    """None where none is asked for."""
+    cache = config.cache
+    if cache.kv_host is None and cache.kv_disk is None:
+        return None
+    if not cache.prefix_caching:
+        raise ConfigError("--kv-host and --kv-disk keep cached prefixes; leave out --no-prefix-caching")
+    if not isinstance(runner, BlockRunner):
+        raise ConfigError("--kv-host and --kv-disk work for a model in one process; leave out --tensor and --pipeline")
+    if scheduler.pool.groups is not PLAIN:
+        raise ConfigError(
+            f"--kv-host and --kv-disk keep blocks of full attention; {spec.architecture} has other kinds too"
+        )
+    format = format_digest(
+        fingerprint,
+        repr(spec),
+        cache.kv,
+        cache.block_size,
+        config.model.dtype,
+        config.model.weights,
+        type(runner).__name__,
+    )
+    host_bytes = STAGING_BYTES if cache.kv_host is None else bytes_of("--kv-host", cache.kv_host)
+    disk = None
+    if cache.kv_disk is not None:
+        disk = DiskTier(Path(cache.kv_disk).expanduser(), bytes_of("--kv-disk-size", cache.kv_disk_size))
+    reader = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
+    return KVTiers(scheduler, runner, format, reader, host=HostTier(host_bytes), disk=disk)

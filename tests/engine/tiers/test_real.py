@@ -1,0 +1,69 @@
+"""Answers with blocks from tiers are the answers without, to the bit; a restart keeps them; damage changes no text."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.errors import ConfigError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+BLOCKS = 48
+
+
+def prompts(count: int = 5) -> list[list[int]]:
+    """Each fills a third of the cache, so that together they do not fit."""
+    return [
+        [100 + (7 * number + place * (number + 3)) % 4000 for place in range(16 * 16 + 5)] for number in range(count)
+    ]
+
+
+def answers(llm: LLM, rounds: int = 1) -> list[list[int]]:
+    return [list(llm.generate([prompt], GREEDY)[0].choices[0].token_ids) for _ in range(rounds) for prompt in prompts()]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with LLM("default", num_blocks=BLOCKS, speculate="off") as llm:
+        return answers(llm)
+
+
+def test_blocks_come_back_from_host_memory_unchanged(expected: list[list[int]]) -> None:
+    with LLM("default", num_blocks=BLOCKS, kv_host="512MiB", speculate="off") as llm:
+        assert answers(llm, rounds=3) == expected * 3
+        counts = llm.engine.tiers.counts
+        assert counts.stored_blocks >= 5 * 15
+        assert counts.loaded_blocks >= 5 * 15
+        assert counts.faults == 0
+        llm.engine.check()
+
+
+def test_a_restart_keeps_them_and_damage_changes_no_text(expected: list[list[int]], tmp_path: Path) -> None:
+    settings = {"num_blocks": BLOCKS, "kv_disk": str(tmp_path), "speculate": "off"}
+    with LLM("default", **settings) as llm:
+        assert answers(llm, rounds=2) == expected * 2
+    with LLM("default", **settings) as llm:
+        assert answers(llm) == expected
+        assert llm.engine.tiers.counts.loaded_blocks >= 5 * 15
+        assert llm.engine.tiers.counts.faults == 0
+    for segment in tmp_path.glob("*.kv"):
+        data = bytearray(segment.read_bytes())
+        for place in range(0, len(data), 50_000):
+            data[place] ^= 255
+        segment.write_bytes(data)
+    with LLM("default", **settings) as llm:
+        assert answers(llm) == expected
+        assert llm.engine.tiers.counts.faults >= 5
+
+
+def test_another_format_hits_nothing(expected: list[list[int]], tmp_path: Path) -> None:
+    with LLM("default", num_blocks=BLOCKS, kv_disk=str(tmp_path), speculate="off") as llm:
+        answers(llm, rounds=2)
+    with LLM("default", num_blocks=BLOCKS, kv_disk=str(tmp_path), kv="int8", speculate="off") as llm:
+        answers(llm)
+        assert llm.engine.tiers.counts.loaded_blocks == 0
+
+
+def test_tiers_need_prefixes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep cached prefixes"):
+        LLM("default", kv_disk=str(tmp_path), prefix_caching=False)
