@@ -10,7 +10,8 @@ from penstock.runtime.formats.gguf import GgufFile
 from penstock.runtime.text.stream.styles import style_of_template
 from penstock.runtime.text.template.chat import ChatTemplate
 from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
-from penstock.service.server.text import NO_CARD, ModelCard, Text
+from penstock.runtime.text.tokenizer.tokenizer import read_json
+from penstock.service.server.text import NO_CARD, ModelCard, Text, sampling_defaults
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 PLAIN_TEMPLATE = (
@@ -46,7 +47,8 @@ def open_text(model: str) -> Text:
     source = "" if template is None else template.source
     card = card_of(files)._replace(template=source, has_reasoning=style is not None)
     files.tokenizer.at_least("")  # looks through the vocabulary once: now, not while a first client waits
-    return Text(files.tokenizer, template, style, card)
+    defaults = sampling_defaults(read_json(files.path / "generation_config.json"))
+    return Text(files.tokenizer, template, style, card, defaults)
 
 
 def card_of(files: ModelFiles) -> ModelCard:

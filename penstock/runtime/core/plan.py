@@ -17,6 +17,10 @@ from penstock.runtime.core.sequence import Sequence
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
 
+NO_BLOCKS: tuple[int, ...] = ()
+NO_OTHERS: tuple[tuple[int, ...], ...] = ()
+
+
 class Preemption(NamedTuple):
     """Who left the running ones, for whom, and what there was too little of."""
 
@@ -156,9 +160,8 @@ class StepPlan:
                 drafts = self._usable_drafts(sequence, self.budget - (len(running) - index))
                 num_more = len(drafts)
             end += num_more
-            new_blocks: tuple[int, ...] = ()
-            others: tuple[tuple[int, ...], ...] = ()
-            state: tuple[int, ...] = ()
+            new_blocks = state = NO_BLOCKS
+            others = NO_OTHERS
             if num_more or not start % capacity:  # else its last block has room
                 num_held = len(sequence.blocks)
                 if has_kinds:
@@ -173,11 +176,16 @@ class StepPlan:
                     new_blocks = tuple(sequence.blocks[num_held:])
             sequence.num_launched = end
             sequences.append(sequence)
-            chunk = (row, start, 1 + num_more, drafts, new_blocks, True, None, len(drafts), num_steps, others, state)
-            chunks.append(make(Chunk, chunk))
+            num_drafts = len(drafts)
+            chunks.append(
+                make(
+                    Chunk,
+                    (row, start, 1 + num_more, drafts, new_blocks, True, None, num_drafts, num_steps, others, state),
+                )
+            )
             if num_steps:
                 roster.begin_fast_forward(sequence)
-            self.budget -= 1 + len(drafts)
+            self.budget -= 1 + num_drafts
         return prompts
 
     def _usable_drafts(self, sequence: Sequence, budget: int) -> tuple[int, ...]:

@@ -24,8 +24,9 @@ def make_runner(network: object, shape: RunnerShape, cache_dtype: torch.dtype | 
     """The runner of a whole model that one process computes; its `depth` says how many steps it is worth having under way."""
     device = getattr(network, "device", None)
     runner = RUNNERS.get((type(network), device.type)) if isinstance(device, torch.device) else None
-    if runner is CudaRunner and shape.num_states:
-        runner = ModelRunner  # recorded steps know no states
+    if runner is CudaRunner and isinstance(network, Decoder):
+        kinds = {group.kind for group in network.spec.cache_groups}
+        runner = ModelRunner if kinds & {"latent", "state"} else runner  # recorded steps know keys and values alone
     if runner is None:
         raise ConfigError(f"a {type(network).__name__} does not generate text in one process")
     made: StepRunner = runner(network, shape, cache_dtype)

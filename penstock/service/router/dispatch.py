@@ -240,16 +240,17 @@ class Dispatcher:
         job, ticket = relay.job, relay.job.ticket
         if ticket.ask.later and outcome is RelayOutcome.ANSWERED and status < 300:
             gate.settle_later(ticket, ticket.ask.later)
-        elif outcome is RelayOutcome.LEFT and relay.tried and not ticket.ask.is_free and self._is_ours(relay.tried[-1]):
+        elif outcome is RelayOutcome.LEFT and relay.tried and not ticket.ask.is_free and self._bills(relay.tried[-1]):
             gate.settle_later(ticket, "left")
         else:
             counts = [*job.spent, (job.model, relay.count or relay.estimate)]
             spent = [Spent(name, one.num_prompt, one.num_cached, one.num_output) for name, one in counts]
             gate.settle(ticket, spent, outcome.value)
 
-    def _is_ours(self, name: str) -> bool:
+    def _bills(self, name: str) -> bool:
+        """The replica sends bills: it believes us for whom we ask."""
         replica = self.fleet.get(name)
-        return replica is not None and self.members.pool(replica).is_ours
+        return replica is not None and self.members.pool(replica).keeps_tenants
 
     def asks_more(self, relay: Relay, needs: TokenBound) -> bool:
         ticket = relay.job.ticket

@@ -80,6 +80,7 @@ class DiskTier:
         except (OSError, sqlite3.Error) as error:
             self._fault(error)
             self._forget(key)
+            self._abandon()  # the file may be gone that is being written
             return None
         return record
 

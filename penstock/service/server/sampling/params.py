@@ -15,18 +15,18 @@ MAX_ID_DIGITS = 12
 
 
 def sampling_params(model: ServedModel, asked: SamplingOptions) -> SamplingParams:
-    vocab_size = model.vocab_size
+    vocab_size, defaults = model.vocab_size, model.text.defaults
     ends = () if asked.ignores_eos else model.tokenizer.eos_ids
     stop_token_ids = {*ends, *_token_set(asked.stop_token_ids, vocab_size, "stop_token_ids")}
     seed = random_seed() if asked.seed is None else asked.seed
     return SamplingParams(
-        temperature=_or(asked.temperature, 1.0),
-        top_k=max(_or(asked.top_k, 0), 0),
-        top_p=_or(asked.top_p, 1.0),
-        min_p=_or(asked.min_p, 0.0),
+        temperature=_or(asked.temperature, defaults.temperature),
+        top_k=max(_or(asked.top_k, defaults.top_k), 0),
+        top_p=_or(asked.top_p, defaults.top_p),
+        min_p=_or(asked.min_p, defaults.min_p),
         presence_penalty=_or(asked.presence_penalty, 0.0),
         frequency_penalty=_or(asked.frequency_penalty, 0.0),
-        repetition_penalty=_or(asked.repetition_penalty, 1.0),
+        repetition_penalty=_or(asked.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(asked, vocab_size),
         allowed_token_ids=_token_set(asked.allowed_token_ids, vocab_size, "allowed_token_ids"),
         seed=seed if model.watermark is None else model.watermark.seed(seed),
