@@ -75,12 +75,12 @@ def test_a_plan_that_was_tampered_with_is_refused(capsys, plan, tmp_path):
 def test_a_range_over_moments_is_shown_only_where_there_is_one(capsys, spread):
     names = ("tpot_p50", "output_tokens_per_s", "good_fraction")
     rows = [
-        {"figure": name, "predicted": 0.5, "predicted_range": (0.5, 0.5 + spread), "measured": 0.5, "error": 0.0}
+        {"figure": name, "predicted": 0.5, "interval": (0.5, 0.5 + spread), "measured": 0.5, "error": 0.0}
         for name in names
     ]
     reported = {"rate": 1.0, "verdict": "valid", "tolerance": 0.1, "is_within": True, "is_profiled": True, "rows": rows}
     print_verdict(reported, "tpot_p50")
     printed = capsys.readouterr().out
-    assert ("by the moment" in printed) == (spread > 0.0)
+    assert ("nine times in ten" in printed) == (spread > 0.0)
     assert "good, % of requests" in printed
     assert "Proved" in printed

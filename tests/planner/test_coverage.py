@@ -59,7 +59,7 @@ def test_nine_in_ten_intervals_hold_another_period_of_the_same_machine() -> None
         moments = [figures(one, workload) for one in fleet.moments]
         measured = figures(machine(100 + number), workload)
         for row in check(moments, measured, 0.1, model_error=0.03).rows:
-            low, high = row.range
+            low, high = row.interval
             held += low <= row.measured <= high
             total += 1
     assert held / total >= 0.9, f"{held} of {total}"
@@ -67,10 +67,10 @@ def test_nine_in_ten_intervals_hold_another_period_of_the_same_machine() -> None
 
 def test_an_interval_holds_its_moments_and_widens_with_doubt() -> None:
     narrow, wide = (CheckRow("x", (1.0, 1.1, 0.9), 1.0, True, error) for error in (0.0, 0.1))
-    assert narrow.range[0] < 0.9
-    assert wide.range[0] < narrow.range[0]
-    assert wide.range[1] > narrow.range[1]
-    assert CheckRow("x", (2.0,), 2.0, True).range == (2.0, 2.0)
+    assert narrow.interval[0] < 0.9
+    assert wide.interval[0] < narrow.interval[0]
+    assert wide.interval[1] > narrow.interval[1]
+    assert CheckRow("x", (2.0,), 2.0, True).interval == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(("name", "word"), [("h200", "measured"), ("h100-sxm", "corrected"), ("l4", "corrected")])

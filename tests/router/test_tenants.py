@@ -232,7 +232,7 @@ def test_a_forged_answer_to_go_on_with_is_the_clients_fault() -> None:
     "words", [("serve", "oracle:"), ("route", "--replica", "http://127.0.0.1:9")], ids=lambda w: w[0]
 )
 def test_no_traceback_where_sockets_run_out(words: tuple[str, ...], tmp_path: Path) -> None:
-    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48)); "
+    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96)); "
     start = limit + "from penstock.cli.main import main; sys.argv[0] = 'penstock'; sys.exit(main())"
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
@@ -247,7 +247,7 @@ def test_no_traceback_where_sockets_run_out(words: tuple[str, ...], tmp_path: Pa
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         found = next(match for line in lines if (match := re.search(r"http://([\d.]+):(\d+)", line)))
-        for _ in range(80):
+        for _ in range(160):
             clients.append(socket.create_connection((found[1], int(found[2])), timeout=PATIENCE_S))
         for client in clients:
             client.close()

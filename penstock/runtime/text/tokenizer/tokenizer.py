@@ -16,6 +16,7 @@ import tokenizers
 
 from penstock.errors import ModelFileError, RequestError
 from penstock.runtime.text.tokenizer.pieces import Pieces
+from penstock.runtime.text.tokenizer.published import published_metadata
 from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens, tokenizer_from_metadata
 
 MAX_JSON_BYTES = 1 << 26
@@ -48,13 +49,20 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> "Tokenizer":
-        """Read tokenizer.json, and special tokens from the files beside it."""
+        """Read tokenizer.json, or what a model was published with before there were such files, and special tokens."""
         directory = Path(path)
         file = directory / "tokenizer.json"
         if not file.is_file():
-            raise ModelFileError(
-                f"{directory} has no tokenizer.json; save the model's fast tokenizer there, or use its GGUF file"
-            )
+            metadata = published_metadata(directory, read_json(directory / "tokenizer_config.json"))
+            if metadata is None:
+                raise ModelFileError(
+                    f"{directory} has no tokenizer.json, tokenizer.model or *.tiktoken; fetch one, or use its GGUF file"
+                )
+            backend, special = guarded(lambda: tokenizer_from_metadata(metadata), str(directory))
+            stated = _special_tokens(directory, backend)
+            bos_id = special.bos_id if stated.bos_id is None else stated.bos_id
+            names = {**special.names, **stated.names}
+            return cls(backend, SpecialTokens(bos_id, special.eos_ids | stated.eos_ids, names))
         backend = guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), str(file))
         return cls(backend, _special_tokens(directory, backend))
 

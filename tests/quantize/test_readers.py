@@ -1,0 +1,32 @@
+"""Others read what is written: `transformers` with compressed-tensors computes with the same numbers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.models.ours import Ours
+from tests.models.tiny import SMALL, Variant
+from tests.quantize.making import make, save
+
+pytest.importorskip("compressed_tensors")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+SIZES = SMALL | {"vocab_size": 257, "intermediate_size": 128, "num_hidden_layers": 2, "eos_token_id": 256}
+
+
+@pytest.mark.parametrize("name", ["bf16", "int4", "int8"])
+def test_transformers_agrees_on_greedy_tokens(tmp_path: Path, name: str) -> None:
+    made = make(save(Variant("Llama", SIZES), tmp_path / "plain"), tmp_path / "made", name)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(made.target.out, dtype=torch.float32).eval()
+    ours = Ours(made.target.out, 256)
+    generator = torch.Generator().manual_seed(11)
+    agreed = 0
+    for _ in range(20):
+        prompt = torch.randint(256, (12,), generator=generator).tolist()
+        with torch.no_grad():
+            answer = theirs.generate(
+                torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        agreed += answer[0].tolist() == ours.greedy(prompt, 5, 8)[0]
+    assert agreed == 20
