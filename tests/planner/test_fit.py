@@ -66,7 +66,7 @@ def test_windows_would_let_more_in_and_only_where_there_are_some():
     long = make_demand(prompts=(8000, 8000), answers=(100, 100)).sizes
     gemma = fit_of(make_candidate("gemma-3-4b", "h100"), long)
     llama = fit_of(make_candidate("llama-3.1-8b", "h100"), long)
-    assert gemma.users_in_sight == pytest.approx(gemma.users_mean, rel=0.1), "windows free what they no longer see"
+    assert gemma.users_in_sight > 3 * gemma.users_mean
     assert llama.users_in_sight == pytest.approx(llama.users_mean, abs=1)
 
 
