@@ -139,7 +139,7 @@ def test_steps_are_as_long_as_asked_else_as_found_else_as_usual():
         (pace_of("cpu", 1e18), {}, 1024),
         (pace_of("gpu", 1e18), {}, 8192),
         (pace_of("cpu", 600.0 * per_token), {}, 512),
-        (pace_of("gpu", 10_000.0 * per_token), {}, 512),
+        (pace_of("gpu", 10_000.0 * per_token), {}, 1024),
         (pace_of("gpu", 10_000.0 * per_token, 0.25), {}, 2048),
         (pace_of("cpu", 600.0 * per_token), {"max_batch_tokens": 300}, 300),
         (pace_of("cpu", 600.0 * per_token), {"max_sequences": 600}, 600),

@@ -56,7 +56,8 @@ engines = st.builds(
         SchedulerConfig,
         **_members(SchedulerConfig)
         | {"max_batch_tokens": st.integers(256, 10**6), "max_sequences": st.integers(1, 256)}
-        | {"max_waiting": counts, "max_waiting_tokens": counts, "gather_s": st.floats(0.0, 60.0)},
+        | {"max_waiting": counts, "max_waiting_tokens": counts, "gather_s": st.floats(0.0, 60.0)}
+        | {"tpot_target_ms": st.none() | st.floats(1.0, 60_000.0)},
     ),
 )
 configs = orchards | engines

@@ -174,7 +174,9 @@ def test_a_server_is_examined_by_its_address(capsys) -> None:
         words = ["doctor", server.url + "/", "--window-s", "0.3"]
         assert main(words) == 0
         printed = capsys.readouterr()
-        assert "nothing is wrong with this server, as far as an idle one shows" in printed.out
+        layers = {line.split()[1] for line in printed.out.splitlines() if line.startswith(("warning: ", "critical: "))}
+        assert layers <= {"L0"}, "the machine of a test may be busy; nothing is wrong with the server"
+        assert layers or "nothing is wrong with this server, as far as an idle one shows" in printed.out
         assert "output tokens/s" in printed.out
         assert "TTFT p95" not in printed.out, "nothing began, so there is no figure"
         assert "not exposed" not in printed.out

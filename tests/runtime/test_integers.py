@@ -187,7 +187,7 @@ UNREAD = {
     "dynamic": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"x": {}}}, "dynamic is"),
     "version": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}, "version is 'gemv'"),
     "method": ({"quant_method": "hqq"}, "quant_method is 'hqq'; it must be one of mxfp4, awq, gptq"),
-    "other packing": ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "format is"),
+    "no groups": ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "config_groups"),
     "no such matrices": ({"quant_method": "awq", "bits": 4, "group_size": 128}, "no matrix of that kind"),
 }
 

@@ -79,7 +79,7 @@ def test_a_head_learns_to_foretell_its_target(model: Decoder, examples: list[Exa
 def test_states_recorded_while_answering_are_those_of_reading_the_answers(model: Decoder) -> None:
     prompts = [(1, 2, 3), (4, 5), (6, 7, 8, 9)]
     known = answers(model, prompts, 12)
-    runner = ModelRunner(model, 3 * NUM_BLOCKS, BLOCK_SIZE, 2, NUM_BLOCKS * BLOCK_SIZE)
+    runner = ModelRunner(model, RunnerShape(3 * NUM_BLOCKS, BLOCK_SIZE, 2, NUM_BLOCKS * BLOCK_SIZE))
     recorder = runner.states = AnswerRecorder()
     step = 0
     for row, (prompt, answer) in ((0, known[0]), (1, known[1]), (0, known[2])):

@@ -44,7 +44,7 @@ def until(condition: object, patience_s: float = 30.0) -> bool:
 
 def test_cancel_frees_the_request_and_the_map_agrees_with_the_metrics(seen: Seen, served: Server) -> None:
     page = seen.go("dashboard")
-    expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+    expect(page.locator(".badge.live").first).to_be_visible()
     client = long_request(served.url)
     row = page.get_by_role("region", name="Requests in progress").locator("tbody tr")
     expect(row).to_have_count(1)
@@ -75,16 +75,16 @@ def test_the_stream_survives_a_restart_of_the_server(browser: Browser) -> None:
     with serving("--port", port) as first:
         seen = Seen(context, first.url)
         page = seen.go("dashboard")
-        expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+        expect(page.locator(".badge.live").first).to_be_visible()
     expect(page.get_by_text("connection lost, trying again")).to_be_visible()
     with serving("--port", port):
-        expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+        expect(page.locator(".badge.live").first).to_be_visible()
     context.close()
 
 
 def test_utilisation_misses_and_refusals_are_told(seen: Seen, served: Server) -> None:
     page = seen.go("dashboard")
-    expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+    expect(page.locator(".badge.live").first).to_be_visible()
     body = {"prompt": "The river runs to the sea and " * 8, "max_tokens": 12, "ignore_eos": True}
     for _ in range(2):
         assert served.post("/v1/completions", body).status_code == 200
@@ -107,7 +107,7 @@ def test_a_table_of_many_requests_holds_those_in_sight(browser: Browser) -> None
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         seen = Seen(context, server.url)
         page = seen.go("dashboard")
-        expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+        expect(page.locator(".badge.live").first).to_be_visible()
         clients = [long_request(server.url, 2000) for _ in range(48)]
         expect(page.get_by_role("button", name="In progress (48)")).to_be_visible()
         table = page.get_by_role("region", name="Requests in progress")
@@ -131,7 +131,7 @@ def test_a_table_of_many_requests_holds_those_in_sight(browser: Browser) -> None
 @pytest.mark.slow
 def test_utilisation_is_against_what_the_machine_was_measured_to_reach(seen: Seen, served: Server) -> None:
     page = seen.go("dashboard")
-    expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+    expect(page.locator(".badge.live").first).to_be_visible()
     measure = page.get_by_role("button", name="Measure this machine")
     expect(measure.or_(page.get_by_text("Ceilings: "))).to_be_visible()
     if measure.is_visible():
@@ -162,7 +162,7 @@ def test_with_keys_the_page_asks_for_one_and_shows_what_it_may(browser: Browser)
         expect(page.get_by_role("dialog")).to_be_visible()
         page.get_by_label("API key").fill(KEY)
         page.get_by_role("button", name="Use it").click()
-        expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+        expect(page.locator(".badge.live").first).to_be_visible()
         admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
         body = {"prompt": "x", "max_tokens": 3}
         assert httpx.post(f"{server.url}/v1/completions", json=body, headers=admin).status_code == 200

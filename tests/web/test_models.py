@@ -40,7 +40,7 @@ def test_a_cold_model_is_chosen_shown_while_it_loads_and_then_answers(browser: B
 
         page = seen.go("dashboard?model=b")
         page.reload()
-        expect(page.get_by_text("streaming", exact=True)).to_be_visible()
+        expect(page.locator(".badge.live").first).to_be_visible()
         expect(page.locator(PICKER)).to_have_value("b")
         expect(page.locator("[data-stat=kv-free]")).to_be_visible()
         page.locator(PICKER).select_option("a")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.amounts import format_bytes, format_count
-from penstock.cli.model.show_adapter import is_adapter, show_adapter
 from penstock.cli.plan.model import spec_of_config
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
@@ -36,6 +35,8 @@ class Config:
 
 
 def run(config: Config) -> int:
+    from penstock.cli.model.show_adapter import is_adapter, show_adapter  # numpy
+
     if is_adapter(Path(config.model)):
         return show_adapter(Path(config.model), is_json=config.json)
     described = describe(config.model)

@@ -137,7 +137,7 @@ def signs_of(before: Look, after: Look, window_s: float) -> Signs:
     for name, measure in MEASURES.items():
         change = Change(before.page, after.page, window_s)
         values[name] = measure(change)
-        if change.absent:
+        if change.absent and name not in OPTIONAL:
             missing[name] = tuple(sorted(change.absent))
     ready_status = after.statuses.get("/readyz", math.nan)
     if ready_status == 404:
@@ -236,3 +236,6 @@ MEASURES: Mapping[str, Callable[[Change], float]] = {
     "hit_fraction": lambda change: _ratio(change, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
 }
 """How each sign is read from the change between two pages."""
+
+OPTIONAL = ("dollars_per_1k",)
+"""Signs of servers that were told more, here a price: without it nothing is missing."""

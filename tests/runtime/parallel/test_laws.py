@@ -109,7 +109,12 @@ def test_answers_are_held_to_their_grammars_as_by_one(ranks: Ranks, tmp_path: Pa
 
     def answers(runner: LeadingRunner | ModelRunner) -> dict[tuple[int, int], list[int]]:
         depth = runner.depth if isinstance(runner, LeadingRunner) else 1
-        limits = LIMITS._replace(**SHAPE._asdict())
+        limits = LIMITS._replace(
+            num_blocks=SHAPE.num_blocks,
+            block_size=SHAPE.block_size,
+            max_context=SHAPE.max_context,
+            max_sequences=SHAPE.max_sequences,
+        )
         engine = Engine(Scheduler(limits), runner, Clock(), depth=depth, matching=matching())
         for number, form in enumerate(FORMS):
             engine.submit(make_request(number, (5, 6, number + 1), max_tokens=40, seed=number, n=2, **form))

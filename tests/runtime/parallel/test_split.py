@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.errors import ConfigError, ModelFileError
 from penstock.runtime.execution.load.parameters import load_model
 from penstock.runtime.execution.parallel.world import World
 from penstock.runtime.files import ModelFiles
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.ranks import Ranks
-from penstock.runtime.models.spec import MoE
+from penstock.runtime.models.spec import GQA, MoE
 from tests.models.tiny import DECODERS
 from tests.runtime.driving import all_logits
 from tests.runtime.parallel.threads import CPU, in_ranks, load_part
@@ -52,6 +53,10 @@ def logits_of(folder: Path, ranks: Ranks, *, shares_memory: bool = True) -> list
 def test_every_architecture(name: str, tmp_path: Path) -> None:
     DECODERS[name].save(tmp_path)
     model = whole_model(tmp_path)
+    if not all(isinstance(layer.attention, GQA) for layer in model.spec.layers):
+        with pytest.raises((ConfigError, ModelFileError)):
+            Ranks(2).check(model.spec)
+        return
     expected = all_logits(model, TOKENS)
     layouts = MIXED if any(isinstance(layer.mlp, MoE) for layer in model.spec.layers) else DENSE
     for ranks in (*layouts, *(MORE if name in THOROUGH else ())):
