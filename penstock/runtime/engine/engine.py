@@ -232,7 +232,8 @@ class Engine:
                 log.launch(batch, launched_s)
             self.num_steps += 1
             if self.tiers is not None:
-                self.tiers.copy_out()
+                are_sound = not any(isinstance(ticket, NotLaunched) for _, ticket, _ in self._launched)
+                self.tiers.copy_out(are_sound=are_sound)
             if self._interruptible is not None:
                 self._interruptible.yields = scheduler.yields
             self._launched.append((batch, self._launch(batch), launched_s))

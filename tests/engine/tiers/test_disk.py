@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.runtime.engine.tiers import disk
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.policy import Ghosts, Rates
@@ -74,7 +76,7 @@ def test_the_disk_never_holds_more_than_it_may(tmp_path: Path, opened: Opened) -
     tier = opened(tmp_path, bound)
     for number in range(400):
         tier.put([record(number)])
-        assert sum(path.stat().st_size for path in tmp_path.glob("*.kv")) <= bound
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= bound
     key, newest = record(399)
     assert tier.get(key, newest.hash) == newest
     assert 10 < len(tier) < 64
@@ -96,7 +98,7 @@ def test_damage_is_a_miss_a_deletion_and_a_count(tmp_path: Path, opened: Opened)
     made = [record(number) for number in range(20)]
     tier = opened(tmp_path)
     tier.put(made)
-    (segment,) = tmp_path.glob("*.kv")
+    (segment,) = tmp_path.rglob("*.kv")
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
@@ -129,12 +131,18 @@ def test_a_killed_writer_leaves_a_folder_that_opens(tmp_path: Path, opened: Open
     assert tier.get(key, each.hash) == each
 
 
-def test_two_engines_do_not_share_a_folder(tmp_path: Path, opened: Opened) -> None:
-    tier = opened(tmp_path)
-    with pytest.raises(ConfigError, match="in use by another engine"):
+def test_engines_beside_each_other_have_a_part_each(tmp_path: Path, opened: Opened, monkeypatch: Any) -> None:
+    """As replicas of one server have; the next process to come finds what the first of them left."""
+    monkeypatch.setattr(disk, "MAX_PARTS", 2)
+    first, second = opened(tmp_path), opened(tmp_path)
+    first.put([record(1)])
+    second.put([record(2)])
+    assert (len(first), len(second)) == (1, 1)
+    with pytest.raises(ConfigError, match="in use by 2 other engines"):
         opened(tmp_path)
-    tier.close()
-    opened(tmp_path)
+    first.close()
+    key, kept = record(1)
+    assert opened(tmp_path).get(key, kept.hash) == kept
 
 
 def test_a_disk_that_cannot_be_written_costs_nothing_but_hits(tmp_path: Path, opened: Opened) -> None:

@@ -46,7 +46,7 @@ def test_a_restart_keeps_them_and_damage_changes_no_text(expected: list[list[int
         assert answers(llm) == expected
         assert llm.engine.tiers.counts.loaded_blocks >= 5 * 15
         assert llm.engine.tiers.counts.faults == 0
-    for segment in tmp_path.glob("*.kv"):
+    for segment in tmp_path.rglob("*.kv"):
         data = bytearray(segment.read_bytes())
         for place in range(0, len(data), 50_000):
             data[place] ^= 255

@@ -19,6 +19,7 @@ from penstock.runtime.engine.tiers.record import KVRecord, decode_record, encode
 LOGGER = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
+MAX_PARTS = 64
 SEGMENTS = 16
 """At least so many files fit within the bound, so that what goes at once is a small part."""
 SCHEMA = """
@@ -31,20 +32,18 @@ CREATE INDEX IF NOT EXISTS records_of_segment ON records (segment);
 
 
 class DiskTier:
-    """One process writes a folder at a time; its files survive it. All calls come from one thread."""
+    """One part of a folder, which one process writes at a time; its files survive it. All calls come from one thread."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_faults = 0
         """Reads and writes that failed, and records that were not what the index said."""
-        self._folder = folder
         self._segment_bytes = max(min(SEGMENT_BYTES, max_bytes // SEGMENTS), 1)
         self._file: IO[bytes] | None = None
         self._segment = 0
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = _claim(folder)
-            self._index = sqlite3.connect(folder / "index.sqlite", timeout=2.0, check_same_thread=False)
+            self._folder, self._lock = _claim(folder)
+            self._index = sqlite3.connect(self._folder / "index.sqlite", timeout=2.0, check_same_thread=False)
             self._index.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"--kv-disk {folder} cannot be used: {error}; name another folder") from error
@@ -53,7 +52,7 @@ class DiskTier:
         self._keys = {bytes(key) for (key,) in self._index.execute("SELECT key FROM records")}
         """All keys in memory: looking for what is not there costs no disk."""
         known = {self._path(segment) for (segment,) in self._index.execute("SELECT id FROM segments")}
-        for path in set(folder.glob("*.kv")) - known:  # of a process that was killed while it wrote
+        for path in set(self._folder.glob("*.kv")) - known:  # of a process that was killed while it wrote
             path.unlink(missing_ok=True)
         with self._index:
             self._shrink(0)
@@ -180,12 +179,18 @@ class DiskTier:
         return self._folder / f"{segment:08d}.kv"
 
 
-def _claim(folder: Path) -> IO[str]:
-    """The folder's lock, held until it is closed: two engines would write over each other's files."""
-    lock = (folder / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ConfigError(f"--kv-disk {folder} is in use by another engine; name another folder") from None
-    return lock
+def _claim(folder: Path) -> tuple[Path, IO[str]]:
+    """The first part of the folder that no other engine has, and its lock, held until it is closed.
+
+    Replicas and models of one server are engines of their own: each would write over the others' files.
+    """
+    for number in range(MAX_PARTS):
+        part = folder / str(number)
+        part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (part / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return part, lock
+        except BlockingIOError:
+            lock.close()
+    raise ConfigError(f"--kv-disk {folder} is in use by {MAX_PARTS} other engines; name another folder")

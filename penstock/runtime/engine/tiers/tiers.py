@@ -107,12 +107,14 @@ class KVTiers:
         if is_worth and not self._has(key_of(self._format, content.hash)):
             self._leaving.append((block, content.hash, content.tokens))
 
-    def copy_out(self) -> None:
-        """Read the blocks that are leaving. To be called between a plan and its launch."""
-        if not self._leaving:
-            return
+    def copy_out(self, *, are_sound: bool = True) -> None:
+        """Read the blocks that are leaving. To be called between a plan and its launch.
+
+        While a step is under way that could not be started, what its sequences were to write may be missing: nothing is kept.
+        """
         leaving, self._leaving = self._leaving, []
-        self._keep(leaving)
+        if leaving and are_sound:
+            self._keep(leaving)
 
     def _keep(self, blocks: list[tuple[int, bytes, bytes]]) -> None:
         contents = self._runner.read_blocks([block for block, _, _ in blocks])
@@ -197,7 +199,8 @@ class KVTiers:
         size = self._pool.block_size
         sound = []
         for place, record in enumerate(fetched.records, fetched.first):
-            if record.tokens != packed(request.prompt[place * size : (place + 1) * size]):
+            is_whole = len(record.kv) == self._runner.block_bytes
+            if not is_whole or record.tokens != packed(request.prompt[place * size : (place + 1) * size]):
                 self._counts = self._counts._replace(faults=self._counts.faults + 1)
                 break
             sound.append(record)
