@@ -47,11 +47,13 @@ def _operation(words: str) -> dict[str, Any]:
 PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Penstock admin</title>
 <meta name="viewport" content="width=device-width">
 <style>
+*{box-sizing:border-box}:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1d2733;background:#fff}
-table{border-collapse:collapse;width:100%;margin:.5rem 0 1rem}
+table{border-collapse:collapse;display:block;max-width:100%;overflow:auto;margin:.5rem 0 1rem}
 td,th{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #dde3ea}
-input,select,button,textarea{font:inherit;padding:.3rem .5rem;margin:.15rem}pre{background:#f3f6f9;padding:.6rem;overflow:auto}
-.bad{color:#a4121f}.good{color:#0b6b3a}@media(prefers-color-scheme:dark){body{background:#12171d;color:#dbe3ec}pre{background:#1b232c}}
+input,select,button,textarea{font:inherit;padding:.3rem .5rem;margin:.15rem;max-width:100%}pre{background:#f3f6f9;padding:.6rem;overflow:auto}
+.bad{color:#a4121f}.good{color:#0b6b3a}@media(prefers-color-scheme:dark){body{background:#12171d;color:#dbe3ec}pre{background:#1b232c}
+.bad{color:#ff8a8f}.good{color:#6fd69b}}
 </style>
 <h1>Penstock admin</h1>
 <form id="door"><label>Admin key <input type="password" id="key" autocomplete="off" required></label> <button>Open</button>
@@ -78,10 +80,12 @@ async function ask(method,path,body){const r=await fetch(path,{method,headers:{a
  body:body===undefined?undefined:JSON.stringify(body)});const v=await r.json();
  if(!r.ok)throw new Error(v.error?v.error.message:r.status);return v}
 function say(text,good){$("said").textContent=text;$("said").className=good?"good":"bad"}
+function shown(name,v){if(name==="at"||name.endsWith("_at"))return v?new Date(v*1000).toLocaleString():"";
+ return v!==null&&typeof v==="object"?JSON.stringify(v):v}
 function table(id,rows,act){const t=$(id);t.replaceChildren();if(!rows.length)return;const names=Object.keys(rows[0]);
  const head=t.insertRow();for(const n of names){const c=document.createElement("th");c.textContent=n;head.append(c)}
  for(const row of rows){const r=t.insertRow();for(const n of names)r.insertCell().textContent=
-  row[n]!==null&&typeof row[n]==="object"?JSON.stringify(row[n]):row[n];
+  shown(n,row[n]);
   if(act){const b=document.createElement("button");b.textContent=act[0];b.onclick=()=>run(()=>act[1](row));
    r.insertCell().append(b)}}}
 async function draw(){table("keys",await ask("GET","/keys"),["revoke",k=>ask("DELETE","/keys/"+k.id)]);
