@@ -51,7 +51,8 @@ PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Penstock 
 body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1d2733;background:#fff}
 table{border-collapse:collapse;display:block;max-width:100%;overflow:auto;margin:.5rem 0 1rem}
 td,th{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #dde3ea}
-input,select,button,textarea{font:inherit;padding:.3rem .5rem;margin:.15rem;max-width:100%}pre{background:#f3f6f9;padding:.6rem;overflow:auto}
+input,select,button,textarea{font:inherit;padding:.3rem .5rem;margin:.15rem;max-width:100%}
+pre{background:#f3f6f9;padding:.6rem;overflow:auto}
 .bad{color:#a4121f}.good{color:#0b6b3a}@media(prefers-color-scheme:dark){body{background:#12171d;color:#dbe3ec}pre{background:#1b232c}
 .bad{color:#ff8a8f}.good{color:#6fd69b}}
 </style>
