@@ -109,6 +109,10 @@ class LoadedModel:
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.network.parameters())
 
+    def weights_digest(self) -> str:
+        """Made-up weights are named by their shape, which is all that decides them."""
+        return "made up" if self.files is None else self.files.weights_digest
+
 
 def load(
     config: EngineConfig, cache: Path | None = None, progress: Progress | None = None, *, warms_up: bool = False
@@ -289,13 +293,12 @@ def make_engine(
             raise ConfigError("adapters are served by one process; leave out --tensor and --pipeline, or --adapter")
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
-        make_tiers(config, loaded.spec, "", scheduler, leading)
+        make_tiers(config, loaded.spec, str, scheduler, leading)
         return make(runner=leading, depth=leading.depth)
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
-    fingerprint = config.model.model if loaded.files is None else loaded.files.fingerprint
-    make = partial(make, tiers=make_tiers(config, loaded.spec, fingerprint, scheduler, runner))
+    make = partial(make, tiers=make_tiers(config, loaded.spec, loaded.weights_digest, scheduler, runner))
     if warms_up:
         runner.warm_up(scheduler.limits.max_batch_tokens)
     return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
