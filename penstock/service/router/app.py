@@ -37,7 +37,7 @@ from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming, PlainCaller
 from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
-from penstock.service.router.proxy.sockets import SocketSession
+from penstock.service.router.proxy.sockets import RelayedSocket
 from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
 from penstock.service.router.trace import RouterTracer
 
@@ -222,7 +222,7 @@ class RouterApp:
                 raise not_found("no WebSocket is served on this path")
             if self.is_draining:
                 raise unavailable("the router is shutting down; open it elsewhere", 1, code="shutting_down")
-            client.upgrade(SocketSession(self, request, client))
+            client.upgrade(RelayedSocket(self, request, client))
         except Refusal as error:
             self.refuse(request, client, error)
             client.close_when_done()

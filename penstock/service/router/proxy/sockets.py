@@ -33,7 +33,7 @@ from penstock.service.router.proxy.client import Answering, InboundConnection, R
 from penstock.service.router.proxy.incoming import Incoming
 
 
-class SocketSession:
+class RelayedSocket:
     """Between a client's frames and the requests they stand for, one under way at a time."""
 
     def __init__(self, handler: RequestHandler, request: Incoming, client: InboundConnection) -> None:
@@ -178,7 +178,7 @@ class SocketSession:
 class SocketAnswer:
     """Takes the answer to one frame as a connection would, and sends it as frames."""
 
-    def __init__(self, session: SocketSession) -> None:
+    def __init__(self, session: RelayedSocket) -> None:
         self._session = session
         self._is_left = False
         self._rest = b""
