@@ -3,13 +3,17 @@
 import os
 
 PAGE_BYTES = 4096
-_page = b""
 
 
-def random_hex(num_bytes: int) -> bytes:
-    """Twice as many hexadecimal digits. No byte is given twice."""
-    global _page
-    if len(_page) < 2 * num_bytes:
-        _page = os.urandom(PAGE_BYTES).hex().encode()
-    drawn, _page = _page[: 2 * num_bytes], _page[2 * num_bytes :]
-    return drawn
+class RandomNames:
+    """No byte is given twice. One for each event loop."""
+
+    def __init__(self) -> None:
+        self._page = b""
+
+    def draw(self, num_bytes: int) -> bytes:
+        """Twice as many hexadecimal digits."""
+        if len(self._page) < 2 * num_bytes:
+            self._page = os.urandom(PAGE_BYTES).hex().encode()
+        drawn, self._page = self._page[: 2 * num_bytes], self._page[2 * num_bytes :]
+        return drawn

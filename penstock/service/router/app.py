@@ -15,8 +15,8 @@ from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.frames import SOCKET_PATHS
+from penstock.service.edge.lots import RandomNames
 from penstock.service.edge.memory import owes_memory, trim_memory
-from penstock.service.edge.lots import random_hex
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
@@ -104,6 +104,7 @@ class RouterApp:
         self.is_draining = False
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
+        self._names = RandomNames()
         self._clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -351,7 +352,7 @@ class RouterApp:
 
     def _job(self, arrival: AdmittedRequest) -> Job:
         request = arrival.request
-        relay_key = random_hex(16)  # ids of answers follow from it: nobody may know it
+        relay_key = self._names.draw(16)  # ids of answers follow from it: nobody may know it
         job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
         job.ticket = arrival.ticket
         if keeps(request.path):
@@ -433,7 +434,7 @@ class RouterApp:
 
     def _request_id(self, request: Incoming) -> bytes:
         given = request.headers.get(b"x-request-id", b"")
-        return given if given and _ID.fullmatch(given) else b"req_" + random_hex(12)
+        return given if given and _ID.fullmatch(given) else b"req_" + self._names.draw(12)
 
     def _own_answer(
         self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes

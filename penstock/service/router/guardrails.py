@@ -22,7 +22,7 @@ MAX_HELD_BYTES = 4 << 20
 STREAMS = (b"text/event-stream", b"application/x-ndjson")
 
 
-class Verdict(msgspec.Struct):
+class GuardrailAnswer(msgspec.Struct):
     allow: bool
     message: str = ""
     body: msgspec.Raw = msgspec.Raw()
@@ -77,7 +77,7 @@ class Guardrails:
         for pool in self._pools.values():
             pool.close()
 
-    async def _ask(self, settings: GuardrailSettings, url: str, asked: Judged) -> Verdict:
+    async def _ask(self, settings: GuardrailSettings, url: str, asked: Judged) -> GuardrailAnswer:
         try:
             pool = self._pools.get(url)
             if pool is None:
@@ -85,11 +85,11 @@ class Guardrails:
             found = await fetch(pool, _post(pool, url, msgspec.json.encode(asked)), settings.timeout_s)
             if found.status != 200:
                 raise ValueError(f"status {found.status}")
-            verdict = msgspec.json.decode(found.body, type=Verdict)
+            verdict = msgspec.json.decode(found.body, type=GuardrailAnswer)
         except (OSError, ValueError) as error:
             self._count(asked, "failed")
             if settings.on_failure == "pass":
-                return Verdict(True)
+                return GuardrailAnswer(True)
             message = "the guardrail of this service does not answer, so nothing passes; try later"
             raise unavailable(message, 2, code="guardrail_unavailable") from error
         self._count(asked, "allowed" if verdict.allow else "refused")
