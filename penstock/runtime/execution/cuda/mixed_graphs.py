@@ -111,8 +111,9 @@ class MixedGraphs:
         described = [[self._parts.idle_row, 0, length] for length in lengths]
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
-        token_ids, layout, _ = spread(chunks, sum(lengths), *where)
+        token_ids, layout, row_of_token = spread(chunks, sum(lengths), *where)
         layout = replace(layout, lengths=lengths, contexts=lengths)
+        self._parts.tell(row_of_token)
         model(token_ids, Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
