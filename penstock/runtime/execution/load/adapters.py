@@ -88,6 +88,15 @@ class Adapter:
         return sum(tensor.numel() for tensor in (*self.tables.values(), *parts))
 
 
+def check_uncut(adapter: Adapter) -> None:
+    """Refuse what is computed from whole rows of matrices, where ranks have columns of them each."""
+    changes = [change for parts in adapter.changes.values() for change in parts if change is not None]
+    if any(change.scales is not None for change in changes):
+        raise ModelFileError(
+            f"the adapter {adapter.path} is a DoRA, which needs whole rows of matrices that --tensor cuts; use --pipeline"
+        )
+
+
 @dataclass(slots=True)
 class Module:
     """The tensors of one module, by what they are."""
