@@ -69,7 +69,7 @@ def over_ranks(ranks: Ranks, make: Any, paths: list[str], shape: Any = SHAPE) ->
             leading = LeadingRunner(runner, world, network.spec.vocab_size)
             return answers(leading, LeadingAdapters(slots, world), paths, shape)
         finally:
-            world.announce(encode_step(None))
+            world.broadcast(encode_step(None))
 
     found, *_ = in_ranks(ranks, run)
     assert found is not None

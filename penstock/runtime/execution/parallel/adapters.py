@@ -40,7 +40,7 @@ class LeadingAdapters:
     def expect(self, path: str) -> None:
         self._num_asked += 1
         self._asked[path] = self._num_asked
-        self._world.announce(encode_word(AdapterWord("read", path, number=self._num_asked)))
+        self._world.broadcast(encode_word(AdapterWord("read", path, number=self._num_asked)))
 
     def read(self, path: str) -> Any:
         number = self._asked.pop(path)
@@ -67,11 +67,11 @@ class LeadingAdapters:
         return str(said)
 
     def place(self, adapter: Any) -> None:
-        self._world.announce(encode_word(AdapterWord("place", adapter.path, adapter.digest)))
+        self._world.broadcast(encode_word(AdapterWord("place", adapter.path, adapter.digest)))
         self._slots.place(adapter)
 
     def remove(self, digest: str) -> None:
-        self._world.announce(encode_word(AdapterWord("remove", "", digest)))
+        self._world.broadcast(encode_word(AdapterWord("remove", "", digest)))
         self._slots.remove(digest)
 
 
