@@ -113,8 +113,8 @@ def add_lora(
             before = plain * bank.factors[slot] if bias is None else plain * bank.factors[slot] + bias.float()
         a = bank.numbers[slot - 1, at_a : at_a + rank * len(sizes) * x.shape[1]].view(-1, x.shape[1])
         b = bank.numbers[slot - 1, at_b : at_b + rank * y.shape[1]].view(rank, -1)
-        shrunk = (x[at].float() @ a.float().t()).split(rank, 1)
-        made = [part @ weights for part, weights in zip(shrunk, b.float().split(list(sizes), 1), strict=True)]
+        shrunk = torch.split(x[at].float() @ a.float().t(), rank, 1)
+        made = [part @ weights for part, weights in zip(shrunk, torch.split(b.float(), list(sizes), 1), strict=True)]
         y[at] = (before + torch.cat(made, 1)).to(y.dtype)
     return y
 

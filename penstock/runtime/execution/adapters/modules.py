@@ -56,7 +56,7 @@ class ModuleBank:
         room = self._swap(model, spec, step, shard)
         self._like = like_of(next(iter(self._linears.values())).linear)
         device = self._like.device
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self._side is not None and not all(is_even(linear.sizes) for linear in self._linears.values()):
             raise ConfigError(
                 "adapters are not served on a GPU over heads that are no multiple of 16 wide; leave them out"

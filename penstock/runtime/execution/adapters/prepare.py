@@ -149,7 +149,7 @@ def row_squares(module: nn.Module, columns: int) -> Tensor:
     """The squared length of every row of a matrix, which may be packed: then from what it makes of one input at a time."""
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor):
-        return torch.cat([part.float().square().sum(1) for part in weight.split(IDENTITY_ROWS)])
+        return torch.cat([part.float().square().sum(1) for part in torch.split(weight, IDENTITY_ROWS)])
     inputs = torch.eye(columns, device=like_of(module).device)
     return torch.stack([part.square().sum(0) for part in _images(module, inputs)]).sum(0)
 
