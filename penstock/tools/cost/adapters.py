@@ -64,6 +64,9 @@ class AskedAdapters:
         return adapter_bytes(spec, self.adapter_rank) / READ_BYTES_PER_S
 
 
+NO_ADAPTERS = AskedAdapters()
+
+
 def adapted(cost: Cost, asked: AskedAdapters, spec: ModelSpec, hardware: Hardware, layout: Layout) -> Cost:
     """The cost with what adapters add; as it is where none are asked for."""
     if not asked.adapters:
