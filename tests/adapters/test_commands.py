@@ -70,7 +70,7 @@ def test_eval_measures_an_adapter(model: str, adapter: str, tmp_path: Path, caps
         found.append(json.loads(capsys.readouterr().out)["perplexity"])
     assert found[0] != found[1]
     asked.write_text(json.dumps({"prompt": "Water", "answer": "falls"}) + "\n")
-    assert main(["eval", "tasks", str(asked), model, "--max-context", "128", "--json", "--adapter", adapter]) == 0
+    assert main(["eval", "tasks", str(asked), model, "--max-context", "512", "--json", "--adapter", adapter]) == 0
     assert json.loads(capsys.readouterr().out)["adapter"] == adapter
 
 

@@ -57,6 +57,8 @@ class AskedAdapters:
 
     def slot_bytes(self, spec: ModelSpec, layout: Layout) -> int:
         """That all slots take of one device."""
+        if not self.adapters:
+            return 0
         return self.num_slots * adapter_bytes(spec, self.adapter_rank) // layout.devices_per_copy
 
     def load_s(self, spec: ModelSpec) -> float:
