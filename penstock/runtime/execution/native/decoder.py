@@ -118,7 +118,7 @@ class NativeDecoder:
         slots, starts, contexts = layout.slots, layout.query_starts, layout.context_lengths
         angles = [step.angles[first] for first in self._first_with]
         cosines, sines = (pointers([each[i] for each in angles if each is not None]) for i in range(2))
-        told = native.NativeStep(
+        inputs = native.NativeStep(
             token_ids.data_ptr(),
             slots.data_ptr(),
             layout.block_tables.data_ptr(),
@@ -132,9 +132,9 @@ class NativeDecoder:
             layout.block_tables.stride(0),
         )
         if sharing is None:
-            self._library.step(self._model, told)
+            self._library.step(self._model, inputs)
         else:
-            self._library.shared_step(self._model, told, sharing)
+            self._library.shared_step(self._model, inputs, sharing)
         return hidden
 
     def compute(

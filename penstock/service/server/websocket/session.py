@@ -68,7 +68,7 @@ class SocketSession:
         try:
             while (body := await self._pending.get()) is not None:
                 if isinstance(body, str):
-                    await self._tell({"error": {"message": body, "type": "invalid_request_error"}, "status": 400})
+                    await self._report({"error": {"message": body, "type": "invalid_request_error"}, "status": 400})
                 else:
                     await self._answer(body, pipe)
                 if self._is_draining():
@@ -118,10 +118,10 @@ class SocketSession:
             await asyncio.shield(gone)
             return {"type": "http.disconnect"}
 
-        events = Events(self._tell, self._put)
+        events = Events(self._report, self._put)
         await self._app(self._request(len(data), pipe), receive, events)
         if gone.done() and not self._is_over:
-            await self._tell({"type": "cancelled"})
+            await self._report({"type": "cancelled"})
 
     def _request(self, num_bytes: int, pipe: _Pipe) -> Scope:
         scope = self._scope
@@ -144,7 +144,7 @@ class SocketSession:
             "penstock.connection": pipe,
         }
 
-    async def _tell(self, value: Any) -> None:
+    async def _report(self, value: Any) -> None:
         await self._put(msgspec.json.encode(value).decode())
 
     async def _put(self, text: str) -> None:
@@ -155,8 +155,8 @@ class SocketSession:
 class Events:
     """Takes an HTTP answer and sends a frame for each event of its stream, or one for an answer that is none."""
 
-    def __init__(self, tell: Callable[[Any], Awaitable[None]], put: Callable[[str], Awaitable[None]]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Any], Awaitable[None]], put: Callable[[str], Awaitable[None]]) -> None:
+        self._report = report
         self._put = put
         self._status = 0
         self._headers: dict[bytes, bytes] = {}
@@ -174,9 +174,9 @@ class Events:
                     await self._put(data)
         elif not message.get("more_body", False):
             value = msgspec.json.decode(self._rest) if self._rest else {}
-            told = value | {"status": self._status} if isinstance(value, dict) else {"status": self._status}
+            payload = value | {"status": self._status} if isinstance(value, dict) else {"status": self._status}
             retry = self._headers.get(b"retry-after")
-            await self._tell(told if retry is None else told | {"retry_after": float(retry)})
+            await self._report(payload if retry is None else payload | {"retry_after": float(retry)})
 
 
 def _data_in(event: bytes) -> Iterator[str]:
