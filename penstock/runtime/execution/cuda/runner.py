@@ -61,6 +61,10 @@ class PinnedSender:
         return Flight(arrived, out)
 
 
+NUM_EARLY_MIXED = 8
+"""Sizes of mixed steps recorded before the first request; the others are recorded while nothing is to be done."""
+
+
 class CudaRunner(StepRunner):
     depth = 2
     """A step is launched while the tokens of the one before it are on their way to the host."""
@@ -95,6 +99,8 @@ class CudaRunner(StepRunner):
         self._warm_up.finish(max_batch_tokens)
         self._recorded.decodes.record_all(self._max_sequences)
         self._rehearsals = self._recorded.mixed.sizes()
+        for _ in range(NUM_EARLY_MIXED):
+            self.rehearse()
 
     def rehearse(self) -> bool:
         """Record a mixed step of one more size, while nothing else is to be done; False if none is left."""
