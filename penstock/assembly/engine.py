@@ -305,10 +305,9 @@ def make_engine(
 
 
 def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
-    """Windows give blocks back where one process computes the model piece by piece."""
-    has_states = any(group.kind == "state" for group in loaded.spec.cache_groups)
-    is_eager = isinstance(loaded.network, Decoder) and (loaded.device.torch_device.type != "cuda" or has_states)
-    return is_eager and config.parallel.tensor * config.parallel.pipeline == 1
+    """Windows give blocks back where one process computes the model, unless blocks are kept beyond the device too."""
+    keeps = config.cache.kv_host is not None or config.cache.kv_disk is not None
+    return config.parallel.tensor * config.parallel.pipeline == 1 and not keeps
 
 
 def check_heads(spec: ModelSpec) -> None:

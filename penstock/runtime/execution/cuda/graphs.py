@@ -149,7 +149,8 @@ class DecodeGraphs:
             lengths=[1] * num_rows,
             contexts=[],
         )
-        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers)
+        others = self._parts.rows.through_others(layout, rows, rows)
+        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others)
         self._parts.tell(rows)
         scores = model.scores(model(decodes.token_ids, step))
         return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places), NOTHING))

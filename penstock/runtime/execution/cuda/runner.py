@@ -78,9 +78,11 @@ class CudaRunner(StepRunner):
         """One row and one block more than asked for: padding of recorded batches reads and writes there."""
         spec, device = model.spec, model.device
         num_blocks, block_size, max_sequences, max_context = shape[:4]
-        cache = KVCache(spec, num_blocks + 1, block_size, cache_dtype or model.cache_dtype, device)
+        dtype, frees = cache_dtype or model.cache_dtype, shape.frees
+        cache = KVCache(spec, num_blocks + 1, block_size, dtype, device, frees=frees)
         rotations = Rotations(spec, max_context, device)
-        rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
+        groups = spec.cache_layout(frees=frees).groups
+        rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks, groups)
         sampler = Sampler(rows.tokens, rows.sampling)
         parts = GraphParts(model, cache, rotations, rows, sampler, max_sequences, GraphRecorder())
         recorded = record_steps(parts)
