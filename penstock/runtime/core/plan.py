@@ -9,9 +9,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Arrival, Chunk, PrefixHit, make
+from penstock.runtime.core.batching import MixedSteps
 from penstock.runtime.core.blocks import BlockPool, Match
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.mixed import MixedSteps
 from penstock.runtime.core.roster import Roster
 from penstock.runtime.core.sequence import Sequence
 

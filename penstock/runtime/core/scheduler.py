@@ -25,12 +25,11 @@ from penstock.runtime.core.batch import (
     StepOutput,
     make,
 )
-from penstock.runtime.core.batching import CONTINUOUS, Batching
+from penstock.runtime.core.batching import CONTINUOUS, Batching, MixedSteps
 from penstock.runtime.core.deadlines import Deadlines
 from penstock.runtime.core.flights import Flights
 from penstock.runtime.core.kinds.pool import make_pool
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.mixed import MixedSteps
 from penstock.runtime.core.order import Order, Queue, by_arrival
 from penstock.runtime.core.plan import Preemption, StepPlan
 from penstock.runtime.core.prefix import Holding, Namespace

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.core.mixed import MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
+from penstock.runtime.core.batching import MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
