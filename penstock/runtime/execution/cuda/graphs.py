@@ -55,7 +55,8 @@ class GraphRecorder:
         """Record what has been run before. Nothing is computed yet."""
         graph = torch.cuda.CUDAGraph()
         # An engine that was closed may still hold graphs; to free one while another is recorded spoils that one.
-        with collection_paused(), torch.cuda.graph(graph, pool=self._pool):
+        # Other threads make adapters ready meanwhile, which is none of a recording's business.
+        with collection_paused(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = run()
         self._pool = self._pool or graph.pool()
         return graph, made

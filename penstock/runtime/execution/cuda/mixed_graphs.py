@@ -116,6 +116,7 @@ class MixedGraphs:
         where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
         token_ids, layout, row_of_token = spread(chunks, sum(lengths), *where)
         layout = replace(layout, lengths=lengths, contexts=lengths)
+        self._parts.tell(row_of_token)
         model(token_ids, self._step(layout, chunks[0], row_of_token))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
