@@ -101,6 +101,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "uvicorn": ("server", "assembly"),
     "msgspec": ("engine", "execution", "server", "bench", "assembly", "router", "edge", "gateway"),
     "httptools": ("bench", "router"),
+    "websockets": ("router",),
     "psycopg": ("store",),
     "jwt": ("gateway",),
     "zmq": ("engine",),
