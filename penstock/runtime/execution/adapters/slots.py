@@ -5,7 +5,7 @@ What lies in a slot is a bank's to know: torch modules and native steps have one
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,13 +23,12 @@ from penstock.runtime.ops.lora import group_tokens
 class AdapterBank(Protocol):
     """Where a model's sublayers, or its native steps, find adapters by slot."""
 
-    epoch: int
-    """Counts what was recorded before and does not hold any more."""
+    def prepare(self, adapter: Adapter) -> Any:
+        """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found.
 
-    def prepare(self, adapter: Adapter) -> Adapter:
-        """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found."""
+        It has an adapter's `digest`, `base`, `rank` and `num_bytes`."""
 
-    def put(self, slot: int, adapter: Adapter) -> None: ...
+    def put(self, slot: int, adapter: Any) -> None: ...
 
     def clear(self, slot: int) -> None: ...
 
@@ -68,12 +67,12 @@ class AdapterSlots:
 
     # Adapters
 
-    def read(self, path: str) -> Adapter:
+    def read(self, path: str) -> Any:
         """From any thread; ModelFileError says why an adapter is refused."""
         return self.bank.prepare(read_adapter(Path(path), self._spec, self._max_rank, self._shard))
 
     @torch.inference_mode()
-    def place(self, adapter: Adapter) -> None:
+    def place(self, adapter: Any) -> None:
         """Lay an adapter into a free slot; there is one."""
         if adapter.digest in self._slots:
             return
@@ -144,4 +143,4 @@ class AdapterSlots:
 
     def _tell(self, slots: Tensor) -> None:
         groups = None if slots.device.type == "cpu" else group_tokens(slots, self.num_slots + 1)
-        self.step.tokens = TokenSlots(slots, groups)
+        self.step.tokens = TokenSlots(groups, slots)

@@ -55,7 +55,8 @@ class GraphRecorder:
         """Record what has been run before. Nothing is computed yet."""
         graph = torch.cuda.CUDAGraph()
         # An engine that was closed may still hold graphs; to free one while another is recorded spoils that one.
-        with collection_paused(), torch.cuda.graph(graph, pool=self._pool):
+        # Other threads make adapters ready meanwhile, which is none of a recording's business.
+        with collection_paused(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = run()
         self._pool = self._pool or graph.pool()
         return graph, made
@@ -149,7 +150,8 @@ class DecodeGraphs:
             lengths=[1] * num_rows,
             contexts=[],
         )
-        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers)
+        others = self._parts.rows.through_others(layout, rows, rows)
+        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others)
         self._parts.tell(rows)
         scores = model.scores(model(decodes.token_ids, step))
         return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places), NOTHING))

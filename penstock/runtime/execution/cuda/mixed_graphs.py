@@ -111,18 +111,18 @@ class MixedGraphs:
         described = [[self._parts.idle_row, 0, length] for length in lengths]
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
-        token_ids, layout, _ = spread(chunks, sum(lengths), *where)
+        token_ids, layout, row_of_token = spread(chunks, sum(lengths), *where)
         layout = replace(layout, lengths=lengths, contexts=lengths)
-        model(token_ids, Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers))
+        self._parts.tell(row_of_token)
+        model(token_ids, self._step(layout, chunks[0], row_of_token))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
         rows, starts, lengths, samples, masks = chunks
         token_ids, layout, row_of_token = spread(
             chunks, num_tokens, self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
         )
-        step = Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers)
         self._parts.tell(row_of_token)
-        hidden = model(token_ids, step)
+        hidden = model(token_ids, self._step(layout, rows, row_of_token))
         self._parts.tell(rows)
         made = model.scores(hidden.index_select(0, (layout.query_starts[1:] - 1).clamp(min=0)))
         scores, places = self._kept(made)
@@ -130,6 +130,10 @@ class MixedGraphs:
         places[1] = (starts + lengths - 1).clamp(min=0)
         places[2] = masks
         return Computed(scores, places, self._parts.sampler.draw(made, Draws(*places), NOTHING))
+
+    def _step(self, layout: BatchLayout, rows: Tensor, row_of_token: Tensor) -> Step:
+        others = self._parts.rows.through_others(layout, rows, row_of_token)
+        return Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers, others)
 
     def _kept(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """A copy of the scores where it stays, and place for whose they are."""

@@ -33,7 +33,6 @@ class NativeBank:
             raise ConfigError(
                 "the native library is older than adapters; build it anew: python setup.py build_ext --inplace"
             )
-        self.epoch = 0
         self._model = model
         self._order = gate_order(model.spec)
         self._held: dict[int, Any] = {}

@@ -90,6 +90,7 @@ class NativeForward:
             token_stride=rows.tokens.stride(0),
             table_stride=rows.all_tables.shape[1],
             num_rotations=len(angles),
+            num_tables=rows.all_tables.shape[1] // rows.num_columns,
         )
         self._pointers = np.zeros(num_rows, dtype=np.uint64)
         """Of each row the address of its adapter; 0 for none."""
@@ -105,11 +106,16 @@ class NativeForward:
         self._step.draws = plan.is_pure_argmax and not has_drafts and is_plain
         self._tell((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
+        made: LikeliestDrawn | States
         if self._step.draws:
-            return LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
-        *begins, num_tokens = accumulate(lengths, initial=0)
-        made = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States
-        return made(self._states[:num_tokens], chunks, begins, self, self._sampler)
+            made = LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
+        else:
+            *begins, num_tokens = accumulate(lengths, initial=0)
+            kind = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States
+            made = kind(self._states[:num_tokens], chunks, begins, self, self._sampler)
+        if made.ruined:
+            self._clear([(rows[index], starts[index], lengths[index]) for index in made.ruined])
+        return made
 
     def choose(self, states: Tensor, masks: Tensor) -> Tensor:
         """The likeliest token after each state, of those that its mask allows, if it has one."""
@@ -154,7 +160,11 @@ class NativeForward:
         """Such a step; `NOT_DRAWN` stands for tokens of rows whose numbers are not finite."""
         self._numbers.pack_into(self._told, len(starts) * NUMBER_BYTES, *starts)
         self._run(starts)
-        return self._numbers.unpack_from(self._found)
+        tokens = self._numbers.unpack_from(self._found)
+        if NOT_DRAWN in tokens:
+            rows = self._columns.tolist()
+            self._clear([(rows[index], starts[index], 1) for index, token in enumerate(tokens) if token == NOT_DRAWN])
+        return tokens
 
     def verify(self, rows: tuple[int, ...], starts: tuple[int, ...], widths: tuple[int, ...]) -> list[tuple[int, ...]]:
         """A step in which rows go on by a token each and the drafts after it, which they hold.
@@ -176,7 +186,24 @@ class NativeForward:
                 known[row, start + 1 + last - first] = drawn[last]
             kept.append(tuple(drawn[first : last + 1]))
             first += width
+        ruined = [run for run, tokens in zip(zip(rows, starts, widths), kept) if tokens[-1] == NOT_DRAWN]
+        if ruined:
+            self._clear(ruined)
         return kept
+
+    def _clear(self, runs: list[tuple[int, int, int]]) -> None:
+        """Wipe keys and values of (row, start, length) that are not finite. Tiles read some keys before a window and weigh
+        them with zero: those may be in blocks that another sequence left."""
+        rows = self._rows
+        if all(group.window is None for group in rows.groups):
+            return
+        for row, start, length in runs:
+            tables = rows.all_tables[row].reshape(-1, rows.num_columns)
+            columns = slice(start // rows.block_size, -(-(start + length) // rows.block_size))
+            blocks = torch.from_numpy(tables[:, columns].flatten()).long()
+            for page in self._cache.pages:
+                for part in page:
+                    part[blocks] = 0
 
     def _make_states(self, count: int) -> None:
         """Place for so many tokens' hidden states; torch is asked where it lies here and not in every step."""

@@ -73,6 +73,7 @@ class NativeLayer(Structure):
         ("rotation", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("table", c_int32),
     )
 
 
@@ -115,7 +116,7 @@ class RowsStep(Structure):
         ("sines", POINTER(c_void_p)),
         *((name, c_void_p) for name in ("chunks", "hidden", "drawn")),
         *((name, c_int32) for name in ("token_stride", "table_stride", "num_rotations", "num_chunks")),
-        *((name, c_int32) for name in ("draws", "yields")),
+        *((name, c_int32) for name in ("draws", "yields", "num_tables")),
     )
 
 

@@ -20,7 +20,7 @@ from penstock.service.router.admin.desk import DeskCall, DeskRoute, find, read_b
 from penstock.service.router.admin.page import PAGE, document
 from penstock.service.router.app import RouterApp
 from penstock.service.router.proxy.client import InboundConnection
-from penstock.service.router.proxy.incoming import Incoming
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming
 from penstock.service.router.surface import replicas
 
 MAX_BODY_BYTES = 1 << 20
@@ -64,7 +64,7 @@ class AdminApi:
         if self._keys.tenant_of(key_of(headers)) is None:
             raise no_key()
 
-    def handle(self, request: Incoming, client: InboundConnection) -> None:
+    def handle(self, request: Incoming, client: AnswerSink) -> None:
         if request.method == "GET" and request.path == "/":
             client.respond(200, b"content-type: text/html; charset=utf-8\r\n", PAGE)
             return
@@ -80,11 +80,11 @@ class AdminApi:
         except PenstockError as error:
             self.refuse(request, client, _refusal_of(error))
 
-    def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
+    def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
         client.respond(error.status, error.header_lines, error.body)
 
     async def _serve_desk(
-        self, request: Incoming, client: InboundConnection, gateway: Gateway, route: DeskRoute, names: tuple[str, ...]
+        self, request: Incoming, client: AnswerSink, gateway: Gateway, route: DeskRoute, names: tuple[str, ...]
     ) -> None:
         """What needs the database, off the loop; every gateway of it takes notice within a second, this one at once."""
         try:
