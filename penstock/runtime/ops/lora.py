@@ -34,7 +34,7 @@ class LoraBank(NamedTuple):
     factors: Tensor
     """float32 [adapters, outputs] that the plain product counts times, of DoRAs."""
     most_rank: int
-    """That an adapter may have."""
+    """The highest rank that an adapter may have."""
 
 
 def is_even(sizes: Sequence[int]) -> bool:

@@ -62,6 +62,10 @@ class PinnedSender:
         return Flight(arrived, out)
 
 
+NUM_EARLY_MIXED = 8
+"""Sizes of mixed steps recorded before the first request; the others are recorded while nothing is to be done."""
+
+
 class CudaRunner(StepRunner):
     depth = 2
     """A step is launched while the tokens of the one before it are on their way to the host."""
@@ -99,6 +103,8 @@ class CudaRunner(StepRunner):
         for recorded in kinds:
             recorded.decodes.record_all(self._max_sequences)
         self._rehearsals = (partial(one.mixed.record, size) for one in kinds for size in one.mixed.sizes())
+        for _ in range(NUM_EARLY_MIXED):
+            self.rehearse()
 
     def rehearse(self) -> bool:
         """Record a mixed step of one more size, while nothing else is to be done; False if none is left."""
