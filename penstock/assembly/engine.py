@@ -301,8 +301,9 @@ def make_engine(
         slots = adapt(own, loaded.network, config.adapter, shape.max_sequences, loaded.shard)
         leading = LeadingRunner(own, world, loaded.spec.vocab_size)
         make_tiers(config, loaded.spec, str, scheduler, leading)
-        adapters = None if slots is None else LeadingAdapters(slots, world)
-        return make(runner=leading, depth=leading.depth, adapters=adapters)
+        return make(
+            runner=leading, depth=leading.depth, adapters=None if slots is None else LeadingAdapters(slots, world)
+        )
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)

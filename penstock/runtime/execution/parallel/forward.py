@@ -49,14 +49,14 @@ class SharedForward(EagerForward):
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         inputs = make_inputs(chunks, self._rows)
         if self._rows.adapters is not None:
-            self._rows.adapters.tell(chunks)
+            self._rows.adapters.set_chunks(chunks)
         angles = self._rotations.at(inputs.layout.positions)
         hidden = self._model(inputs.token_ids, Step(inputs.layout, angles, self._cache.layers))
         return SharedStates(hidden, chunks, inputs.begins, self, self._sampler)
 
     def likeliest(self, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self._rows.adapters is not None:
-            self._rows.adapters.tell_rows(rows)
+            self._rows.adapters.set_rows(rows)
         return self.table.likeliest(states)
 
 
