@@ -452,7 +452,7 @@ class ServerConfig:
 
     @property
     def num_tenants(self) -> int:
-        """Those who are told apart; behind a router there may be any number."""
+        """Tenants with keys of their own; behind a router there may be any number."""
         return len(self.api_key) + len(self.admin_key) + (2 if self.router_key else 0)
 
 

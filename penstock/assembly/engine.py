@@ -85,7 +85,7 @@ MOST_FLOATS = 0.5
 
 LEAST_GPU_HEAD_DIM = 16
 ADAPTER_THREADS = 2
-"""They read adapters while steps go on."""
+"""Threads that read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
 

@@ -37,7 +37,7 @@ class MixtureOfExperts(nn.Module):
         self.router = Linear(hidden_size, spec.num_experts, spec.router_bias, dtype)
         self.experts = ExpertStack(spec, hidden_size, dtype)
         self.offsets = unfilled(spec.num_experts, dtype=torch.float32) if spec.scores == "sigmoid" else None
-        """That only the choice sees."""
+        """A bias that only the choice of experts sees."""
         self.shared = Gated(spec.shared, hidden_size, dtype) if spec.shared else None
         self.shared_gate = Linear(hidden_size, 1, False, dtype) if spec.shared_gated else None
 

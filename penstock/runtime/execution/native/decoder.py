@@ -125,7 +125,7 @@ class NativeDecoder:
             raise EngineError("block tables must be stored row by row")
         angles = [step.angles[first] for first in self._first_with]
         cosines, sines = (pointers([each[i] for each in angles if each is not None]) for i in range(2))
-        told = native.NativeStep(
+        inputs = native.NativeStep(
             token_ids.data_ptr(),
             slots.data_ptr(),
             tables.data_ptr(),
@@ -139,9 +139,9 @@ class NativeDecoder:
             tables.stride(0),
         )
         if sharing is None:
-            self._library.step(self._model, told)
+            self._library.step(self._model, inputs)
         else:
-            self._library.shared_step(self._model, told, sharing)
+            self._library.shared_step(self._model, inputs, sharing)
         return hidden
 
     def compute(
