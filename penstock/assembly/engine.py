@@ -56,7 +56,7 @@ from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.adapters import adapter_bytes
-from penstock.runtime.models.kinds.bounded import bounded
+from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec

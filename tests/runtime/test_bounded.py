@@ -10,7 +10,8 @@ from penstock.errors import ConfigError
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.execution.load.parameters import dummy_model
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.models.kinds.bounded import PIECE, Bounded, bounded
+from penstock.runtime.models.kinds.bounded import PIECE, Bounded
+from penstock.runtime.models.kinds.forgetting import bounded
 from tests.runtime.driving import tiny_model, tiny_spec
 from tests.runtime.test_engine import serve
 from tests.runtime.test_kinds import CONTEXT, computed_alone, engine_of

@@ -11,8 +11,19 @@ from penstock.config import bound_of
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
 from penstock.runtime.models import catalog
-from penstock.runtime.models.kinds.bounded import Bounded, bounded
-from penstock.runtime.models.spec import GQA, MLA, Attention, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
+from penstock.runtime.models.kinds.bounded import Bounded
+from penstock.runtime.models.kinds.forgetting import bounded
+from penstock.runtime.models.spec import (
+    GQA,
+    MLA,
+    Attention,
+    GatedMLP,
+    ModelSpec,
+    MoE,
+    PlainMLP,
+    Rope,
+    only_gqa,
+)
 from penstock.runtime.models.weights import sources
 
 if TYPE_CHECKING:
@@ -115,7 +126,8 @@ def attention_in_words(attention: Attention) -> str:
         case Bounded():
             kept = f"the {attention.num_kept:,} {'first' if attention.keeps == 'first' else 'most attended'}"
             size = f"a state of {attention.state_values:,} numbers"
-            return f"lossy: keeps {kept} and {attention.num_recent:,} recent; {size}; {grouped_in_words(attention.attention)}"
+            plain = grouped_in_words(only_gqa(attention.attention, "shown"))
+            return f"lossy: keeps {kept} and {attention.num_recent:,} recent; {size}; {plain}"
         case _:
             return f"{type(attention).__name__}: a state of {attention.state_values:,} numbers, whatever the context"
 

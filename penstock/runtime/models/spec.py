@@ -283,7 +283,7 @@ class MoE:
 Attention = GQA | MLA | Mamba2 | ShortConv | GatedDelta | Bounded
 
 
-def only_gqa(part: Attention, purpose: str) -> GQA:
+def only_gqa(part: object, purpose: str) -> GQA:
     """The attention for code that knows grouped queries alone; `purpose` ends the sentence "... is not"."""
     if not isinstance(part, GQA):
         raise ModelFileError(f"{type(part).__name__} is not {purpose}; serve another model or leave that out")

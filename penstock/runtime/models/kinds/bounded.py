@@ -7,24 +7,44 @@ Every `PIECE` positions, what is beyond them is forgotten:
     h2o         of each head the entries that were attended to most, and the last (heavy hitters)
 """
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from penstock.errors import ConfigError
 from penstock.runtime.models.kinds.recurrent import Recurrent
-
-if TYPE_CHECKING:
-    from penstock.runtime.models.spec import GQA, Layer, ModelSpec
 
 PIECE = 64
 """Positions between two forgettings, counted from the beginning of a text: how prompts are cut changes nothing."""
+
+
+class Heads(Protocol):
+    """What of grouped-query attention decides how much is kept of it."""
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def q_size(self) -> int: ...
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def logit_softcap(self) -> float | None: ...
+
+    def num_parameters(self, hidden_size: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Recurrent):
     """Grouped-query attention that forgets."""
 
-    attention: "GQA"
+    attention: Heads
     keeps: Literal["first", "heaviest"]
     num_kept: int
     """Of the first, or heaviest, entries."""
@@ -54,23 +74,3 @@ class Bounded(Recurrent):
 
     def num_parameters(self, hidden_size: int) -> int:
         return self.attention.num_parameters(hidden_size)
-
-
-def bounded(
-    spec: "ModelSpec", keeps: Literal["first", "heaviest"], num_kept: int, num_recent: int, context: int = 0
-) -> "ModelSpec":
-    """The model with every layer that sees all replaced by one that forgets; texts may be as long as `context`."""
-
-    def forgetting(layer: "Layer") -> "Layer":
-        if layer.attention.kind != "full":
-            return layer
-        return replace(layer, attention=Bounded(layer.attention, keeps, num_kept, num_recent))  # type: ignore[arg-type]
-
-    layers = tuple(map(forgetting, spec.layers))
-    if not spec.generates or spec.learned_positions or layers == spec.layers:
-        raise ConfigError(f"--long-context is for layers that see all that was said, and {spec.architecture} has none")
-    if any(isinstance(layer.attention, Bounded) and layer.attention.attention.sinks for layer in layers):
-        raise ConfigError(
-            f"--long-context leaves learned sinks out, and {spec.architecture} has them; serve it in full"
-        )
-    return replace(spec, layers=layers, max_context=max(spec.max_context, context))
