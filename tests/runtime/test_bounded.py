@@ -92,6 +92,6 @@ def test_models_without_full_attention_are_refused() -> None:
     for spec in (windowed, replace(tiny_spec(), learned_positions=64)):
         with pytest.raises(ConfigError, match="--long-context is for layers that see all"):
             bounded(spec, "first", 4, 60)
-    sunk = replace(tiny_spec(), layers=(replace(layer, attention=replace(layer.attention, sinks=True)),))
+    sunk = replace(tiny_spec(), layers=(replace(layer, attention=replace(layer.attention, window=None, sinks=True)),))
     with pytest.raises(ConfigError, match="learned sinks"):
         bounded(sunk, "first", 4, 60)
