@@ -2,8 +2,8 @@
 
 import asyncio
 import json
+import logging
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,13 @@ from penstock.assembly.serving import bind, package_version
 from penstock.config import ClusterConfig, ListenConfig, RouterConfig
 from penstock.console.output import write_file
 from penstock.errors import ConfigError
+from penstock.log import say, set_up
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.place import RayCluster
 from penstock.service.router.app import RouterApp
 from penstock.tools.sim.scaling import ArrivalCurve, Scaling, ServedRate
 
+LOGGER = logging.getLogger(__name__)
 COLD = "cold"
 """Stands in the fleet for replicas that can be started: a request that finds no other waits for one."""
 DROPPED_STATUS = 1
@@ -91,6 +93,7 @@ def run_cluster(cluster: Cluster) -> int:
     """Serve until asked to stop; returns the exit status: 0 only if no answer was cut off."""
     import uvloop
 
+    set_up()
     ray_cluster = RayCluster(cluster.config.address, cluster.num_cpus, cluster.num_gpus, cluster.num_nodes)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -130,7 +133,7 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
     server = await listen_for(app, listener, app.tls.listener)
     app.start()
     url = f"{cluster.listen.tls.scheme}://{cluster.listen.host}:{listener.getsockname()[1]}"
-    print(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas", flush=True)
+    say(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas")
     keeping = asyncio.ensure_future(_keep(controller, ray_cluster, url, asked.look_s))
     saving = asyncio.ensure_future(curve.keep(controller.served)) if curve is not None else None
     try:
@@ -172,7 +175,7 @@ class CurveFile:
         try:
             write_file(self._path, text)
         except ConfigError as error:
-            print(f"penstock: the curve of arrivals is lost: {error}", file=sys.stderr, flush=True)
+            LOGGER.error("the curve of arrivals is lost: %s", error)
 
     async def keep(self, served: ServedRate) -> None:
         """Runs for ever."""
@@ -182,12 +185,12 @@ class CurveFile:
 
 
 async def _keep(controller: Controller, ray_cluster: RayCluster, url: str, look_s: float) -> None:
-    num_told = 0
+    num_logged = 0
     while True:
         await controller.look()
-        for event in controller.events[num_told:]:
-            print(f"penstock: {event.words}", file=sys.stderr, flush=True)
-        num_told = len(controller.events)
+        for event in controller.events[num_logged:]:
+            LOGGER.info("%s", event.words)
+        num_logged = len(controller.events)
         await ray_cluster.board.write.remote(state_of(controller, url, ray_cluster.num_nodes()))
         await asyncio.sleep(look_s)
 

@@ -4,7 +4,7 @@ What clients can reach never gets here, and what is done here is written down.
 """
 
 import asyncio
-import sys
+import logging
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qsl, unquote
@@ -23,6 +23,7 @@ from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming
 from penstock.service.router.surface import replicas
 
+LOGGER = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 JSON_LINE = b"content-type: application/json\r\n"
 Audit = Callable[[str, str], None]
@@ -148,4 +149,4 @@ def _refusal_of(error: PenstockError) -> Refusal:
 
 def _say(action: str, about: str) -> None:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(f"penstock: audit {stamp} admin {action} {about}", file=sys.stderr, flush=True)
+    LOGGER.info("audit %s admin %s %s", stamp, action, about)
