@@ -97,7 +97,7 @@ class Gate:
         return reading
 
     def guardrails(self, request: Incoming) -> GuardrailSettings | None:
-        """Those that judge this request; None where no tokens are made. Raises Refusal for what they could not see."""
+        """Guardrails that judge this request; None where no tokens are made. Raises Refusal for what they could not see."""
         guardrails = self.gateway.settings.guardrails
         if guardrails is None or is_free(request.method, request.path):
             return None
