@@ -2,7 +2,7 @@
 
     python -m benchmarks.router.memory --requests 100000 --json FILE
 
-Resident memory is read all the while. A router remembers which prompts it sent where, up to 200,000 blocks, which are full after
+Resident memory is read all the while. A router remembers which prompts it sent where, up to 200,000 blocks, full after
 some 40,000 requests; the slope is that of a straight line through the second half, in MiB a 100,000 requests.
 Servers are canned (`overhead.py --stub`), the client is `wrk`, the gateway has keys, prices and a budget in SQLite.
 """
