@@ -48,6 +48,8 @@ async def main(port: int, model: str) -> None:
                     writer.write(whole(b"application/json", json.dumps(data).encode()))
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
+        except asyncio.CancelledError:
+            pass  # it is told to end
 
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -383,3 +383,31 @@ def test_an_unknown_model_is_said_to_be_unknown():
             assert {model["id"] for model in listed["data"]} == {"one", "two"}
 
     run(law)
+
+
+class BreakingTransport:
+    """As uvloop's between an error on its socket and the moment its protocol is told: closing, and no write is taken."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("the handler is closed")
+
+    def abort(self) -> None: ...
+
+
+def test_a_kept_connection_that_broke_this_moment_costs_its_client_nothing():
+    async def law():
+        async with routed(ScriptedReplica("a")) as router:
+            assert (await router.post(BODY))[0] == 200
+            (pool,) = (pool for _, pool in router.app.members)
+            await router.until(lambda: bool(pool._idle))
+            real = [connection.transport for connection in pool._idle]
+            for connection in pool._idle:
+                connection.transport = BreakingTransport()
+            assert (await router.post(BODY))[0] == 200
+            for transport in real:
+                transport.abort()
+
+    run(law)

@@ -300,7 +300,7 @@ class InboundConnection(asyncio.Protocol):
 
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         """A whole answer. `headers` are lines that each end in CRLF."""
-        self.transport.write(
+        self._send(
             b"%b%bcontent-length: %d\r\n%b\r\n%b"
             % (_status_line(status), headers, len(body), self._connection_header(), body)
         )
@@ -308,16 +308,21 @@ class InboundConnection(asyncio.Protocol):
 
     def begin(self, status: int, headers: bytes) -> None:
         """An answer of unknown length: `write` follows, then `end`."""
-        self.transport.write(
+        self._send(
             b"%b%btransfer-encoding: chunked\r\n%b\r\n" % (_status_line(status), headers, self._connection_header())
         )
 
     def write(self, data: bytes) -> None:
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._send(b"%x\r\n%b\r\n" % (len(data), data))
 
     def end(self) -> None:
-        self.transport.write(b"0\r\n\r\n")
+        self._send(b"0\r\n\r\n")
         self.finish()
+
+    def _send(self, data: bytes) -> None:
+        """A connection that broke a moment ago takes no more, though we have not been told yet."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def upgrade(self, session: UpgradedSession) -> None:
         """The session reads and writes this connection from now on, to its end."""

@@ -204,11 +204,12 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
 
     def idle(self) -> UpstreamConnection | None:
-        """A connection that was open when last looked at."""
+        """A connection that is open as far as we know: one that broke a moment ago is closing, though nobody has been told."""
         least_s = time.monotonic() - IDLE_S
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and connection.idle_since_s >= least_s:
+            is_open = connection.is_open and not connection.transport.is_closing()
+            if is_open and connection.idle_since_s >= least_s:
                 return connection
             connection.close()
         return None

@@ -182,7 +182,7 @@ class RelayedSocket:
 
     def _flush(self) -> None:
         data = self._protocol.data_to_send()
-        if not self._client.is_open:
+        if not self._client.is_open or self._client.transport.is_closing():
             return
         self._client.transport.write(b"".join(data))
         if b"" in data:  # both sides have said that it is over
