@@ -122,11 +122,11 @@ async def main(options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for kind in ("router", "gateway"):
                 found[kind] = await measured(kind, options, Path(folder), ports)
+                if options.json is not None:
+                    options.json.write_text(json.dumps(found) + "\n")
     finally:
         for stub in stubs:
             stub.terminate()
-    if options.json is not None:
-        options.json.write_text(json.dumps(found) + "\n")
     print(json.dumps(found, indent=1))
 
 
