@@ -16,8 +16,9 @@ WAVE = 128
 """Tokens of a tile in which a GPU computes large products: a few tokens more cost as much as a whole tile."""
 STRETCH = 2.0
 """Times as long as a step of answers alone."""
-MAX_STEPS_WAITING = 8
-"""Prompts that would take more steps than this make steps longer, up to twice as long."""
+MAX_STEPS_WAITING = 3
+"""Steps in which all prompts that wait are computed: where many wait, rows are filled first, and long prompts are cut into few
+pieces, each of which reads again what those before it left in the cache."""
 MIN_PROMPT_TOKENS = 512
 """Tokens of prompts in a step that tells what a token of one costs."""
 
@@ -44,7 +45,7 @@ def dynamic(gather_s: float) -> Batching:
 
 
 class MixedSteps:
-    """Steps of answers and prompts take about twice as long as steps of answers alone, longer while much waits."""
+    """Steps of answers and prompts take about twice as long as steps of answers alone, and longer while much waits."""
 
     def __init__(self) -> None:
         self._answer_step_s: dict[int, float] = {}
@@ -68,7 +69,7 @@ class MixedSteps:
         nearest = min(self._answer_step_s, key=lambda known: (abs(known - size), known))
         tokens = STRETCH * self._answer_step_s[nearest] / self._token_s
         longer = num_answers + num_prompt_tokens / MAX_STEPS_WAITING
-        waves = round(min(max(tokens, longer), STRETCH * tokens) / WAVE)
+        waves = round(max(tokens, longer) / WAVE)
         return min(max(waves * WAVE, num_answers + WAVE), most)
 
 
