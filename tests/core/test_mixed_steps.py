@@ -47,6 +47,12 @@ def test_what_waits_is_computed_in_few_steps():
     assert MAX_STEPS_WAITING * (sizes[3] + WAVE) >= 10_000
 
 
+def test_a_long_prompt_is_computed_whole():
+    steps = seen(0.005, 2.5e-5)
+    assert steps.size(16, 3000, MOST, longest=3000) == MOST
+    assert steps.size(16, 3000, MOST, longest=1000) < 1024
+
+
 def test_a_step_that_was_held_up_hardly_counts():
     steps = seen(0.005, 2.5e-5)
     before = steps.size(16, 100, MOST)
@@ -78,7 +84,7 @@ def test_an_engine_s_steps_follow_what_they_cost():
     for request in requests:
         engine.submit(request)
     assert_right(requests, drain(engine), limits)
-    late = make_request(10, range(200), max_tokens=100), make_request(11, (7,) * 1500, max_tokens=5)
+    late = make_request(10, range(200), max_tokens=100), make_request(11, (7,) * 900, max_tokens=5)
     engine.submit(late[0])
     for _ in range(30):
         engine.step()
