@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from typing import Any
 
 import ray
@@ -15,6 +16,8 @@ from penstock.service.cluster.replica import NodeActor, ReplicaActor, ServerRepo
 REPORT_S = 5.0
 """A replica that does not report in time is asked again; its node's death is told by Ray."""
 MAX_SILENT = 3
+_NODE_DIED = re.compile(r"node (?:has )?(?:died|is dead|was terminated)", re.IGNORECASE)
+"""In Ray's words, whatever line they stand on."""
 
 
 class RayPlacement:
@@ -46,7 +49,7 @@ class RayPlacement:
             return ServerReport("", False, None, 0.0, (), "silent", "")
         except ray.exceptions.RayError as error:
             self._is_gone = True
-            is_node = isinstance(error, ray.exceptions.NodeDiedError) or "node" in str(error).partition("\n")[0].lower()
+            is_node = isinstance(error, ray.exceptions.NodeDiedError) or bool(_NODE_DIED.search(str(error)))
             self.how_lost = "its node is gone" if is_node else "its actor was killed"
             return None
         self._num_silent = 0
