@@ -35,7 +35,7 @@ from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.step_size import StepSize
 from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
@@ -205,7 +205,7 @@ def run_rank(setup: RankSetup) -> None:
     device = settle(open_device(config.model.device), *place_on_node(config, place.rank))
     files = None if dummy_spec(config.model.model) is not None else open_files(config.model.model)
     part = _load_part(config, device, files, place)
-    world = World(place, setup.meeting, device.torch_device)
+    world = World(place, setup.rendezvous, device.torch_device)
     loaded = LoadedModel(part.join(world), device, files)
     sizing = agree_with_first(world, _size_own(config, loaded, SERVED_STEP_S))
     follow(rank_runner(loaded.network, world, _shape(config, sizing), CACHE_DTYPES[config.cache.kv]), world)
@@ -283,7 +283,7 @@ def make_engine(
         clock=time.monotonic,
         on_step=on_step,
         speculator=speculator,
-        matching=_matching(loaded, warms_up),
+        grammar_state=_grammar_state(loaded, warms_up),
     )
     if config.adapter.are_served:
         readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
@@ -352,7 +352,7 @@ def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Draf
     return Drafting(make_drafter(load(draft_config(config, name)).network, config, sizing, loaded.spec.vocab_size))
 
 
-def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
+def _grammar_state(loaded: LoadedModel, serves: bool) -> GrammarState | None:
     """Grammars in the words of the model. One that serves compiles beside the loop, and makes its vocabulary ready now."""
     files, vocab_size = loaded.files, loaded.spec.vocab_size
     try:
@@ -365,10 +365,10 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
         lambda: whole_vocabulary(byte_tokenizer(vocab_size) if files is None else files.tokenizer, vocab_size)
     )
     if not serves:
-        return Matching(grammars, time.monotonic)
+        return GrammarState(grammars, time.monotonic)
     executor = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar")
     executor.submit(grammars.warm_up)
-    return Matching(grammars, time.monotonic, executor)
+    return GrammarState(grammars, time.monotonic, executor)
 
 
 def _shape(config: EngineConfig, sizing: Sizing) -> RunnerShape:

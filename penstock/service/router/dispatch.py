@@ -121,7 +121,7 @@ class Dispatcher:
 
     def note_failure(self, replica: LiveReplica, message: str, *, is_gone: bool) -> None:
         self.meters.failures.add(1, (("replica", replica.name),))
-        if is_gone and self.fleet.hear(replica, ReplicaState.GONE, self.now()):
+        if is_gone and self.fleet.set_state(replica, ReplicaState.GONE, self.now()):
             self.changed(replica)
         self.members.hurry(replica)
 

@@ -269,7 +269,7 @@ class LiveFleet:
     def undrain(self, replica: LiveReplica) -> None:
         replica.is_draining = False
 
-    def hear(self, replica: LiveReplica, state: ReplicaState, now: float) -> bool:
+    def set_state(self, replica: LiveReplica, state: ReplicaState, now: float) -> bool:
         """A probe's finding; returns whether the replica's state changed. GONE counts at once."""
         replica.is_silent = False
         before, replica.state = replica.state, state

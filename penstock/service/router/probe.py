@@ -78,7 +78,7 @@ class Probe:
         try:
             found = await self._ready_answer()
         except ConnectionRefusedError:
-            has_changed = self._fleet.hear(replica, ReplicaState.GONE, time.monotonic())
+            has_changed = self._fleet.set_state(replica, ReplicaState.GONE, time.monotonic())
         except OSError:
             has_changed = self._fleet.miss(replica, time.monotonic())
         else:
@@ -88,7 +88,7 @@ class Probe:
                 is_ready = await self._learn_models()
             self._num_looks += 1
             state = ReplicaState.READY if is_ready else ReplicaState.UNREADY
-            has_changed = self._fleet.hear(replica, state, time.monotonic())
+            has_changed = self._fleet.set_state(replica, state, time.monotonic())
             if self._pool.is_ours and SILENT in found.body and not is_ready:
                 replica.is_silent = has_changed = True
             if is_ready:
