@@ -126,8 +126,8 @@ class BlockPool:
         return self.num_blocks - self.num_available - idle
 
     @property
-    def num_leaving(self) -> int:
-        return len(self._leaving)
+    def leaving(self) -> KeysView[int]:
+        return self._leaving.keys()
 
     @property
     def num_arriving(self) -> int:
@@ -361,7 +361,7 @@ class BlockPool:
         self._cached.pop(block, None)
 
     def stay(self, block: int) -> Content | None:
-        """The copy is over; the block is the next to be taken. Returns what was copied, None if that was retracted meanwhile."""
+        """The copy is over; the block is the next to be taken. Returns what was copied; None if that was retracted since."""
         content = self._leaving.pop(block)
         if not self._references[block]:
             self._rest((block,))

@@ -91,6 +91,9 @@ class CopyingRunner(BlockRunner, Protocol):
     """Copies blocks beside its steps. What it copies from and to belongs to the copy until that is over: `leaving` and
     `arriving` blocks of the pool."""
 
+    def pin(self, num_bytes: int) -> None:
+        """Have host memory ready for so much of blocks."""
+
     def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> BlockCopy:
         """Fenced, steps launched later may write over the blocks: they wait for as much of the copy as they must."""
 

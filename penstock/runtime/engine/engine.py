@@ -26,7 +26,7 @@ from penstock.runtime.engine.grammar_state import Compiled, GrammarState, StepMa
 from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
-from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
+from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
 
 LOGGER = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class CancelOrder(NamedTuple):
     choice: int | None
 
 
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | FetchedBlocks
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews
 
 
 class ResultPart(NamedTuple):
@@ -137,6 +137,8 @@ class Engine:
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
         """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
+        if tiers is not None:
+            tiers.open(self._inbox.put)
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -179,7 +181,10 @@ class Engine:
         if not self._taken:
             if self._log is not None:
                 self._log.rest()
-            while self._rehearsing is not None and self._inbox.empty():
+            is_copying = (
+                self.tiers is not None and self.tiers.is_fetching
+            )  # a recording bears no other use of the device
+            while self._rehearsing is not None and self._inbox.empty() and not is_copying:
                 if not self._rehearsing.rehearse():
                     self._rehearsing = None
             try:
@@ -223,6 +228,8 @@ class Engine:
         if self.grammar_state:
             deltas = self.grammar_state.follow(deltas, scheduler)
             self.grammar_state.propose(scheduler, self.depth)
+        if self.tiers is not None:
+            self.tiers.swap_in()
         batch = scheduler.schedule(now)
         if batch is not None:
             if self.on_schedule is not None:
@@ -233,7 +240,7 @@ class Engine:
             self.num_steps += 1
             if self.tiers is not None:
                 are_sound = not any(isinstance(ticket, NotLaunched) for _, ticket, _ in self._launched)
-                self.tiers.copy_out(are_sound=are_sound)
+                self.tiers.copy_out(batch.step, are_sound=are_sound)
             if self._interruptible is not None:
                 self._interruptible.yields = scheduler.yields
             self._launched.append((batch, self._launch(batch), launched_s))
@@ -247,6 +254,8 @@ class Engine:
             self.proposals.observe(deltas)
         if self.adapters is not None and deltas:
             deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
+        if self.tiers is not None and deltas:
+            deltas = self.tiers.tell(deltas)
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
         return deltas
@@ -284,9 +293,9 @@ class Engine:
                 deltas.extend(self._cancel(message))
             elif isinstance(message, Compiled):
                 deltas.extend(self._take_compiled(message, now))
-            elif isinstance(message, FetchedBlocks):
-                if self.tiers is not None and self.tiers.take(message):
-                    deltas.extend(self._schedule(message.request, now))
+            elif isinstance(message, TierNews):
+                for request in () if self.tiers is None else self.tiers.take(message):
+                    deltas.extend(self._schedule(request, now))
             elif isinstance(message, Request) and not message.adapter:
                 deltas.extend(self._enter(message, now))
             else:
@@ -395,14 +404,18 @@ class Engine:
             asked_s = 0.0 if log is None else self._clock()
             output = ticket.result()
             self._num_lost_steps = 0
+            if self.tiers is not None:
+                self.tiers.departures.settle(batch.step)
             if self._is_timed:
                 self._time(batch, launched_s, asked_s, self._clock())
         except RankLostError:
             raise
         except StepInterruptedError:
+            self._distrust()
             self._abandon(batch)
             return ()
         except Exception as error:
+            self._distrust()
             if log is not None:
                 log.lose()
             if self.scheduler.pool.groups.num_states:
@@ -420,6 +433,10 @@ class Engine:
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas
+
+    def _distrust(self) -> None:
+        if self.tiers is not None:
+            self.tiers.departures.distrust()
 
     def _abandon(self, batch: Batch) -> None:
         """The oldest step made way for an interactive request. It and those after it are planned again."""

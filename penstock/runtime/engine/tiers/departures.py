@@ -1,7 +1,8 @@
 """Blocks on their way out of the device: which are worth a copy, when it is made, and whether it can be trusted.
 
-    about to be taken   the oldest cached blocks, once few others are left: copied beside the steps, `leaving` in the pool until
-                        the copy is over
+    asked for twice     on the second look, and with a session's end: copied beside the steps, `leaving` in the pool until the
+                        copy is over
+    about to be taken   likewise the oldest cached blocks that are worth it, once few others are left
     being taken         a block that nobody copied in time: read before the next step is launched, which may write over it
 
 A copy holds what steps launched before it have written. Should one of those fail, every copy made since is dropped.
@@ -25,6 +26,9 @@ MAX_COPIES = 2
 LOW_FRACTION = 1 / 8
 """Of the pool: with fewer blocks than this free, the oldest cached ones are copied ahead."""
 MAX_WANTED = 1 << 16
+MAX_FENCED = 128
+"""Blocks that are being taken and copied for one step. Of more, those nearest to their prompts' beginnings: without them the
+others are of no use."""
 
 
 class LeftBlocks(NamedTuple):
@@ -61,11 +65,13 @@ class Departures:
         self._waiter = waiter
         self._has, self._keep, self._drop = has, keep, drop
         self._keeps_all = keeps_all
-        self.put: Callable[[Any], None] = self.take
+        self.put: Callable[[Any], object] = self.take
         """Brings news of a copy to the engine's thread."""
         self.ghosts = Ghosts()
         self._wanted: OrderedDict[bytes, None] = OrderedDict()
         self._taken: list[tuple[int, Content]] = []
+        self._queue: OrderedDict[int, Content] = OrderedDict()
+        """Blocks to be copied beside steps."""
         self._under_way: dict[int, Departure] = {}
         self._doubtful: set[int] = set()
         """Copies that began before a step failed."""
@@ -88,6 +94,16 @@ class Departures:
         while len(self._wanted) > MAX_WANTED:
             self._wanted.popitem(last=False)
 
+    def look(self, blocks: Iterable[int], hashes: Iterable[bytes]) -> None:
+        """A prompt begins with these blocks: what is asked for a second time is copied soon."""
+        _, contents, _ = self._pool.books
+        for block, hash in zip(blocks, hashes):
+            content = contents[block]
+            if self._copier is not None and content is not None and self._is_worth(hash):
+                self._queue[block] = content
+        while len(self._queue) > MAX_WANTED:
+            self._queue.popitem(last=False)
+
     def _is_worth(self, hash: bytes) -> bool:
         return (self._keeps_all or hash in self._wanted or hash in self.ghosts) and not self._has(hash)
 
@@ -105,20 +121,26 @@ class Departures:
         if not are_sound:
             return
         if taken and self._copier is not None:
-            self._begin(self._copier, taken, is_ahead=False)
+            self._begin(self._copier, taken[-MAX_FENCED:], is_ahead=False)
         elif taken:
             contents = self._runner.read_blocks([block for block, _ in taken])
-            self._remember([KVRecord(held.hash, held.tokens, kv) for (_, held), kv in zip(taken, contents, strict=True)])
+            self._remember(
+                [KVRecord(held.hash, held.tokens, kv) for (_, held), kv in zip(taken, contents, strict=True)]
+            )
         if self._copier is not None and len(self._under_way) < MAX_COPIES:
             self._copy_ahead(self._copier)
 
     def _copy_ahead(self, copier: CopyingRunner) -> None:
-        pool = self._pool
-        if pool.num_unused > pool.num_blocks * LOW_FRACTION:
-            return
-        oldest = [(block, held) for block, held in pool.oldest(2 * COPIED_AT_ONCE) if self._is_worth(held.hash)]
-        if oldest:
-            self._begin(copier, oldest[:COPIED_AT_ONCE], is_ahead=True)
+        pool, (_, contents, _) = self._pool, self._pool.books
+        chosen: dict[int, Content] = {}
+        while self._queue and len(chosen) < COPIED_AT_ONCE:
+            block, content = self._queue.popitem(last=False)
+            if contents[block] is content and block not in pool.leaving and self._is_worth(content.hash):
+                chosen[block] = content
+        if not chosen and pool.num_unused <= pool.num_blocks * LOW_FRACTION:
+            chosen = {block: held for block, held in pool.oldest(COPIED_AT_ONCE) if self._is_worth(held.hash)}
+        if chosen:
+            self._begin(copier, list(chosen.items()), is_ahead=True)
 
     def _begin(self, copier: CopyingRunner, held: list[tuple[int, Content]], *, is_ahead: bool) -> None:
         blocks = tuple([block for block, _ in held])

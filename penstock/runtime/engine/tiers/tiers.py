@@ -94,7 +94,7 @@ class Arrival(NamedTuple):
 
 
 TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks
-Put = Callable[[TierNews], None]
+Put = Callable[[TierNews], object]
 
 
 class KVTiers:
@@ -219,7 +219,9 @@ class KVTiers:
     def fetch(self, request: Request, put: Put) -> bool:
         """Begin to bring what tiers have of a prompt and the device has not; False if nothing is worth waiting for."""
         holding = _holding(request, request.prompt)
-        first, hashes = len(self._pool.match(holding).blocks), holding.hashes
+        found = self._pool.match(holding).blocks
+        first, hashes = len(found), holding.hashes
+        self.departures.look(found, hashes)
         for hash in hashes:
             self.departures.ghosts.note(hash)
         keys = [key_of(self._format, hash) for hash in hashes[first:]]
@@ -412,7 +414,9 @@ class KVTiers:
             if record is None:
                 break
             records.append(record)
-        if not records or not self.rates.is_writing_faster(len(records) * size, len(records) * self._runner.block_bytes):
+        if not records or not self.rates.is_writing_faster(
+            len(records) * size, len(records) * self._runner.block_bytes
+        ):
             return
         tokens = (*sequence.tokens[: (first + len(records)) * size], 0)
         holding = _holding(sequence.request, tokens)

@@ -4,7 +4,7 @@ Tokens drawn stay in their rows on the device, where the next step reads them; t
 Until their kernels are compiled, steps take the operations' definitions (see `warm_up`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
+from penstock.runtime.execution.cuda.copies import BlockCopies, CudaCopy
 from penstock.runtime.execution.cuda.forward import GraphForward, Pinned, record_steps
 from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder, SampleGraphs, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import padded_chunks
@@ -84,6 +85,8 @@ class CudaRunner(StepRunner):
         forward = GraphForward(eager, rows, recorded, SampleGraphs(parts), parts)
         sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
         super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
+        self.copies = BlockCopies(cache, device)
+        """Blocks to host memory and back, beside the steps."""
         self._warm_up = KernelWarmUp(model, recorded, max_sequences)
         self._recorded = recorded
         self._max_sequences = max_sequences
@@ -102,6 +105,16 @@ class CudaRunner(StepRunner):
         if size is not None:
             self._recorded.mixed.record(size)
         return size is not None
+
+    def pin(self, num_bytes: int) -> None:
+        """Have host memory ready for so much of blocks."""
+        self.copies.pin(num_bytes)
+
+    def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> CudaCopy:
+        return self.copies.begin_read(blocks, is_fenced=is_fenced)
+
+    def begin_write(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> CudaCopy:
+        return self.copies.begin_write(blocks, contents)
 
     def compile_all(self) -> "tuple[Compilers, ...]":
         """Have the kernels of all steps compiled by other processes."""

@@ -61,12 +61,11 @@ class NativeCache(KVCache):
             else:
                 self.layers.append(ScaledCache(keys, values, scales[:, number], scales[:, number + 1]))
 
-    def read(self, blocks: Sequence[int]) -> list[bytes]:
+    def gather(self, blocks: Sequence[int]) -> Tensor:
         parts = [part.read(torch.tensor(blocks)) for part in self._parts]
-        return [row.tobytes() for row in torch.cat(parts, dim=2).numpy()]
+        return torch.cat(parts, dim=2).flatten(1)
 
-    def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
-        rows = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
+    def scatter(self, blocks: Sequence[int], rows: Tensor) -> None:
         sizes = [part.block_bytes for part in self._parts]
         own = torch.split(rows.view(len(blocks), len(self.layers), -1), sizes, dim=2)
         for part, numbers in zip(self._parts, own):
