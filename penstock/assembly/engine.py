@@ -3,6 +3,7 @@
 A composition root beside the command line: it may know every layer, and nothing but the roots knows it.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from penstock.assembly.speculation.drafting import (
     make_head_drafter,
 )
 from penstock.assembly.tiers import make_tiers
-from penstock.config import HEADS, EngineConfig
+from penstock.config import HEADS, EngineConfig, bound_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import RunnerShape
@@ -55,6 +56,7 @@ from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.adapters import adapter_bytes
+from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
@@ -83,9 +85,11 @@ MOST_FLOATS = 0.5
 
 LEAST_GPU_HEAD_DIM = 16
 ADAPTER_THREADS = 2
-"""They read adapters while steps go on."""
+"""Threads that read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
+
+LOGGER = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, and how much of how much is done."""
@@ -122,26 +126,39 @@ def load(
     One that warms up has the kernels of its steps compiled meanwhile.
     """
     if ranks_of(config).num_ranks > 1:
+        if config.cache.long_context != "full":
+            raise ConfigError("--long-context is for a model in one process; leave out --tensor and --pipeline")
         return _load_first(config, cache, progress)
     device = open_device(config.model.device)
     dtype = device.dtype(config.model.dtype)
     spec = dummy_spec(config.model.model)
     if spec is not None:
+        spec = _served_spec(config, spec)
         _check_invariance(config)
         with _kernels(config, spec, device, warms_up):
             network = dummy_model(spec, device.torch_device, dtype)
         return LoadedModel(_kept(config, network), device, None)
     files = open_files(config.model.model, cache, progress)
-    native = _load_native(config, device, files)
+    spec = _served_spec(config, files.spec)
+    native = _load_native(config, device, files) if spec is files.spec else None
     if native is not None:
         return LoadedModel(native, device, files)
     _check_invariance(config)
     reported = None if progress is None else lambda done, total: progress("load", done, total)
-    packs = _packs(config, device, files.spec)
-    arguments = files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
-    with _kernels(config, files.spec, device, warms_up and not packs):
+    packs = _packs(config, device, spec)
+    arguments = spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
+    with _kernels(config, spec, device, warms_up and not packs):
         network = load_model(*arguments)
     return LoadedModel(_kept(config, network), device, files)
+
+
+def _served_spec(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
+    """The model as it is served: as it is, or with layers that forget."""
+    bound = bound_of(config.cache.long_context)
+    if bound is None:
+        return spec
+    LOGGER.warning("--long-context %s is lossy: answers to long texts are others", config.cache.long_context)
+    return bounded(spec, *bound, context=config.model.max_context or 0)
 
 
 @contextmanager
@@ -305,10 +322,9 @@ def make_engine(
 
 
 def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
-    """Windows give blocks back where one process computes the model piece by piece."""
-    has_states = any(group.kind == "state" for group in loaded.spec.cache_groups)
-    is_eager = isinstance(loaded.network, Decoder) and (loaded.device.torch_device.type != "cuda" or has_states)
-    return is_eager and config.parallel.tensor * config.parallel.pipeline == 1
+    """Windows give blocks back where one process computes the model, unless blocks are kept beyond the device too."""
+    keeps = config.cache.kv_host is not None or config.cache.kv_disk is not None
+    return config.parallel.tensor * config.parallel.pipeline == 1 and not keeps
 
 
 def check_heads(spec: ModelSpec) -> None:

@@ -1,68 +1,20 @@
 """Native steps compute adapters as the torch decoder does, and a batch of many as each alone, to the bit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.engine import LoadedModel
 from penstock.config import configure
 from penstock.runtime.execution.device import open_device
-from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
+from tests.adapters.writing import write
 from tests.runtime.test_native import SPECS, twins
 
 SCORED = SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=0, logprobs=0, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, ignore_eos=True)
-
-
-def write(folder: Path, spec: ModelSpec, seed: int, rank: int = 4, **config: Any) -> Path:
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-    assert isinstance(mlp, GatedMLP)
-    assert isinstance(attention, GQA)
-    hidden = spec.hidden_size
-    shapes = {
-        "self_attn.q_proj": (attention.q_size, hidden),
-        "self_attn.k_proj": (attention.kv_size, hidden),
-        "self_attn.v_proj": (attention.kv_size, hidden),
-        "self_attn.o_proj": (hidden, attention.q_size),
-        "mlp.gate_proj": (mlp.width, hidden),
-        "mlp.up_proj": (mlp.width, hidden),
-        "mlp.down_proj": (hidden, mlp.width),
-    }
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    for layer in range(spec.num_layers):
-        for module, (rows, columns) in shapes.items():
-            name = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = normal(rank, columns) * columns**-0.5
-            tensors[f"{name}.lora_B.weight"] = normal(rows, rank) * 0.4
-            if config.get("use_dora"):
-                tensors[f"{name}.lora_magnitude_vector"] = normal(rows).abs() + 0.5
-    if config.pop("embeds", False):
-        name = "base_model.model.model.embed_tokens"
-        tensors |= {
-            f"{name}.lora_embedding_A": normal(rank, spec.vocab_size),
-            f"{name}.lora_embedding_B": normal(hidden, rank) * 0.1,
-        }
-    if config.pop("heads", False):
-        name = "base_model.model.lm_head"
-        tensors |= {
-            f"{name}.lora_A.weight": normal(rank, hidden),
-            f"{name}.lora_B.weight": normal(spec.vocab_size, rank) * 0.2,
-        }
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(settings | config))
-    return folder
 
 
 def opened(network: Any, adapters: dict[str, Path], **settings: Any) -> LLM:

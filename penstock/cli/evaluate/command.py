@@ -67,18 +67,18 @@ def _perplexity(config: Config, text: str) -> dict[str, Any]:
         more: dict[str, Any] = {}
         with ProgressBar("tokens") as progress:
 
-            def told(done: int, total: int) -> None:
+            def on_progress(done: int, total: int) -> None:
                 progress("measuring", done, total)
 
             if config.reference is None and config.save_logits is None:
                 name = "" if config.adapter is None else ADAPTER
-                found = measure(llm, token_ids, context, stride, told, adapter=name)
+                found = measure(llm, token_ids, context, stride, on_progress, adapter=name)
             elif config.adapter is not None:
                 raise ConfigError("--adapter is measured by itself; leave --reference and --save-logits out")
             else:
                 from penstock.cli.evaluate.divergence import measure_divergence
 
-                found, more = measure_divergence(llm, token_ids, context, stride, told, config)
+                found, more = measure_divergence(llm, token_ids, context, stride, on_progress, config)
         seconds = time.monotonic() - start_s
         return {
             "model": llm.files.name,

@@ -299,7 +299,7 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         else workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
-    sizing = size_engine(engine, spec, memory, pace, frees=False)  # GPUs and native steps keep windows whole
+    sizing = size_engine(engine, spec, memory, pace, frees=layout.devices_per_copy == 1)
     overhead = NO_OVERHEAD if machines.textbook else Overhead(overlaps=machines.overlap)
     return Fleet(
         config=config.techniques.reserved(engine, sizing),

@@ -299,7 +299,7 @@ class ServedModels:
 
     @property
     def known(self) -> list[ServedModel]:
-        """Those whose names are known."""
+        """Models whose names are known."""
         named = [model for model in self._models if model.known_name]
         return named if self.adapters is None or not named else [*named, *self.adapters]
 

@@ -106,7 +106,7 @@ class Candidate:
         """Raises ConfigError if nothing is left for the cache."""
         if self.measured is not None:
             return self.measured.sizing
-        return size_engine(self.engine, self.spec, self.memory, frees=False)  # GPUs and native steps keep windows whole
+        return size_engine(self.engine, self.spec, self.memory, frees=self.layout.devices_per_copy == 1)
 
     @cached_property
     def roofline(self) -> Roofline:

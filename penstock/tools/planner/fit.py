@@ -28,7 +28,7 @@ class Fit:
     kv_by_attention: dict[str, int]
     """Of a whole token, by kind of attention."""
     num_tokens: int
-    """That the cache of a copy holds."""
+    """Tokens that the cache of a copy holds."""
     users_mean: int
     """Requests of mean length, held to their end."""
     users_p95: int

@@ -217,6 +217,7 @@ class Replica:
         else:
             output = StepOutput(tuple([(TOKEN,) if chunk.samples else () for chunk in batch.chunks]))
         deltas = self.scheduler.commit(batch, output, now)
+        self.scheduler.note_step(batch, now - start_s)
         self._ledger.observe(deltas, now)
         if self.speculation is not None:
             self.speculation.take(batch, now - start_s, deltas)

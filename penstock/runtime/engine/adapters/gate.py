@@ -247,7 +247,7 @@ class AdapterGate:
             return AdapterRead(path, None, f"the adapter could not be read: {type(error).__name__}: {error}", True)
 
     def _let_in(self, entry: Entry) -> Entrance:
-        """Those that wait for a path whose adapter was read, if it lies in a slot that takes new requests or there is one."""
+        """Requests for an adapter that was read, if it lies in a slot that takes new requests or a slot is free."""
         resident = self._residents.get(entry.adapter.digest)
         if resident is not None and not resident.is_draining:
             return self._enter(entry, resident)

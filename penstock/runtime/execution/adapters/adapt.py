@@ -23,7 +23,8 @@ def adapt(
     if isinstance(network, NativeDecoder):
         bank = NativeBank(network, config.max_adapters)
     elif isinstance(network, Decoder):
-        bank = ModuleBank(network, network.spec if shard is None else shard.whole, step, config.max_adapters, shard)
+        whole = network.spec if shard is None else shard.whole
+        bank = ModuleBank(network, whole, step, config.max_adapters, config.max_adapter_rank, shard)
     else:
         raise ConfigError("adapters over this model are not served; leave --adapter out")
     spec = network.spec

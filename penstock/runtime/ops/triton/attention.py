@@ -38,6 +38,8 @@ def _swept(
     for begin in range(low, high, TILE):
         keys_at = begin + tl.arange(0, TILE)
         inside = keys_at < high
+        if WINDOW:  # blocks behind the window may be another sequence's by now
+            inside = inside & (keys_at > tl.min(position, axis=0) - WINDOW)
         slot = slots_of(tables, 0, keys_at, inside, BLOCK_SIZE)
         place = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
         if MASKED:

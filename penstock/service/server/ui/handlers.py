@@ -39,7 +39,7 @@ class BenchBody(ToolBody, kw_only=True):
 
     target: Annotated[str, msgspec.Meta(max_length=400)] = ""
     key: Annotated[str, msgspec.Meta(max_length=400)] = ""
-    """That the other server asks for."""
+    """The key that the other server asks for."""
 
 
 class MachineBody(msgspec.Struct, kw_only=True):
