@@ -38,7 +38,7 @@ class LeftBlocks(NamedTuple):
     contents: tuple[bytes | memoryview, ...]
 
 
-class Departure(NamedTuple):
+class OutboundBlocks(NamedTuple):
     blocks: tuple[int, ...]
     contents: tuple[Content, ...]
     is_ahead: bool
@@ -72,7 +72,7 @@ class Departures:
         self._taken: list[tuple[int, Content]] = []
         self._queue: OrderedDict[int, Content] = OrderedDict()
         """Blocks to be copied beside steps."""
-        self._under_way: dict[int, Departure] = {}
+        self._under_way: dict[int, OutboundBlocks] = {}
         self._doubtful: set[int] = set()
         """Copies that began before a step failed."""
         self._recent: deque[tuple[int, bytes]] = deque()
@@ -149,7 +149,7 @@ class Departures:
             for block in blocks:
                 self._pool.leave(block)
         self._number += 1
-        self._under_way[self._number] = Departure(blocks, tuple([content for _, content in held]), is_ahead)
+        self._under_way[self._number] = OutboundBlocks(blocks, tuple([content for _, content in held]), is_ahead)
         self._waiter.submit(self._wait, self._number, copy)
 
     def _wait(self, number: int, copy: BlockCopy) -> None:

@@ -83,7 +83,7 @@ class ArrivedBlocks(NamedTuple):
     seconds: float
 
 
-class Arrival(NamedTuple):
+class InboundBlocks(NamedTuple):
     """Records on their way to blocks of the device."""
 
     request: Request
@@ -130,7 +130,7 @@ class KVTiers:
         self._leaders: dict[bytes, int] = {}
         """By key, the request whose load it is part of."""
         self._followers: dict[int, list[Request]] = {}
-        self._arrivals: dict[int, Arrival] = {}
+        self._arrivals: dict[int, InboundBlocks] = {}
         self._num_arrivals = 0
         self._preempted: dict[tuple[int, int], None] = {}
         self._hits: dict[int, TierHit] = {}
@@ -329,7 +329,7 @@ class KVTiers:
         self.copy_out(self.departures.step)
         number = self._num_arrivals = self._num_arrivals + 1
         num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
-        self._arrivals[number] = Arrival(request, holding, blocks, wanted, num_host)
+        self._arrivals[number] = InboundBlocks(request, holding, blocks, wanted, num_host)
         contents = [record.kv for record in wanted]
         begun = time.monotonic()
         if self._copier is None:
