@@ -21,7 +21,7 @@ from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.record import format_digest
 from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
 from tests.core.test_state_machine import MAX_AHEAD, NUMBERS, Digits, Serving, run
-from tests.engine.answers import VOCAB_SIZE
+from tests.engine.answers import VOCAB_SIZE, make_request
 
 FORMAT = format_digest("oracle")
 
@@ -119,6 +119,24 @@ class ServingTiers(Serving):
         )
         self.tiers.open(self.news.append)
         self.waiting: dict[int, Request] = {}
+        for number in (0, 1, 2, 3, 0, 1):  # what is asked for later was on the device once
+            self.add_one(self.make_request(Digits(number)))
+            self.drain()
+
+    def make_request(self, digits: Digits) -> Request:
+        """Few beginnings, each longer than the half of a small pool."""
+        stem = tuple(range(3 * digits.pick(0, 1, 2, 3), 60))[: digits.pick(16, 20, 9)]
+        return make_request(
+            next(self.ids),
+            (*stem, digits.pick(50, 51, 52)),
+            max_tokens=digits.pick(5, 2, 12),
+            n=digits.pick(1, 1, 2),
+            temperature=digits.pick(1.0, 0.0),
+            seed=digits.pick(0, 1),
+            priority=digits.pick(0, 1, 2),
+            salt=digits.pick("", "", "a"),
+            deadline_s=digits.pick(None, None, self.now + 9.0),
+        )
 
     def add_one(self, request: Request) -> None:
         self.requests[request.request_id] = request

@@ -169,7 +169,9 @@ class KVTiers:
         if isinstance(news, LeftBlocks):
             self._count(faults=not self.departures.take(news))
             return ()
-        return self._land(news) if isinstance(news, ArrivedBlocks) else self._take_fetched(news)
+        if isinstance(news, FetchedBlocks):
+            return self._take_fetched(news)
+        return self._release(self._land(news))
 
     # Out
 
@@ -348,19 +350,20 @@ class KVTiers:
         finally:
             self.departures.put(ArrivedBlocks(number, is_whole, time.monotonic() - begun))
 
-    def _land(self, arrived: ArrivedBlocks) -> tuple[Request, ...]:
+    def _land(self, arrived: ArrivedBlocks) -> int:
+        """Publish what has arrived, if it did; returns whose request it was for."""
         request, holding, blocks, records, num_host = self._arrivals.pop(arrived.number)
         is_whole = arrived.is_whole and self._is_same(arrived.number, blocks, records)
         self._pool.land(holding, is_whole=is_whole)
         if not is_whole:
             self._count(faults=1)
-            return self._release(request.request_id)
+            return request.request_id
         self.rates.note_write(sum(record.num_bytes for record in records), arrived.seconds)
         self._count(loaded_blocks=len(blocks), host_blocks=num_host)
         hit, size = self._hits.get(request.request_id, TierHit()), self._pool.block_size
         self._hits[request.request_id] = hit._replace(host=num_host * size, disk=(len(blocks) - num_host) * size)
         self._to_disk([left for record in records[num_host:] for left in self._host_put(record)])
-        return self._release(request.request_id)
+        return request.request_id
 
     def _is_same(self, number: int, blocks: tuple[int, ...], records: tuple[KVRecord, ...]) -> bool:
         """The canary: what lies on the device is what was to be written."""
