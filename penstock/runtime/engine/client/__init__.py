@@ -11,6 +11,8 @@ from penstock.runtime.engine.grammar_state import GrammarCounts, GrammarTime
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView, StepView
 from penstock.runtime.engine.stream import DeltaStream, folded
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, SessionFacts
+from penstock.runtime.engine.tiers.tiers import TierCounts
 from penstock.runtime.engine.wire import BlocksChanged, StepReport
 
 __all__ = [
@@ -20,14 +22,17 @@ __all__ = [
     "AdapterCounts",
     "AdapterFacts",
     "BlocksChanged",
+    "CacheAnswer",
     "DeltaStream",
     "EngineClient",
     "EngineView",
     "Facts",
     "GrammarCounts",
     "GrammarTime",
+    "SessionFacts",
     "StepReport",
     "StepView",
+    "TierCounts",
     "Vector",
     "folded",
 ]
