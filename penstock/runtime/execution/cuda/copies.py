@@ -46,7 +46,7 @@ class PinnedRows:
         slab, place = divmod(row, self._slab_rows)
         view = self._slabs[slab][place].numpy()
         weakref.finalize(view, self._free.append, row)
-        return memoryview(view)
+        return view.data
 
     def fill(self, rows: list[int], staged: torch.Tensor) -> None:
         """Neighbouring rows in one copy."""
