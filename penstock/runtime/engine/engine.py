@@ -24,6 +24,7 @@ from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
 from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
+from penstock.runtime.engine.peers.offers import BlockRead, ReadOn
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
 from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
@@ -53,7 +54,7 @@ class CancelOrder(NamedTuple):
     choice: int | None
 
 
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | FetchedBlocks
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | FetchedBlocks | BlockRead | ReadOn
 
 
 class ResultPart(NamedTuple):
@@ -137,6 +138,9 @@ class Engine:
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
         """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
+        self._peers = None if tiers is None else tiers.peers
+        if self._peers is not None:
+            self._peers.open(self._inbox.put)
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -247,6 +251,9 @@ class Engine:
             self.proposals.observe(deltas)
         if self.adapters is not None and deltas:
             deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
+        if self._peers is not None:
+            deltas = self._peers.follow(deltas)
+            self._peers.turn(self.num_steps, self.num_steps - len(self._launched))
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
         return deltas
@@ -287,6 +294,9 @@ class Engine:
             elif isinstance(message, FetchedBlocks):
                 if self.tiers is not None and self.tiers.take(message):
                     deltas.extend(self._schedule(message.request, now))
+            elif isinstance(message, BlockRead | ReadOn):
+                if self._peers is not None:
+                    self._peers.take(message)
             elif isinstance(message, Request) and not message.adapter:
                 deltas.extend(self._enter(message, now))
             else:

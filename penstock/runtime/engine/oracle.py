@@ -8,6 +8,8 @@ Further kinds of cache are arithmetic too: a window's positions hold digests tha
 of all tokens so far, read from one slot and written to another.
 """
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Batch, Chunk, StepOutput
@@ -111,6 +113,17 @@ class OracleRunner:
         self._rows: dict[int, OracleRow] = {}
         self._allowed: dict[int, list[list[int]]] = {}
         """Tokens that may be drawn in a row, for one draw after the other; all where there is no entry."""
+
+    @property
+    def block_bytes(self) -> int:
+        return self._block_size * 8
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        return [array("Q", self._digests[block]).tobytes() for block in blocks]
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            self._digests[block][:] = array("Q", content)
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         self._allowed = {} if masks is None else self._unpacked(masks, batch)

@@ -95,7 +95,7 @@ class Writer:
             return None
         finish = delta.finish
         if delta.prefix is not None:
-            self.num_cached = delta.prefix.num_tokens
+            self.num_cached = delta.prefix.num_reused
             self.cache_miss = delta.prefix.miss
         for drafts in delta.drafts:
             self.drafted = _added(self.drafted, drafts)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Batch
@@ -20,6 +21,8 @@ from penstock.runtime.core.prefix import Content, Holding, Namespace, packed
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.peers.counts import FetchEnd
+from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.policy import Ghosts, Rates
@@ -51,6 +54,12 @@ class FetchedBlocks(NamedTuple):
     records: tuple[KVRecord, ...]
     num_bytes: int = 0
     """Asked of the disk."""
+    is_last: bool = True
+    """Nothing more comes: the request is scheduled."""
+    end: FetchEnd | None = None
+    """How the fetch ended, where a peer was asked."""
+    is_moved: bool = False
+    """A peer computed them for this request."""
 
 
 class KVTiers:
@@ -66,6 +75,7 @@ class KVTiers:
         host: HostTier,
         disk: DiskTier | None,
         keeps_all: bool = False,
+        peers: PeerExchange | None = None,
     ) -> None:
         """With `keeps_all`, blocks are kept that no prompt has asked for twice."""
         self._scheduler = scheduler
@@ -83,6 +93,8 @@ class KVTiers:
         self._fetching: dict[int, Request] = {}
         self._waiting_bytes = 0
         self._counts = TierCounts()
+        self.peers = peers
+        """Other engines, which fetch blocks here and have some of ours; None where there are none."""
         self._pool.on_evict = self._leave
 
     @property
@@ -143,6 +155,8 @@ class KVTiers:
             self._to_disk(self._host.drain())
             self._reader.submit(self._disk.close).result()
         self._reader.shutdown()
+        if self.peers is not None:
+            self.peers.close()
 
     # In
 
@@ -152,6 +166,10 @@ class KVTiers:
         first, hashes = len(self._pool.match(holding).blocks), holding.hashes
         for hash in hashes:
             self._ghosts.note(hash)
+        if self.peers is not None:
+            self.peers.expect(request.request_id, hashes)
+            if request.peer and self._fetch(self.peers, request, first, hashes, put):
+                return True
         keys = [key_of(self._format, hash) for hash in hashes[first:]]
         count = next((place for place, key in enumerate(keys) if not self._has(key)), len(keys))
         if count < LEAST_BLOCKS:
@@ -168,6 +186,39 @@ class KVTiers:
             self._waiting_bytes += num_bytes
             self._reader.submit(self._read, request, first, wanted, num_bytes, put)
         self._fetching[request.request_id] = request
+        return True
+
+    def _fetch(
+        self,
+        peers: PeerExchange,
+        request: Request,
+        first: int,
+        hashes: list[bytes],
+        put: Callable[[FetchedBlocks], None],
+    ) -> bool:
+        """Begin to fetch what a peer has or computes, after what host memory has; False if it is not worth it."""
+        found = (self._host.get(key_of(self._format, hash)) for hash in hashes[first:])
+        held = tuple(takewhile(bool, found))
+        num_got = first + len(held)
+        wanted = hashes[num_got:]
+        peer = peers.worthwhile(request.peer, len(wanted)) if len(wanted) >= LEAST_BLOCKS else None
+        if peer is None:
+            return False
+        request_id, is_moved = request.request_id, peer.computes
+
+        def on_part(records: list[KVRecord]) -> None:
+            nonlocal num_got
+            put(FetchedBlocks(request, num_got, tuple(records), is_last=False, is_moved=is_moved))
+            num_got += len(records)
+
+        def on_over(end: FetchEnd) -> None:
+            put(FetchedBlocks(request, num_got, (), end=end))
+
+        self._fetching[request_id] = request
+        if held:
+            put(FetchedBlocks(request, first, held, is_last=False))
+        compute_s = peers.compute_s(len(wanted))
+        peers.remote.fetch(peer, wanted, compute_s, lambda: request_id in self._fetching, on_part, on_over)
         return True
 
     def _read(
@@ -193,9 +244,13 @@ class KVTiers:
     def take(self, fetched: FetchedBlocks) -> bool:
         """Write what was read into the cache; False if nobody waits for it any more."""
         self._waiting_bytes -= fetched.num_bytes
-        request = self._fetching.pop(fetched.request.request_id, None)
+        if fetched.end is not None and self.peers is not None:
+            self.peers.note_end(fetched.end)
+        request = self._fetching.get(fetched.request.request_id)
         if request is None:
             return False
+        if fetched.is_last:
+            del self._fetching[request.request_id]
         size = self._pool.block_size
         sound = []
         for place, record in enumerate(fetched.records, fetched.first):
@@ -205,11 +260,12 @@ class KVTiers:
                 break
             sound.append(record)
         if sound:
-            self._write(request, fetched.first, sound)
-        return True
+            self._write(request, fetched, sound)
+        return fetched.is_last
 
-    def _write(self, request: Request, first: int, records: list[KVRecord]) -> None:
+    def _write(self, request: Request, fetched: FetchedBlocks, records: list[KVRecord]) -> None:
         """Blocks that have come to the device meanwhile are left as they are."""
+        first = fetched.first
         prompt = request.prompt[: (first + len(records)) * self._pool.block_size]
         whole = (*prompt, 0)  # a match leaves a token to compute
         before = len(self._pool.match(_holding(request, whole)).blocks)
@@ -219,6 +275,9 @@ class KVTiers:
         targets = self._pool.match(_holding(request, whole)).blocks[before:]
         wanted = records[before - first :]
         self._runner.write_blocks(targets, [record.kv for record in wanted])
+        if self.peers is not None and not fetched.is_last:
+            self.peers.note_written(request.request_id, len(targets), is_moved=fetched.is_moved)
+            return
         self._counts = self._counts._replace(loaded_blocks=self._counts.loaded_blocks + len(targets))
         for record in wanted:
             self._to_disk(self._host.put(key_of(self._format, record.hash), record))
@@ -231,6 +290,8 @@ class KVTiers:
         num_prompt = sum(chunk.length for chunk in batch.chunks if len(chunk.token_ids) > chunk.num_drafts)
         if 2 * num_prompt > batch.num_tokens:
             self.rates.note_prompt(batch.num_tokens, seconds)
+            if self.peers is not None:
+                self.peers.remote.rates.note_prompt(batch.num_tokens, seconds)
 
     def _has(self, key: bytes) -> bool:
         return key in self._host or (self._disk is not None and key in self._disk)

@@ -197,11 +197,11 @@ class Meters:
         timeline = watch.timeline
         watch.prefix = prefix
         self.prompt_tokens.add(timeline.num_prompt)
-        self.cached_tokens.add(prefix.num_tokens)
+        self.cached_tokens.add(prefix.num_reused)
         self.cache_queries.add(timeline.num_prompt)
-        self.cache_hits.add(prefix.num_tokens)
+        self.cache_hits.add(prefix.num_reused)
         if self.watch_prefix is not None:
-            self.watch_prefix(watch.request, prefix.num_tokens)
+            self.watch_prefix(watch.request, prefix.num_reused)
         if watch.call.parameters.is_batch:
             return  # how long it takes is nobody's concern
         self._admission.drain.add(now)
