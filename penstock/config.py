@@ -303,6 +303,30 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Certificates of a listener, as PEM files; a renewed one is taken up while requests run."""
+
+    tls_cert: Path | None = None
+    """File with the certificate to show to clients and those that sign it: then HTTPS alone is spoken"""
+    tls_key: Path | None = None
+    """File with the private key of --tls-cert"""
+    tls_client_ca: Path | None = None
+    """File with certificates of those who sign clients: a client without a certificate of theirs is not let in (mTLS)"""
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key go together; give both")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError(
+                "--tls-client-ca asks clients for certificates over TLS; give --tls-cert and --tls-key too"
+            )
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_cert is None else "https"
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Who may call, and how long slow peers are waited for."""
 
@@ -352,6 +376,7 @@ class ServerConfig:
     """Collector to send a span of every request to (OpenTelemetry over HTTP): times and counts, never text"""
     price_per_hour: float | None = None
     """Dollars an hour of what this server runs on: then metrics have what 1,000 tokens cost"""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         if self.price_per_hour is not None and not 0.0 <= self.price_per_hour < 1e6:
@@ -379,7 +404,7 @@ class ServerConfig:
 
     def check_keyed(self) -> None:
         """Once all keys are known, those of the environment too: nobody from outside comes in without one."""
-        if not self.keys and not is_loopback(self.host):
+        if not self.keys and not is_loopback(self.host) and self.tls.tls_client_ca is None:
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
                 "give one with --api-key or in PENSTOCK_API_KEY, or listen on 127.0.0.1"
@@ -429,6 +454,7 @@ class ListenConfig:
     """How long a shutdown waits for answers in progress"""
     admin_port: int | None = None
     """Port of the admin API on this machine, with the key in PENSTOCK_ADMIN_KEY; 0 takes a free one"""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         for flag, port in (("--port", self.port), ("--admin-port", self.admin_port or 0)):
@@ -440,6 +466,14 @@ class ListenConfig:
             raise ConfigError(f"--drain-s is {self.drain_s}; choose 0 seconds to a day")
         if any(len(key) < 8 for key in self.api_key):
             raise ConfigError("an --api-key is shorter than 8 characters; choose one that cannot be guessed")
+
+    def check_keyed(self) -> None:
+        """Once all keys are known: nobody from outside comes in without one, or without a certificate."""
+        if not self.api_key and not is_loopback(self.host) and self.tls.tls_client_ca is None:
+            raise ConfigError(
+                f"--host {self.host} can be reached from other machines but there is no key; "
+                "give one with --api-key, or listen on 127.0.0.1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +500,8 @@ class RouterConfig:
     """File to append every choice to: what was known, what was chosen, why; no text"""
     otlp_endpoint: str | None = None
     """Collector to send spans of every request to (OpenTelemetry over HTTP): times and counts, never text"""
+    replica_ca: Path | None = None
+    """File with certificates of those who sign https:// replicas, in place of the system's; they are shown --tls-cert"""
 
     def __post_init__(self) -> None:
         _check_choice("--policy", self.policy, RoutingPolicy)

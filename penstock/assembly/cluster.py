@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.assembly.serving import BACKLOG, bind, package_version
+from penstock.assembly.routing import listen_for
+from penstock.assembly.serving import bind, package_version
 from penstock.config import ClusterConfig, ListenConfig, RouterConfig
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.place import RayCluster
 from penstock.service.router.app import RouterApp
-from penstock.service.router.proxy.client import InboundConnection
 from penstock.tools.sim.scaling import Scaling
 
 COLD = "cold"
@@ -113,9 +113,9 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     listener = bind(cluster.listen.host, cluster.listen.port)
-    server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
+    server = await listen_for(app, listener, app.tls.listener)
     app.start()
-    url = f"http://{cluster.listen.host}:{listener.getsockname()[1]}"
+    url = f"{cluster.listen.tls.scheme}://{cluster.listen.host}:{listener.getsockname()[1]}"
     print(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas", flush=True)
     keeping = asyncio.ensure_future(_keep(controller, ray_cluster, url, asked.look_s))
     try:

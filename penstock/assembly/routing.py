@@ -5,6 +5,7 @@ import contextlib
 import resource
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, bind, package_version
 from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import PenstockError
+from penstock.service.edge.tls import HANDSHAKE_S
 from penstock.service.gateway.audit import AuditEntry, write_audit
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.admin.api import AdminApi, Audit
@@ -70,12 +72,12 @@ async def _run(routing: Routing) -> int:
             stack.callback(close_gateway, gateway)
         stack.push_async_callback(app.close)
         listener = bind(routing.listen.host, routing.listen.port)
-        server = await _listen(stack, app, listener)
+        server = await _listen(stack, app, listener, app.tls.listener)
         if routing.listen.admin_port is not None:
             await _open_admin(stack, app, routing, gateway)
         app.start()
         await _bring_replicas(stack, app, routing)
-        where = f"http://{routing.listen.host}:{listener.getsockname()[1]}"
+        where = f"{routing.listen.tls.scheme}://{routing.listen.host}:{listener.getsockname()[1]}"
         count = counted(len(app.fleet.own) + len(routing.commands), "replica")
         print(f"penstock routes on {where}, {count}, {routing.config.policy}", flush=True)
         doubting = asyncio.ensure_future(_tell_doubts(app))
@@ -118,13 +120,24 @@ def _on_signal(stopping: asyncio.Event, hurrying: asyncio.Event) -> None:
 
 
 async def _listen(
-    stack: contextlib.AsyncExitStack, target: RouterApp | AdminApi, listener: socket.socket
+    stack: contextlib.AsyncExitStack,
+    target: RouterApp | AdminApi,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
 ) -> asyncio.Server:
     """Until the stack is left."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: InboundConnection(target), sock=listener, backlog=BACKLOG)
+    server = await listen_for(target, listener, tls)
     stack.callback(server.close)
     return server
+
+
+async def listen_for(
+    target: RouterApp | AdminApi, listener: socket.socket, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    patience_s = HANDSHAKE_S if tls is not None else None
+    return await asyncio.get_running_loop().create_server(
+        lambda: InboundConnection(target), sock=listener, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=patience_s
+    )
 
 
 async def _open_admin(

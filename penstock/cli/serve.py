@@ -20,6 +20,7 @@ from penstock.config import (
     SchedulerConfig,
     ServerConfig,
     SpeculationConfig,
+    TlsConfig,
 )
 from penstock.errors import ConfigError
 from penstock.service.server.pool.config import PoolConfig, keep_alive_of
@@ -172,7 +173,15 @@ def run_replicas(config: Config) -> int:
     fetch(config.model.model)
     outer = config.server
     inner = replace(
-        outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), router_key=None, allowed_host=(), allowed_origin=()
+        outer,
+        host="127.0.0.1",
+        port=0,
+        api_key=(),
+        admin_key=(),
+        router_key=None,
+        allowed_host=(),
+        allowed_origin=(),
+        tls=TlsConfig(),
     )
     commands = []
     for number in range(config.replicas):
@@ -192,6 +201,7 @@ def run_replicas(config: Config) -> int:
         outer.allowed_origin,
         outer.max_body_mib,
         outer.drain_s,
+        tls=outer.tls,
     )
     key = secrets.token_urlsafe(24)
     router = RouterConfig(otlp_endpoint=outer.otlp_endpoint)

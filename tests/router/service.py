@@ -123,7 +123,7 @@ def routing(*flags: str, servers: list[Server] | None = None, **environment: str
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            url = re.search(r"http://[^,\s]+", line)
+            url = re.search(r"https?://[^,\s]+", line)
             assert url, errors.read_text()
             made = Service(url.group(), process, servers or [], errors)
             with made.http() as http:

@@ -17,6 +17,7 @@ from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.memory import owes_memory, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
+from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.ticket import Admittance
@@ -89,7 +90,10 @@ class RouterApp:
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
         self.meters = self.dispatch.meters
-        self.members = Members(self.fleet, config, replica_key, self.changed)
+        self.tls = TlsContexts(listen.tls)
+        self.members = Members(
+            self.fleet, config, replica_key, self.changed, lambda: self.tls.outgoing(config.replica_ca)
+        )
         self.dispatch.members = self.members
         self._tracer = tracer
         self.is_draining = False
@@ -102,6 +106,7 @@ class RouterApp:
 
     def start(self) -> None:
         self._run(self._sweep())
+        self._run(self.tls.watch())
         if self.gate is not None:
             self._run(self.gate.refresh())
             self._run(BillCollector(self.gate.gateway, self.members).run())

@@ -219,7 +219,7 @@ async def bench(request: Request) -> EventAnswer:
     client = _client(request)
     if not body.target:
         host, port = request.scope["server"]
-        address = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+        address = f"{request.scope['scheme']}://{'[' + host + ']' if ':' in host else host}:{port}"
         key = request.headers.get("authorization", "").partition(" ")[2]
     elif body.target in front.config.bench_target:
         address, key = body.target, body.key
