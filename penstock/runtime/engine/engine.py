@@ -253,7 +253,7 @@ class Engine:
             deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
         if self._peers is not None:
             deltas = self._peers.follow(deltas)
-            self._peers.turn(self.num_steps, self.num_steps - len(self._launched))
+            self._serve_peers()
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
         return deltas
@@ -301,7 +301,13 @@ class Engine:
                 deltas.extend(self._enter(message, now))
             else:
                 deltas.extend(self._take_adapted(message, now))
+        self._serve_peers()
         return tuple(deltas)
+
+    def _serve_peers(self) -> None:
+        """Hand out blocks that others asked for, as far as steps that have ended filled them."""
+        if self._peers is not None:
+            self._peers.turn(self.num_steps, self.num_steps - len(self._launched))
 
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters

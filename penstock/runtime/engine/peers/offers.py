@@ -4,6 +4,7 @@ A block is read only when every step that was under way when it was first seen h
 of it: what a failed step left behind is never sent. Time is the asking thread's business.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.engine.tiers.record import KVRecord
 
+MAX_ENDED = 64
 MAX_READ_BYTES = 8 << 20
 """Of blocks for one reader in one turn of the loop."""
 
@@ -71,6 +73,8 @@ class BlockOffers:
         self._readers: dict[int, _Reader] = {}
         self._expected: dict[int, bytes] = {}
         """Requests in progress, and the last block of each one's prompt."""
+        self._ended: deque[bytes] = deque(maxlen=MAX_ENDED)
+        """Last blocks of prompts that were in progress lately: what of them is not here will not come."""
 
     def expect(self, request_id: int, hashes: Sequence[bytes]) -> None:
         """A prompt is to be computed here."""
@@ -81,7 +85,9 @@ class BlockOffers:
         """A prompt with a token drawn after it, or one that has ended, is not expected any more."""
         if self._expected:
             for delta in deltas:
-                self._expected.pop(delta.request_id, None)
+                hash = self._expected.pop(delta.request_id, None)
+                if hash is not None:
+                    self._ended.append(hash)
 
     def take(self, message: BlockRead | ReadOn) -> None:
         if isinstance(message, BlockRead):
@@ -111,7 +117,8 @@ class BlockOffers:
     def _news(self, reader: _Reader, num_landed: int, is_expected: bool) -> HandedOut | None:
         records = self._read(reader, num_landed)
         # A prompt that is computed may have blocks whose step has not landed yet.
-        is_given_up = reader.is_expected and not is_expected and not reader.seen and not records
+        was_expected = reader.is_expected or reader.hashes[-1] in self._ended
+        is_given_up = was_expected and not is_expected and not reader.seen and not records
         is_over = is_given_up or reader.next == len(reader.hashes)
         if not (records or is_over or (reader.is_new and not reader.seen) or is_expected != reader.is_expected):
             return None
