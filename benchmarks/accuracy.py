@@ -267,7 +267,7 @@ def main() -> None:
     uneven = Recipe(AtOnce(), Uniform(8, 64), LogNormal(24, 1.2, 2, 250), 32, vocab_size=bench.vocab_size)
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
     recorder = StepRecorder()
-    calibrated = make_engine(config, loaded, bench.sizing, bench.machine.hearing(recorder.hear))
+    calibrated = make_engine(config, loaded, bench.sizing, bench.machine.hearing(recorder.record))
     calibration = Calibration(calibrated, recorder, bench.vocab_size, Random(bench.seed + len(found.pieces)))
     calibration.warm_up()
     pieces = CalibrationPieces(calibration)

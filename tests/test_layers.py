@@ -146,7 +146,7 @@ NO_CLOCK = (
 
 MAX_MODULES = 16
 
-CONVENTIONS = ("Config", "Cut")
+CONVENTIONS = ("Config", "TileConfig")
 """A config per command, a cut per kernel family."""
 
 MAY_READ_ENVIRONMENT = ("cli", "console", "measure", "assembly")

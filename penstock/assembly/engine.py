@@ -28,14 +28,14 @@ from penstock.assembly.speculation.drafting import (
     make_drafter,
     make_head_drafter,
 )
-from penstock.assembly.tiers import make_tiers
+from penstock.assembly.tiers import PeerSettings, make_tiers
 from penstock.config import HEADS, EngineConfig
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.step_size import StepSize
 from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
@@ -108,6 +108,10 @@ class LoadedModel:
     @property
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.network.parameters())
+
+    def weights_digest(self) -> str:
+        """Made-up weights are named by their shape, which is all that decides them."""
+        return "made up" if self.files is None else self.files.weights_digest
 
 
 def load(
@@ -201,7 +205,7 @@ def run_rank(setup: RankSetup) -> None:
     device = settle(open_device(config.model.device), *place_on_node(config, place.rank))
     files = None if dummy_spec(config.model.model) is not None else open_files(config.model.model)
     part = _load_part(config, device, files, place)
-    world = World(place, setup.meeting, device.torch_device)
+    world = World(place, setup.rendezvous, device.torch_device)
     loaded = LoadedModel(part.join(world), device, files)
     sizing = agree_with_first(world, _size_own(config, loaded, SERVED_STEP_S))
     follow(rank_runner(loaded.network, world, _shape(config, sizing), CACHE_DTYPES[config.cache.kv]), world)
@@ -253,6 +257,7 @@ def make_engine(
     on_step: Callable[[StepTime], None] | None = None,
     *,
     warms_up: bool = False,
+    peers: PeerSettings | None = None,
 ) -> Engine:
     """An engine over a loaded model, on the monotonic clock; `on_step` receives what each step was and how long it took.
 
@@ -279,7 +284,7 @@ def make_engine(
         clock=time.monotonic,
         on_step=on_step,
         speculator=speculator,
-        matching=_matching(loaded, warms_up),
+        grammar_state=_grammar_state(loaded, warms_up),
     )
     if config.adapter.are_served:
         readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
@@ -289,13 +294,12 @@ def make_engine(
             raise ConfigError("adapters are served by one process; leave out --tensor and --pipeline, or --adapter")
         world = loaded.group.world
         leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
-        make_tiers(config, loaded.spec, "", scheduler, leading)
+        make_tiers(config, loaded.spec, str, scheduler, leading, peers)
         return make(runner=leading, depth=leading.depth)
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
-    fingerprint = config.model.model if loaded.files is None else loaded.files.fingerprint
-    make = partial(make, tiers=make_tiers(config, loaded.spec, fingerprint, scheduler, runner))
+    make = partial(make, tiers=make_tiers(config, loaded.spec, loaded.weights_digest, scheduler, runner, peers))
     if warms_up:
         runner.warm_up(scheduler.limits.max_batch_tokens)
     return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
@@ -349,7 +353,7 @@ def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Draf
     return Drafting(make_drafter(load(draft_config(config, name)).network, config, sizing, loaded.spec.vocab_size))
 
 
-def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
+def _grammar_state(loaded: LoadedModel, serves: bool) -> GrammarState | None:
     """Grammars in the words of the model. One that serves compiles beside the loop, and makes its vocabulary ready now."""
     files, vocab_size = loaded.files, loaded.spec.vocab_size
     try:
@@ -362,10 +366,10 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
         lambda: whole_vocabulary(byte_tokenizer(vocab_size) if files is None else files.tokenizer, vocab_size)
     )
     if not serves:
-        return Matching(grammars, time.monotonic)
+        return GrammarState(grammars, time.monotonic)
     executor = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar")
     executor.submit(grammars.warm_up)
-    return Matching(grammars, time.monotonic, executor)
+    return GrammarState(grammars, time.monotonic, executor)
 
 
 def _shape(config: EngineConfig, sizing: Sizing) -> RunnerShape:

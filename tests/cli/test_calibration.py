@@ -27,7 +27,7 @@ def calibrate(**settings):
     recorder = StepRecorder()
     runner = ScriptedRunner(batches=[])
     fleet = make_fleet(**settings)
-    engine = Engine(make_scheduler(fleet.config, fleet.sizing), runner, time.monotonic, on_step=recorder.hear)
+    engine = Engine(make_scheduler(fleet.config, fleet.sizing), runner, time.monotonic, on_step=recorder.record)
     calibration = Calibration(engine, recorder, 1000, Random(4), rests_s=(0.005, 0.006))
     steps = calibration.run(1.0)
     assert not engine.has_work
@@ -83,11 +83,11 @@ def test_steps_that_others_disturbed_are_left_out_but_not_all(shares, kept):
 
 def test_steps_between_parts_are_not_the_calibrations():
     recorder = StepRecorder()
-    recorder.hear(STEP)
+    recorder.record(STEP)
     with recorder.part("one"):
-        recorder.hear(STEP._replace(start_s=1))
-    recorder.hear(STEP._replace(start_s=2))
+        recorder.record(STEP._replace(start_s=1))
+    recorder.record(STEP._replace(start_s=2))
     with recorder.part("other"):
-        recorder.hear(STEP._replace(start_s=3))
-    recorder.hear(STEP._replace(start_s=4))
+        recorder.record(STEP._replace(start_s=3))
+    recorder.record(STEP._replace(start_s=4))
     assert [step.start_s for step in recorder.steps] == [1, 3]

@@ -30,7 +30,7 @@ def run(config: Config) -> int:
     choices = list(tune_tiles(describe(config.model.model).spec, device.torch_device))
     path = config.out.with_suffix(".json") if config.out else tiles_path(device.name)
     kept = {(kernel, out, size): cut for kernel, out, size, cut in read_tiles(path)}
-    kept |= {(one.kernel, one.num_out, one.size): list(one.cut) for one in choices}
+    kept |= {(one.kernel, one.num_out, one.size): list(one.config) for one in choices}
     rows = [[*key, cut] for key, cut in kept.items()]
     write_file(
         path, json.dumps({"penstock_tiles": TILES_VERSION, "device": device.name, "tiles": rows}, indent=1) + "\n"

@@ -22,8 +22,8 @@ from penstock.runtime.core.scheduler import CANCELLED, Scheduler
 from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
+from penstock.runtime.engine.grammar_state import Compiled, GrammarState, StepMasks
 from penstock.runtime.engine.inbox import Inbox
-from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
 from penstock.runtime.engine.peers.offers import BlockRead, ReadOn
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
@@ -97,7 +97,7 @@ class Engine:
         depth: int = 1,
         on_step: Callable[[StepTime], None] | None = None,
         speculator: Speculator | None = None,
-        matching: Matching | None = None,
+        grammar_state: GrammarState | None = None,
         step_size: StepSize | None = None,
         adapters: AdapterHost | None = None,
         readers: Executor | None = None,
@@ -107,7 +107,7 @@ class Engine:
         self._step_size = step_size
         """Corrects the most tokens of a step; None keeps them as they are."""
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
-        self.matching = matching
+        self.grammar_state = grammar_state
         """Holds sequences to their grammars; without it a request with a grammar is refused."""
         self.tiers = tiers
         """Keeps blocks beyond the device and brings them back before a request is scheduled."""
@@ -138,9 +138,10 @@ class Engine:
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
         """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
-        self._peers = None if tiers is None else tiers.peers
-        if self._peers is not None:
-            self._peers.open(self._inbox.put)
+        self.peers = None if tiers is None else tiers.peers
+        """Other engines, which fetch blocks of this one and have some of its prompts."""
+        if self.peers is not None:
+            self.peers.open(self._inbox.put)
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -159,7 +160,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        is_compiling = self.matching is not None and self.matching.is_compiling
+        is_compiling = self.grammar_state is not None and self.grammar_state.is_compiling
         is_compiling = is_compiling or (self.adapters is not None and self.adapters.is_waiting)
         is_compiling = is_compiling or (self.tiers is not None and self.tiers.is_fetching)
         return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
@@ -224,9 +225,9 @@ class Engine:
         deltas += scheduler.expire(now)
         if self.proposals is not None:
             deltas += self._propose(self.proposals)
-        if self.matching:
-            deltas = self.matching.follow(deltas, scheduler)
-            self.matching.propose(scheduler, self.depth)
+        if self.grammar_state:
+            deltas = self.grammar_state.follow(deltas, scheduler)
+            self.grammar_state.propose(scheduler, self.depth)
         batch = scheduler.schedule(now)
         if batch is not None:
             if self.on_schedule is not None:
@@ -245,14 +246,14 @@ class Engine:
             deltas += self._collect()
         while self._launched and batch is not None and batch.copies:
             deltas += self._collect()
-        if self.matching:
+        if self.grammar_state:
             deltas += self._draw()
         if self.proposals is not None:
             self.proposals.observe(deltas)
         if self.adapters is not None and deltas:
             deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
-        if self._peers is not None:
-            deltas = self._peers.follow(deltas)
+        if self.peers is not None:
+            deltas = self.peers.follow(deltas)
             self._serve_peers()
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
@@ -295,8 +296,8 @@ class Engine:
                 if self.tiers is not None and self.tiers.take(message):
                     deltas.extend(self._schedule(message.request, now))
             elif isinstance(message, BlockRead | ReadOn):
-                if self._peers is not None:
-                    self._peers.take(message)
+                if self.peers is not None:
+                    self.peers.take(message)
             elif isinstance(message, Request) and not message.adapter:
                 deltas.extend(self._enter(message, now))
             else:
@@ -306,8 +307,8 @@ class Engine:
 
     def _serve_peers(self) -> None:
         """Hand out blocks that others asked for, as far as steps that have ended filled them."""
-        if self._peers is not None:
-            self._peers.turn(self.num_steps, self.num_steps - len(self._launched))
+        if self.peers is not None:
+            self.peers.turn(self.num_steps, self.num_steps - len(self._launched))
 
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters
@@ -332,9 +333,9 @@ class Engine:
         """Schedule a request, once its grammar is compiled if it has one."""
         if request.params.grammar is None:
             return self._add(request, now)
-        if self.matching is None:
+        if self.grammar_state is None:
             return _refusals(request, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST)
-        self.matching.compile(request, self._inbox.put)
+        self.grammar_state.compile(request, self._inbox.put)
         return []
 
     def _add(self, request: Request, now: float) -> list[Delta]:
@@ -353,14 +354,14 @@ class Engine:
         return []
 
     def _take_compiled(self, compiled: Compiled, now: float) -> list[Delta]:
-        matching, request = self.matching, compiled.request
-        if matching is None or not matching.take(compiled):
+        grammar_state, request = self.grammar_state, compiled.request
+        if grammar_state is None or not grammar_state.take(compiled):
             return []  # cancelled while it was compiled
         if compiled.matcher is None:
             return _refusals(request, compiled.error, Fault.REQUEST)
         refusals = self._add(request, now)
         if refusals:
-            matching.drop(request)
+            grammar_state.drop(request)
         return refusals
 
     def _cancel(self, cancel: CancelOrder) -> tuple[Delta, ...]:
@@ -372,13 +373,13 @@ class Engine:
             request = self.tiers.cancel(cancel.request_id)
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
-        if self.matching is None:
+        if self.grammar_state is None:
             return self.scheduler.cancel(*cancel)
         if cancel.choice is None:
-            request = self.matching.cancel(cancel.request_id)
+            request = self.grammar_state.cancel(cancel.request_id)
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
-        return self.matching.follow(self.scheduler.cancel(*cancel), self.scheduler)
+        return self.grammar_state.follow(self.scheduler.cancel(*cancel), self.scheduler)
 
     def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
         """Start a step, or those chunks of it. After a step that could not start none is launched: it would read missing
@@ -400,7 +401,7 @@ class Engine:
         return self._runner.launch(batch) if masks is None else self._runner.launch(batch, masks)
 
     def _masks(self, batch: Batch) -> StepMasks | None:
-        return self.matching.masks(batch, self.scheduler) if self.matching else None
+        return self.grammar_state.masks(batch, self.scheduler) if self.grammar_state else None
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find the sequence at fault; results of the others stand."""
@@ -431,8 +432,8 @@ class Engine:
             self.on_commit(batch, output, self._turn_s, now)
         deltas = self.scheduler.commit(batch, output, now)
         self._was_busy = self.scheduler.has_work
-        if self.matching:
-            deltas = self.matching.follow(deltas, self.scheduler)
+        if self.grammar_state:
+            deltas = self.grammar_state.follow(deltas, self.scheduler)
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas

@@ -118,6 +118,10 @@ class OracleRunner:
     def block_bytes(self) -> int:
         return self._block_size * 8
 
+    @property
+    def kv_format(self) -> str:
+        return "digests"
+
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
         return [array("Q", self._digests[block]).tobytes() for block in blocks]
 

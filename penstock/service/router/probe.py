@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.service import marks
 from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp
+from penstock.service.kv_events import OFFER_HEADER, read_offer
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.proxy.endpoint import ConnectionPool, Fetched, fetch
 
@@ -78,7 +79,7 @@ class Probe:
         try:
             found = await self._ready_answer()
         except ConnectionRefusedError:
-            has_changed = self._fleet.hear(replica, ReplicaState.GONE, time.monotonic())
+            has_changed = self._fleet.set_state(replica, ReplicaState.GONE, time.monotonic())
         except OSError:
             has_changed = self._fleet.miss(replica, time.monotonic())
         else:
@@ -87,8 +88,10 @@ class Probe:
             if is_ready and (replica.models is None or self._num_looks % MODELS_EVERY == 0):
                 is_ready = await self._learn_models()
             self._num_looks += 1
+            if self._pool.is_ours:
+                self._fleet.learn_offer(replica, read_offer(found.headers.get(OFFER_HEADER, b"")))
             state = ReplicaState.READY if is_ready else ReplicaState.UNREADY
-            has_changed = self._fleet.hear(replica, state, time.monotonic())
+            has_changed = self._fleet.set_state(replica, state, time.monotonic())
             if self._pool.is_ours and SILENT in found.body and not is_ready:
                 replica.is_silent = has_changed = True
             if is_ready:

@@ -18,7 +18,7 @@ from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_all
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.memory import LARGE_BYTES
-from penstock.service.server.blocks import PromptBlocks
+from penstock.service.server.blocks import PrefillAnswer, PromptBlocks, prefilling
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
 from penstock.service.server.http.answer import HttpAnswer
@@ -34,7 +34,7 @@ from penstock.service.server.http.body import (
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
 from penstock.service.server.http.faults import busy, invalid, unsupported
-from penstock.service.server.http.large import Turns, breathe
+from penstock.service.server.http.large import Turns, yield_to_others
 from penstock.service.server.http.relay import RELAYED, check_resumed, random_hex, relayed_of, split_body, unix_time
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
@@ -196,7 +196,7 @@ class Front:
             else:
                 async with self.turns.take(tenant):
                     raw = decode(data)
-                    await breathe()
+                    await yield_to_others()
                     body, ignored = convert(raw, type_, refused)
         if ignored and self.config.strict:
             raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
@@ -363,7 +363,11 @@ class Counted:
             blocks = PromptBlocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
             await blocks(scope, receive, send)
             return
-        if relayed is not None and relayed.resumed is not None:
+        answer: HttpAnswer | PrefillAnswer = self._answer
+        if relayed is not None and relayed.only_prefills:
+            call = prefilling(prepared.model.client, prepared.model.tokenizer, call)
+            answer = PrefillAnswer(call)
+        elif relayed is not None and relayed.resumed is not None:
             check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
         scope["penstock.call"] = call
         front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
@@ -371,9 +375,9 @@ class Counted:
         ledger = prepared.model.live.ledger
         ledger.enter(call, scope)
         try:
-            await self._answer(scope, receive, send)
+            await answer(scope, receive, send)
         finally:
-            if not self._answer.is_sent and front.bills is not None:
+            if not answer.is_sent and front.bills is not None:
                 front.bills.for_call(self._caller, prepared.model.known_name, call)
             front.calls.leave(call)
             ledger.leave(call, meters.watches(call), time.monotonic())

@@ -19,7 +19,7 @@ from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.words import described, knows_calls, told
+from penstock.runtime.text.tools.words import calls_as_text, described, knows_calls
 from penstock.service import marks
 from penstock.service.edge.memory import trim_memory
 from penstock.service.marks import TokenBound
@@ -36,7 +36,7 @@ from penstock.service.server.generation import (
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import stand_back
-from penstock.service.server.http.relay import priority_of
+from penstock.service.server.http.relay import peer_of, priority_of
 from penstock.service.server.sampling.beams import call_of
 from penstock.service.server.sampling.params import check_ids, sampling_params
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
@@ -86,6 +86,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         is_batch=caller.is_batch or generation.is_flex,
         prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
         speculate=generation.speculate,
+        peer=peer_of(),
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
         model.admission.reserve(prompts, parameters.sampling, caller.tenant)  # before so many are made ready in vain
@@ -254,7 +255,7 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     elif tools:
         messages = described(messages, tools)
     if not knows_calls(template.tool_source if tools else template.source):
-        messages = told(messages)
+        messages = calls_as_text(messages)
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")

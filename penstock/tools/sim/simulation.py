@@ -173,13 +173,13 @@ def simulate(
     # Nothing that ends during a simulation refers to itself; searching millions of live objects takes a fifth of the time.
     with collection_paused():
         later = workload.later if isinstance(workload, Workload) else {}
-        course = Course(fleet, Timelines(keep_times=keep_times), tracer, later)
+        run = SimulationRun(fleet, Timelines(keep_times=keep_times), tracer, later)
         for request in workload.requests if isinstance(workload, Workload) else workload:
-            course.arrive(request)
-        return course.finish(slo)
+            run.arrive(request)
+        return run.finish(slo)
 
 
-class Course:
+class SimulationRun:
     """One simulation under way."""
 
     def __init__(

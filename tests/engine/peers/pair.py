@@ -37,13 +37,17 @@ class Gated(OracleRunner):
         super().__init__(num_blocks, BLOCK, vocab_size=VOCAB)
         self.tickets = threading.Semaphore(10**9)
         self.failing: set[int] = set()
+        self.is_held = False
+        """The loop waits in a launch."""
         self.num_steps = self.num_prompt_tokens = 0
 
     def hold(self) -> None:
         self.tickets = threading.Semaphore(0)
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+        self.is_held = True
         assert self.tickets.acquire(timeout=PATIENCE_S)
+        self.is_held = False
         self.num_steps += 1
         if self.num_steps in self.failing:
             raise RuntimeError("a step that fails")
@@ -89,6 +93,10 @@ class Turning:
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         self.engine.submit(Request(request_id=request_id, prompt=prompt, params=params, peer=peer))
         return request_id
+
+    def has_mail(self) -> bool:
+        """The loop is held, and somebody asks for something that it has not read."""
+        return self.runner.is_held and not self.engine._inbox.empty()
 
     def until(self, is_true: Callable[[], bool]) -> None:
         end_s = time.monotonic() + PATIENCE_S

@@ -55,6 +55,7 @@ def test_blocks_travel_while_the_rest_is_computed(pair: tuple[Turning, Turning])
     asked = prompt(1, 200)
     first = prefill.submit(asked, 1)
     answer = decode.submit(asked, peer=prefill.peer(computes=True))
+    prefill.until(prefill.has_mail)
     for num_steps in range(1, 4):
         prefill.runner.tickets.release()
         decode.until(lambda: decode.peers.counts.fetched_blocks >= 32 // BLOCK * num_steps)  # noqa: B023
@@ -121,6 +122,7 @@ def test_a_peer_that_dies_or_was_never_there_leaves_the_rest_to_be_computed() ->
             prefill.submit(asked, 1)
             peer = prefill.peer(computes=True)
             answer = decode.submit(asked, peer=peer)
+            prefill.until(prefill.has_mail)
             prefill.runner.tickets.release(2)
             decode.until(lambda: decode.peers.counts.fetched_blocks >= 2)
             prefill.peers.close()  # as a process that is killed: its connections are reset
@@ -137,6 +139,7 @@ def test_a_request_that_is_cancelled_while_its_blocks_come_is_over(pair: tuple[T
     asked = prompt(8, 200)
     prefill.submit(asked, 1)
     answer = decode.submit(asked, peer=prefill.peer(computes=True))
+    prefill.until(prefill.has_mail)
     prefill.runner.tickets.release(1)
     decode.until(lambda: decode.peers.counts.fetched_blocks >= 1)
     decode.engine.cancel(answer)

@@ -141,7 +141,9 @@ def _answered(connection: socket.socket) -> bytes:
     try:
         return _exactly(connection, PROOF_BYTES)
     except ConnectionError:
-        raise ChannelError("the peer turned us away; all replicas and the router need one PENSTOCK_REPLICA_KEY") from None
+        raise ChannelError(
+            "the peer turned us away; all replicas and the router need one PENSTOCK_REPLICA_KEY"
+        ) from None
 
 
 def _is_local(connection: socket.socket) -> bool:

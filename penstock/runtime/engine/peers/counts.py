@@ -32,6 +32,10 @@ class TransferCounts(NamedTuple):
     """Connections whose peer did not prove itself, or meant an earlier engine."""
     faults: tuple[int, ...] = (0,) * len(FAULTS)
     """Fetches that ended badly; what they lacked was computed."""
+    prompt_tokens_s: float = 0.0
+    """Prompt tokens computed here in a second, as measured; 0 if nothing was."""
+    fetched_bytes_s: float = 0.0
+    """Bytes of peers' blocks received in a second, likewise."""
 
     def ended(self, end: FetchEnd) -> "TransferCounts":
         faults = tuple(count + (name == end.fault) for name, count in zip(FAULTS, self.faults, strict=True))

@@ -1,4 +1,4 @@
-"""All that one engine has to do with its peers: what it offers, what it fetches, what came of both. The engine's thread owns it."""
+"""All that one engine has to do with its peers: what it offers, what it fetches, what came of both. For the engine's thread."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,12 @@ class PeerExchange:
     @property
     def counts(self) -> TransferCounts:
         num_refused = 0 if self._server is None else self._server.num_refused
-        return self._counts._replace(offered_blocks=self._offers.num_handed_out, refused_peers=num_refused)
+        return self._counts._replace(
+            offered_blocks=self._offers.num_handed_out,
+            refused_peers=num_refused,
+            prompt_tokens_s=self.remote.rates.prompt_tokens_s or 0.0,
+            fetched_bytes_s=self.remote.rates.read_bytes_s or 0.0,
+        )
 
     def close(self) -> None:
         if self._server is not None:
@@ -101,5 +106,3 @@ class PeerExchange:
         if delta.finish is not None:
             self._moved.pop(delta.request_id, None)
         return delta
-
-

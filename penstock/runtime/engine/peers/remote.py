@@ -178,7 +178,8 @@ class RemoteTier:
             raise
 
     def _verified(self, hashes: Sequence[bytes], payload: bytes) -> list[KVRecord]:
-        records, begin = [], 0
+        records: list[KVRecord] = []
+        begin = 0
         while begin < len(payload):
             if len(records) == len(hashes) or begin + SIZE.size > len(payload):
                 raise _DamagedError("more came than was asked for")

@@ -1,9 +1,9 @@
 """Blocks offered over TCP: a thread that accepts, and one for each peer that has proved itself.
 
-    ask      format 16 | waits 1 | hashes     blocks of that format, the first first; with `waits`, also those still to be computed
-    records  (length 4 | record) ...
-    alive                                     the rest is still being computed
-    over                                      no more will come
+ask      format 16 | waits 1 | hashes     blocks in that order; with `waits`, also those still to be computed
+records  (length 4 | record) ...
+alive                                     the rest is still being computed
+over                                      no more will come
 """
 
 import contextlib
@@ -29,6 +29,8 @@ MAX_PEERS = 128
 ALIVE_S = 0.5
 GRACE_S = 2.0
 """For a prompt to arrive that a peer waits for."""
+BUSY_S = 60.0
+"""For the engine to say what it has: a step may take long."""
 IDLE_S = 120.0
 """A peer that asks for nothing for so long is let go."""
 SIZE = struct.Struct("<I")
@@ -114,16 +116,16 @@ class BlockServer:
         news: Inbox[HandedOut] = Inbox()
         reader_id = next(self._ids)
         self._put(BlockRead(reader_id, hashes, news.put))
-        is_expected, waited_s = False, 0.0
+        is_expected, waited_s, most_s = False, 0.0, BUSY_S
         try:
-            while is_expected or waited_s < GRACE_S:
+            while is_expected or waited_s < most_s:
                 try:
                     told = news.take(ALIVE_S)
                 except Empty:
                     waited_s += ALIVE_S
                     channel.send(ALIVE)
                     continue
-                is_expected, waited_s = told.is_expected, 0.0
+                is_expected, waited_s, most_s = told.is_expected, 0.0, GRACE_S
                 if told.records:
                     yield told.records
                 if told.is_over or not (waits or told.records or is_expected):

@@ -95,7 +95,8 @@ class KVTiers:
         self._counts = TierCounts()
         self.peers = peers
         """Other engines, which fetch blocks here and have some of ours; None where there are none."""
-        self._pool.on_evict = self._leave
+        if host.max_bytes or disk is not None:
+            self._pool.on_evict = self._leave
 
     @property
     def is_fetching(self) -> bool:
@@ -198,7 +199,7 @@ class KVTiers:
     ) -> bool:
         """Begin to fetch what a peer has or computes, after what host memory has; False if it is not worth it."""
         found = (self._host.get(key_of(self._format, hash)) for hash in hashes[first:])
-        held = tuple(takewhile(bool, found))
+        held = tuple(record for record in takewhile(bool, found) if record is not None)
         num_got = first + len(held)
         wanted = hashes[num_got:]
         peer = peers.worthwhile(request.peer, len(wanted)) if len(wanted) >= LEAST_BLOCKS else None

@@ -56,6 +56,10 @@ class StepRunner:
     def block_bytes(self) -> int:
         return self._cache.block_bytes
 
+    @property
+    def kv_format(self) -> str:
+        return str(self._cache.pages[0][0].dtype)
+
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
         return self._cache.read(blocks)
 

@@ -22,7 +22,7 @@ from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Recipes, sources
 from penstock.runtime.ops.cpu import library as native
-from penstock.runtime.ops.parallel.collective import join_columns, likeliest_over
+from penstock.runtime.ops.parallel.collective import all_gather_columns, all_reduce_likeliest
 
 SUMMED_BIASES = ("attention.out.bias", "mlp.down.bias")
 """Added once to a sum: by the first of the ranks that have parts of it."""
@@ -83,7 +83,7 @@ class NativePart:
         world, place = self.world, self._shard.place
         received: Tensor | None = None
         if not place.is_first_stage:
-            received = world.take_over((len(token_ids), self.spec.hidden_size), torch.float32)
+            received = world.recv((len(token_ids), self.spec.hidden_size), torch.float32)
         sharing = native.Sharing(
             self._add_up if world.tensor.count > 1 else native.ADD_UP(),
             None if received is None else received.data_ptr(),
@@ -94,24 +94,24 @@ class NativePart:
             fault, self._fault = self._fault, None
             raise fault
         if not place.is_last_stage:
-            world.pass_on(hidden)
+            world.send(hidden)
         return hidden
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return join_columns(self._decoder.scores(hidden), self.world.tensor, self._widths)
+        return all_gather_columns(self._decoder.scores(hidden), self.world.tensor, self._widths)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.scores(hidden)
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token after each hidden state, and whether its scores are finite; no rank sees all scores."""
-        return likeliest_over(self._decoder.scores(hidden), self._shard.vocabulary.start, self.world.tensor)
+        return all_reduce_likeliest(self._decoder.scores(hidden), self._shard.vocabulary.start, self.world.tensor)
 
     def _added(self, numbers: int, count: int) -> int:
         """Called by the library in the middle of a step. Nothing may be raised through it."""
         try:
             values = (ctypes.c_float * count).from_address(numbers)
-            self.world.tensor.add(torch.frombuffer(values, dtype=torch.float32))
+            self.world.tensor.all_reduce(torch.frombuffer(values, dtype=torch.float32))
         except Exception as error:
             self._fault = error
             return 1

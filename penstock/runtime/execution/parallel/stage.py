@@ -37,10 +37,10 @@ class StagedDecoder:
         place, model = self._world.place, self._model
         if isinstance(model.embedding, StageInput):
             shape = (len(token_ids), model.spec.hidden_size)
-            model.embedding.received = self._world.take_over(shape, model.embedding.dtype)
+            model.embedding.received = self._world.recv(shape, model.embedding.dtype)
         hidden: Tensor = model(token_ids, step)
         if not place.is_last_stage:
-            self._world.pass_on(hidden)
+            self._world.send(hidden)
         return hidden
 
     def scores(self, hidden: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def _runs(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TileConfig:
     """Queries and keys a tile, warps, loads under way."""
 
     queries: int
@@ -144,11 +144,11 @@ class Cut:
     stages: int
 
 
-def cut_of(q: Tensor) -> Cut:
+def tile_config(q: Tensor) -> TileConfig:
     is_short, head_dim = q.element_size() == 2, q.shape[-1]
     if head_dim > 128:
-        return Cut(32, 32, 4, 2 if is_short else 1)
-    return Cut(64, 64, 4, 2 if is_short else 1)
+        return TileConfig(32, 32, 4, 2 if is_short else 1)
+    return TileConfig(64, 64, 4, 2 if is_short else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,16 +245,16 @@ def prepare_dense(spec: GQA, most_tokens: int, dtype: torch.dtype, device: torch
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
 def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
-    cut = cut_of(q)
+    config = tile_config(q)
     is_plain = _is_dense(spec) and sinks is None and q.element_size() == 2
     width = common_width(layout, spec)
-    plan = layout.derived.get(("triton attention", cut.queries, is_plain, width))
+    plan = layout.derived.get(("triton attention", config.queries, is_plain, width))
     if plan is None:
         if layout.lengths:
-            plan = plan_of(layout, cut.queries, cache.block_size, is_plain=is_plain, width=width)
+            plan = plan_of(layout, config.queries, cache.block_size, is_plain=is_plain, width=width)
         else:
-            plan = _plan_on_device(layout, cut.queries, q.shape[0])
-        layout.derived["triton attention", cut.queries, is_plain, width] = plan
+            plan = _plan_on_device(layout, config.queries, q.shape[0])
+        layout.derived["triton attention", config.queries, is_plain, width] = plan
     if plan.whole and plan.whole[0].length == len(q):
         return _attend_whole(q, cache, spec, plan.whole[0])
     out = torch.empty_like(q)
@@ -262,7 +262,7 @@ def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, 
         attend_singles(q, cache, layout, spec, sinks, plan.singles, out)
     for whole in plan.whole:
         out[whole.begin : whole.begin + whole.length] = _attend_whole(q, cache, spec, whole)
-    attend_runs(q, cache, layout, spec, sinks, plan, out, cut)
+    attend_runs(q, cache, layout, spec, sinks, plan, out, config)
     return out
 
 
@@ -274,7 +274,7 @@ def attend_runs(
     sinks: Tensor | None,
     plan: AttentionPlan,
     out: Tensor,
-    cut: Cut,
+    config: TileConfig,
 ) -> None:
     if plan.tile_chunks is None or plan.tile_offsets is None or not len(plan.tile_chunks):
         return
@@ -293,11 +293,11 @@ def attend_runs(
         spec.scale * LOG2_E,
         layout.block_tables.stride(0),
         **shape(cache, spec, sinks),
-        QUERIES=cut.queries,
-        TILE=cut.tile,
+        QUERIES=config.queries,
+        TILE=config.tile,
         **chained(),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
 
 

@@ -219,7 +219,7 @@ def _join_heads(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TileConfig:
     """Keys a tile, warps, loads under way; and runs of keys a sequence is split into."""
 
     tile: int
@@ -228,18 +228,23 @@ class Cut:
     splits: int = 1
 
 
-CUTS = {32: Cut(32, 2, 4), 128: Cut(64, 8, 2), 512: Cut(128, 4, 3), 1024: Cut(32, 2, 2)}
+TILE_CONFIGS = {
+    32: TileConfig(32, 2, 4),
+    128: TileConfig(64, 8, 2),
+    512: TileConfig(128, 4, 3),
+    1024: TileConfig(32, 2, 2),
+}
 """By the most programs they are best for, measured on an H200."""
 
 
-def cut_of(num_programs: int, q: Tensor, cache: AnyCache) -> Cut:
+def tile_config(num_programs: int, q: Tensor, cache: AnyCache) -> TileConfig:
     splits = min(triton.next_power_of_2(max(PROGRAMS // num_programs, 1)), MAX_SPLITS)
     if q.element_size() > 2 or q.shape[-1] > 128:
-        return Cut(32, 4, 1, splits)
-    for most, cut in CUTS.items():
+        return TileConfig(32, 4, 1, splits)
+    for most, config in TILE_CONFIGS.items():
         if num_programs <= most:
-            return Cut(cut.tile, cut.warps, cut.stages, splits)
-    return Cut(128, 4, 3, splits)
+            return TileConfig(config.tile, config.warps, config.stages, splits)
+    return TileConfig(128, 4, 3, splits)
 
 
 class Placing(NamedTuple):
@@ -311,12 +316,12 @@ def attend_singles(
     singles: Singles,
     out: Tensor,
     placing: Placing | None = None,
-    cut: Cut | None = None,
+    config: TileConfig | None = None,
 ) -> None:
     group = spec.num_heads // spec.num_kv_heads
     num_programs = singles.num_chunks * spec.num_kv_heads
-    cut = cut or cut_of(num_programs, q, cache)
-    splits = cut.splits
+    config = config or tile_config(num_programs, q, cache)
+    splits = config.splits
     is_half = q.element_size() == 2 and placing is None and spec.head_dim % 2 == 0 and spec.head_dim >= 32
     kind = kind_of_bytes(cache) if is_half else 0
     keys, values = (part.view(torch.int16) if kind else part for part in (cache.keys, cache.values))
@@ -356,7 +361,7 @@ def attend_singles(
         GROUP=group,
         ROWS=max(triton.next_power_of_2(group * singles.width), 16),
         HALF=0 if angles is None else angles.cosine.shape[-1],
-        TILE=cut.tile,
+        TILE=config.tile,
         SPLITS=splits,
         LISTED=singles.members is not None,
         CHECKED=singles.is_checked,
@@ -367,8 +372,8 @@ def attend_singles(
         NATIVE=q.is_cuda,
         SEVERAL=several,
         **chained(),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
     if several and splits > 1:
         sunk = q if sinks is None else sinks

@@ -15,7 +15,7 @@ from penstock.runtime.ops.triton.activation import KINDS, gated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.chosen import CHOSEN
 from penstock.runtime.ops.triton.host.launch import entry
-from penstock.runtime.ops.triton.small_batch import Cut, small_batch
+from penstock.runtime.ops.triton.small_batch import TileConfig, small_batch
 
 MAX_SMALL_BATCH = 32
 """Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""
@@ -63,10 +63,10 @@ def _one(
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
-NARROW = Cut(16, 512, 2, 3)
-SPLIT = Cut(64, 128, 4, 6, splits=2)
-WIDE = Cut(64, 128, 4, 6)
-GATED = Cut(64, 64, 4, 5)
+NARROW = TileConfig(16, 512, 2, 3)
+SPLIT = TileConfig(64, 128, 4, 6, splits=2)
+WIDE = TileConfig(64, 128, 4, 6)
+GATED = TileConfig(64, 64, 4, 5)
 
 
 def one_row(
@@ -97,7 +97,7 @@ def _one_cut(size: int, is_gated: bool) -> tuple[int, int, int]:
     return 1, 4096 if size <= 4096 else 2048, 8
 
 
-def cut_of(num_out: int, size: int, is_gated: bool = False) -> Cut:
+def tile_config(num_out: int, size: int, is_gated: bool = False) -> TileConfig:
     """As chosen for this device; else measured on an H200, in the chain of a whole step: few rows of the matrix alone do not
     keep the whole chip busy."""
     chosen = CHOSEN.get(("gated" if is_gated else "linear", num_out, size))
@@ -134,8 +134,8 @@ def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activat
 
 @gated_linear.kernel("cuda", fits=_gated_small_batch_fits)
 def gated_linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    cut = cut_of(weight.shape[0] // 2, x.shape[1], is_gated=True)
-    return small_batch(x, weight, bias, x.dtype, cut, activation=activation)
+    config = tile_config(weight.shape[0] // 2, x.shape[1], is_gated=True)
+    return small_batch(x, weight, bias, x.dtype, config, activation=activation)
 
 
 @linear.kernel("cuda", fits=_fits)
@@ -145,4 +145,4 @@ def linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @linear.kernel("cuda", fits=_small_batch_fits)
 def linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return small_batch(x, weight, bias, x.dtype, cut_of(*weight.shape))
+    return small_batch(x, weight, bias, x.dtype, tile_config(*weight.shape))

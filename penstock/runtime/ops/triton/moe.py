@@ -247,8 +247,8 @@ def route_tokens(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut: rows of a matrix a program reads, inputs at a time, warps, loads under way."""
+class TileConfig:
+    """The tiles of a product: rows of a matrix a program reads, inputs at a time, warps, loads under way."""
 
     rows: int
     block: int
@@ -256,58 +256,61 @@ class Cut:
     stages: int = 3
 
 
-GATE_PAIRS = Cut(rows=2, block=2048, warps=8)
-DOWN_TOKEN = Cut(rows=8, block=256, warps=4)
-DOWN_TOKENS = Cut(rows=4, block=256, warps=4)
+GATE_PAIRS = TileConfig(rows=2, block=2048, warps=8)
+DOWN_TOKEN = TileConfig(rows=8, block=256, warps=4)
+DOWN_TOKENS = TileConfig(rows=4, block=256, warps=4)
 
 
-def gate_pairs(x: Tensor, chosen: Tensor, experts: Experts, spec: MoE, cut: Cut) -> Tensor:
+def gate_pairs(x: Tensor, chosen: Tensor, experts: Experts, spec: MoE, config: TileConfig) -> Tensor:
     """Each pair's numbers between its expert's two products, [pairs, width]."""
     (num_tokens, size), width, active = x.shape, spec.expert.width, spec.num_active
     inner = torch.empty((num_tokens * active, width), dtype=x.dtype, device=x.device)
-    _gate_pair[(num_tokens * active, triton.cdiv(width, cut.rows))](
+    _gate_pair[(num_tokens * active, triton.cdiv(width, config.rows))](
         x, chosen, experts.gate_up, _or(experts.gate_up_bias, x), inner,
-        ACTIVE=active, SIZE=size, WIDTH=width, ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(size)),
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=cut.warps,
+        ACTIVE=active, SIZE=size, WIDTH=width, ROWS=config.rows, BLOCK=min(config.block, triton.next_power_of_2(size)),
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=config.warps,
     )  # fmt: skip
     return inner
 
 
-def down_tokens(inner: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE, cut: Cut) -> Tensor:
+def down_tokens(
+    inner: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE, config: TileConfig
+) -> Tensor:
     """The weighted sum over each token's pairs, [tokens, hidden]."""
     num_tokens, (size, width) = len(weights), experts.down.shape[1:]
     out = torch.empty((num_tokens, size), dtype=inner.dtype, device=inner.device)
-    _down_token[(num_tokens, triton.cdiv(size, cut.rows))](
+    _down_token[(num_tokens, triton.cdiv(size, config.rows))](
         inner, weights, chosen, experts.down, _or(experts.down_bias, inner), out,
         ACTIVE=spec.num_active, ACTIVE_PAD=triton.next_power_of_2(spec.num_active), SIZE=size, WIDTH=width,
-        ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(width)),
-        BIAS=experts.down_bias is not None, **chained(), num_warps=cut.warps,
+        ROWS=config.rows, BLOCK=min(config.block, triton.next_power_of_2(width)),
+        BIAS=experts.down_bias is not None, **chained(), num_warps=config.warps,
     )  # fmt: skip
     return out
 
 
-def gate_tiles(x: Tensor, groups: Groups, experts: Experts, spec: MoE, tile: int, cut: Cut) -> Tensor:
+def gate_tiles(x: Tensor, groups: Groups, experts: Experts, spec: MoE, tile: int, config: TileConfig) -> Tensor:
     """Each pair's numbers between its expert's two products, [pairs, width], in the order of experts."""
     size, width = x.shape[1], spec.expert.width
     inner = torch.empty((len(groups.order), width), dtype=x.dtype, device=x.device)
-    block = _block(cut, size)
-    _gate_tile[(triton.cdiv(width, cut.rows), len(groups.tiles))](
+    block = _block(config, size)
+    _gate_tile[(triton.cdiv(width, config.rows), len(groups.tiles))](
         x, groups.order, groups.tiles, experts.gate_up, _or(experts.gate_up_bias, x), inner,
-        ACTIVE=spec.num_active, SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=size % block == 0,
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=cut.warps, num_stages=cut.stages,
+        ACTIVE=spec.num_active, SIZE=size, WIDTH=width, PAIRS=tile, ROWS=config.rows, BLOCK=block, EVEN=size % block == 0,
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(),
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return inner
 
 
-def down_tiles(inner: Tensor, groups: Groups, experts: Experts, tile: int, cut: Cut) -> Tensor:
+def down_tiles(inner: Tensor, groups: Groups, experts: Experts, tile: int, config: TileConfig) -> Tensor:
     """What each pair's expert makes of it, [pairs, hidden], in the order of tokens."""
     size, width = experts.down.shape[1:]
     made = torch.empty((len(groups.order), size), dtype=inner.dtype, device=inner.device)
-    block = _block(cut, width)
-    _down_tile[(triton.cdiv(size, cut.rows), len(groups.tiles))](
+    block = _block(config, width)
+    _down_tile[(triton.cdiv(size, config.rows), len(groups.tiles))](
         inner, groups.order, groups.tiles, experts.down, _or(experts.down_bias, inner), made,
-        SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=width % block == 0,
-        BIAS=experts.down_bias is not None, **chained(), num_warps=cut.warps, num_stages=cut.stages,
+        SIZE=size, WIDTH=width, PAIRS=tile, ROWS=config.rows, BLOCK=block, EVEN=width % block == 0,
+        BIAS=experts.down_bias is not None, **chained(), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return made
 
@@ -322,16 +325,16 @@ def weigh(made: Tensor, weights: Tensor) -> Tensor:
     return out
 
 
-def cuts(x: Tensor, spec: MoE) -> tuple[int, Cut, Cut]:
-    """Pairs a tile, and how both products are cut. While an expert has few pairs its matrices' bytes are what counts."""
+def tile_configs(x: Tensor, spec: MoE) -> tuple[int, TileConfig, TileConfig]:
+    """Pairs a tile, and the tiles of both products. While an expert has few pairs its matrices' bytes are what counts."""
     if x.element_size() > 2:  # float32 takes twice the room
-        return 16, Cut(32, 32, 4, 2), Cut(32, 32, 4, 2)
+        return 16, TileConfig(32, 32, 4, 2), TileConfig(32, 32, 4, 2)
     pairs_of_expert = x.shape[0] * spec.num_active / spec.num_experts
     if pairs_of_expert <= 16:
-        return (16 if pairs_of_expert <= 8 else 32), Cut(64, 128, 4, 3), Cut(64, 128, 4, 3)
+        return (16 if pairs_of_expert <= 8 else 32), TileConfig(64, 128, 4, 3), TileConfig(64, 128, 4, 3)
     if pairs_of_expert <= 64:
-        return 64, Cut(128, 64, 8, 4), Cut(128, 64, 8, 4)
-    return 128, Cut(128, 64, 8, 4), Cut(128, 64, 8, 3)
+        return 64, TileConfig(128, 64, 8, 4), TileConfig(128, 64, 8, 4)
+    return 128, TileConfig(128, 64, 8, 4), TileConfig(128, 64, 8, 3)
 
 
 def _fits(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> bool:
@@ -351,14 +354,14 @@ def mix_by_pairs(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, s
 
 @mix_experts.kernel("cuda", fits=_fits)
 def mix_by_tiles(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    tile, gate, down = cuts(x, spec)
+    tile, gate, down = tile_configs(x, spec)
     groups = sort_pairs(chosen, spec.num_experts, tile)
     inner = gate_tiles(x, groups, experts, spec, tile, gate)
     return weigh(down_tiles(inner, groups, experts, tile, down), weights)
 
 
-def _block(cut: Cut, size: int) -> int:
-    return max(min(cut.block, 1 << (size - 1).bit_length()), 16)
+def _block(config: TileConfig, size: int) -> int:
+    return max(min(config.block, 1 << (size - 1).bit_length()), 16)
 
 
 def _or(bias: Tensor | None, instead: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ def _widen(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TileConfig:
     """Rows of the matrix a program reads, warps, loads under way, programs the columns are split over."""
 
     rows: int
@@ -220,12 +220,12 @@ class Cut:
     splits: int = 1
 
 
-def cut_of(num_rows: int, weight: PackedWords) -> Cut:
+def tile_config(num_rows: int, weight: PackedWords) -> TileConfig:
     """Measured on an H200: few rows of the matrix alone do not keep the whole chip busy."""
     splits = 1 if weight.num_rows > 65536 else 2 if weight.num_rows > 16384 else 4 if weight.bits == 4 else 8
     if num_rows <= 32:
-        return Cut(64, 4, 3, splits)
-    return Cut(128, 8, 2 if weight.bits == 4 else 3, splits)
+        return TileConfig(64, 4, 3, splits)
+    return TileConfig(128, 8, 2 if weight.bits == 4 else 3, splits)
 
 
 def small_batch(
@@ -233,11 +233,11 @@ def small_batch(
     weight: PackedWords,
     bias: Tensor | None,
     dtype: torch.dtype | None = None,
-    cut: Cut | None = None,
+    config: TileConfig | None = None,
 ) -> Tensor:
     """Up to MAX_FEW rows; the result in `dtype`, if it is not that of x."""
     (num_rows, size), num_out = x.shape, weight.num_rows
-    cut = cut or cut_of(num_rows, weight)
+    config = config or tile_config(num_rows, weight)
     minimums = weight.scales if weight.minimums is None else weight.minimums
     shape = {
         "SIZE": size, "GROUP": weight.group, "PER": weight.values_per_word, "LANES": LANES, "TAIL": weight.tail,
@@ -252,12 +252,12 @@ def small_batch(
         )  # fmt: skip
         return out
     pad = min(max(triton.next_power_of_2(num_rows), 16), MAX_TOKENS if x.element_size() == 2 else MAX_TOKENS // 4)
-    tiles = (triton.cdiv(num_rows, pad), triton.cdiv(num_out, cut.rows))
-    splits = 1 if tiles[0] * tiles[1] > MAX_PROGRAMS else cut.splits
+    tiles = (triton.cdiv(num_rows, pad), triton.cdiv(num_out, config.rows))
+    splits = 1 if tiles[0] * tiles[1] > MAX_PROGRAMS else config.splits
     partial = torch.empty((splits, tiles[0] * pad, num_out) if splits > 1 else (0,), device=x.device)
     _small_batch[(*tiles, splits)](
         *operands, partial, counters(x.device), num_rows, num_out, weight.scales.stride(0),
-        PAD=pad, ROWS=cut.rows, SPLITS=splits, **shape, num_warps=cut.warps, num_stages=cut.stages,
+        PAD=pad, ROWS=config.rows, SPLITS=splits, **shape, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
 

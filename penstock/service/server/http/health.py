@@ -5,6 +5,8 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.metrics.exposition import CONTENT_TYPE
+from penstock.service import kv_events
+from penstock.service.server.blocks import offer_of
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
 
@@ -19,7 +21,12 @@ async def ready(request: Request) -> Json:
     front: Front = request.app.state.front
     is_ready = await front.is_ready()
     status = "ready" if is_ready else "draining" if front.is_draining else "silent" if front.is_silent else "not ready"
-    return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])
+    headers = [] if is_ready else [(b"retry-after", b"1")]
+    is_offered = front.pool is None and "penstock.stamp" in request.scope
+    offer = offer_of(front.models.first.client, front.config.role) if is_offered else None
+    if offer is not None:
+        headers.append((kv_events.OFFER_HEADER, offer.encode()))
+    return Json({"status": status}, 200 if is_ready else 503, headers)
 
 
 async def health(request: Request) -> Json:

@@ -18,7 +18,7 @@ BACK = 10
 """How much nicer than everybody else work on long texts is."""
 
 
-async def breathe() -> None:
+async def yield_to_others() -> None:
     """Let everybody run who can."""
     for _ in range(NUM_TURNS):
         await asyncio.sleep(0)
@@ -47,7 +47,7 @@ class Turns:
         self._is_taken = True
         try:
             yield
-            await breathe()
+            await yield_to_others()
         finally:
             self._pass_on()
 

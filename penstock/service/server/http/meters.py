@@ -20,7 +20,15 @@ from penstock.metrics.step_model import OnlineStepModel
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
-from penstock.runtime.engine.client import EngineClient, Facts, GrammarTime, MatchingCounts, StepReport
+from penstock.runtime.engine.client import (
+    FAULTS,
+    EngineClient,
+    Facts,
+    GrammarCounts,
+    GrammarTime,
+    StepReport,
+    TransferCounts,
+)
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
@@ -49,6 +57,19 @@ GRAMMARS = (
     ("num_masks", "penstock_grammar_masks", "Masks made, one a token under a grammar"),
     ("mask_s", "penstock_grammar_mask_seconds", "Seconds spent making masks"),
     ("num_forced", "penstock_grammar_forced_tokens", "Tokens that a grammar left no choice about"),
+)
+"""Counted by the engine: field, name and meaning."""
+
+
+TRANSFERS = (
+    ("num_fetches", "penstock_kv_transfer_fetches", "Fetches of a prompt's blocks from another engine that have ended"),
+    ("fetched_blocks", "penstock_kv_transfer_blocks", "Blocks of other engines laid into this cache"),
+    ("moved_blocks", "penstock_kv_transfer_moved_blocks", "Those of them that were computed for a request of ours"),
+    ("fetched_bytes", "penstock_kv_transfer_bytes", "Bytes of records received"),
+    ("fetch_s", "penstock_kv_transfer_seconds", "Seconds of receiving them, waits left out"),
+    ("declined_blocks", "penstock_kv_transfer_declined_blocks", "Blocks computed because fetching was slower"),
+    ("offered_blocks", "penstock_kv_transfer_offered_blocks", "Blocks handed out to other engines"),
+    ("refused_peers", "penstock_kv_transfer_refused_peers", "Peers that did not know the key or meant another engine"),
 )
 """Counted by the engine: field, name and meaning."""
 
@@ -85,7 +106,7 @@ class Meters:
         self._client = client
         self._admission = admission
         self._open: dict[int, Watch] = {}
-        self._grammars = MatchingCounts()
+        self._grammars = GrammarCounts()
         self.step_model = OnlineStepModel()
         self._prompts: dict[int, int] = {}
         """Tokens done of prompts that are partly computed."""
@@ -307,13 +328,14 @@ class Meters:
         counters = [
             _counted("vllm:num_preemptions", "Sequences preempted", load.num_preemptions),
             _counted("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
-            _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_stumbles),
+            _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_supervision_faults),
             _counted("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
             _counted("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
         gauges += _step_model(self.step_model)
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
+        counters += _transfers(client.transfers)
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
 
@@ -338,6 +360,16 @@ def _step_model(model: OnlineStepModel) -> list[Gauge]:
         ("penstock_step_model_bias", "Predicted time of the last steps over theirs, less one", errors.bias),
     )
     return [*terms, *(Gauge(name, help, partial(float, value)) for name, help, value in rows)]
+
+
+def _transfers(counts: TransferCounts | None) -> list[Counter]:
+    """Blocks between this engine and its peers; nothing where it has none."""
+    if counts is None:
+        return []
+    faults = Counter("penstock_kv_transfer_faults", "Fetches that ended badly, by how; what they lacked was computed")
+    for name, count in zip(FAULTS, counts.faults, strict=True):
+        faults.add(count, (("kind", name),))
+    return [*(_counted(name, help, getattr(counts, field)) for field, name, help in TRANSFERS), faults]
 
 
 def _facts(facts: Facts | None) -> list[Gauge]:

@@ -181,7 +181,7 @@ class ModelPool:
             try:
                 self._turn(time.monotonic())
             except Exception:
-                LOGGER.exception("the pool of models stumbled")
+                LOGGER.exception("the pool of models failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TURN_S):
                     await self._called.wait()
