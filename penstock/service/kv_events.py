@@ -11,8 +11,7 @@ the others what changed since the one before:
 The same hashes, after the number of tokens, answer a request that is sent with `x-penstock-blocks`: those of its prompt's
 blocks that could be found in a cache.
 
-A server whose blocks other replicas may fetch says so to a router it knows when it is asked whether it is ready
-(`x-penstock-offer`). A router then names such a server in a request to another one (`x-penstock-peer`), or has it compute a
+A server whose blocks other replicas may fetch says so to a router it knows, beside its metrics (`x-penstock-offer`). A router then names such a server in a request to another one (`x-penstock-peer`), or has it compute a
 prompt and answer nothing (`x-penstock-prefill`).
 """
 

@@ -88,8 +88,6 @@ class Probe:
             if is_ready and (replica.models is None or self._num_looks % MODELS_EVERY == 0):
                 is_ready = await self._learn_models()
             self._num_looks += 1
-            if self._pool.is_ours:
-                self._fleet.learn_offer(replica, read_offer(found.headers.get(OFFER_HEADER, b"")))
             state = ReplicaState.READY if is_ready else ReplicaState.UNREADY
             has_changed = self._fleet.set_state(replica, state, time.monotonic())
             if self._pool.is_ours and SILENT in found.body and not is_ready:
@@ -126,6 +124,7 @@ class Probe:
             found = await self._get("/metrics")
             if found.status == 200:
                 self._take_in(found.body)
+                self._fleet.learn_offer(self._replica, read_offer(found.headers.get(OFFER_HEADER, b"")))
 
     def _take_in(self, body: bytes) -> None:
         num_waiting, usage = 0, 0.0

@@ -21,12 +21,7 @@ async def ready(request: Request) -> Json:
     front: Front = request.app.state.front
     is_ready = await front.is_ready()
     status = "ready" if is_ready else "draining" if front.is_draining else "silent" if front.is_silent else "not ready"
-    headers = [] if is_ready else [(b"retry-after", b"1")]
-    is_offered = front.pool is None and "penstock.stamp" in request.scope
-    offer = offer_of(front.models.first.client, front.config.role) if is_offered else None
-    if offer is not None:
-        headers.append((kv_events.OFFER_HEADER, offer.encode()))
-    return Json({"status": status}, 200 if is_ready else 503, headers)
+    return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])
 
 
 async def health(request: Request) -> Json:
@@ -44,7 +39,14 @@ async def health(request: Request) -> Json:
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
     async with front.turns.take(request.scope.get("penstock.tenant", "")):
-        return PlainText(front.render_metrics().encode(), CONTENT_TYPE)
+        return PlainText(front.render_metrics().encode(), CONTENT_TYPE, _offer(front, request))
+
+
+def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:
+    """For a router that we know: what other replicas may fetch here."""
+    is_told = front.pool is None and "penstock.stamp" in request.scope
+    offer = offer_of(front.models.first.client, front.config.role) if is_told else None
+    return [] if offer is None else [(kv_events.OFFER_HEADER, offer.encode())]
 
 
 async def version(request: Request) -> Json:
@@ -55,11 +57,11 @@ async def version(request: Request) -> Json:
 class PlainText(Json):
     """A body of another kind than JSON."""
 
-    def __init__(self, body: bytes, content_type: str) -> None:
+    def __init__(self, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         super().__init__(body)
-        self._content_type = content_type.encode()
+        self._lines = [(b"content-type", content_type.encode()), *(headers or ())]
 
     async def __call__(self, scope: object, receive: object, send: object) -> None:
-        headers = [(b"content-type", self._content_type), (b"content-length", str(len(self._body)).encode())]
+        headers = [*self._lines, (b"content-length", str(len(self._body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})  # type: ignore[operator]
         await send({"type": "http.response.body", "body": self._body})  # type: ignore[operator]
