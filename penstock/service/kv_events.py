@@ -11,8 +11,9 @@ the others what changed since the one before:
 The same hashes, after the number of tokens, answer a request that is sent with `x-penstock-blocks`: those of its prompt's
 blocks that could be found in a cache.
 
-A server whose blocks other replicas may fetch says so to a router it knows, beside its metrics (`x-penstock-offer`). A router then names such a server in a request to another one (`x-penstock-peer`), or has it compute a
-prompt and answer nothing (`x-penstock-prefill`).
+A server whose blocks other replicas may fetch says so to a router it knows, beside its metrics (`x-penstock-offer`). A router
+then names such a server in a request to another one (`x-penstock-peer`), or has it compute a prompt and answer nothing
+(`x-penstock-prefill`).
 """
 
 import struct
@@ -32,7 +33,7 @@ _HEAD = struct.Struct("<cIII")
 _TOKENS = struct.Struct("<I")
 
 
-class Offer(NamedTuple):
+class BlockOffer(NamedTuple):
     """What a server offers to replicas, for this life of its engine."""
 
     role: str
@@ -55,12 +56,12 @@ class Offer(NamedTuple):
         return f"{host}:{self.port}/{self.generation}/{'c' if computes else 'h'}".encode("ascii")
 
 
-def read_offer(value: bytes) -> Offer | None:
+def read_offer(value: bytes) -> BlockOffer | None:
     """None for what is no offer."""
     try:
         role, port, generation, block_bytes, block_size, device, *rates = value.decode("ascii").split(" ")
         computed_s, fetched_s = map(float, rates)
-        return Offer(role, int(port), generation, int(block_bytes), int(block_size), device, computed_s, fetched_s)
+        return BlockOffer(role, int(port), generation, int(block_bytes), int(block_size), device, computed_s, fetched_s)
     except ValueError:
         return None
 

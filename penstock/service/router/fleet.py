@@ -11,7 +11,7 @@ from enum import Enum
 from statistics import median
 
 from penstock.errors import CapacityError, ConfigError
-from penstock.service.kv_events import Frame, Offer
+from penstock.service.kv_events import BlockOffer, Frame
 from penstock.service.router.breaker import Breaker
 from penstock.service.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
 
@@ -89,7 +89,7 @@ class LiveReplica:
         self.kv_usage_fraction = 0.0
         self.prefixes: set[bytes] = set()
         """Hashes of blocks it reported."""
-        self.offer: Offer | None = None
+        self.offer: BlockOffer | None = None
         """What it lets other replicas fetch, and its role; None where it says nothing of that."""
         self.heard_s = 0.0
         """When anything came from it: a probe's answer, or a part of any other."""
@@ -295,7 +295,7 @@ class LiveFleet:
     def learn_models(self, replica: LiveReplica, models: tuple[str, ...]) -> None:
         replica.models = models or None
 
-    def learn_offer(self, replica: LiveReplica, offer: Offer | None) -> None:
+    def learn_offer(self, replica: LiveReplica, offer: BlockOffer | None) -> None:
         """By its own account; another generation is another engine, which holds nothing yet."""
         if replica.offer is not None and (offer is None or offer.generation != replica.offer.generation):
             replica.prefixes = set()

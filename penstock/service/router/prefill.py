@@ -7,7 +7,7 @@ a replica that finds no blocks computes the prompt itself.
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from penstock.service.kv_events import Offer
+from penstock.service.kv_events import BlockOffer
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.handover import FETCHED_BYTES_S, HandoverVerdict, PromptSite, Transfer, judge_handover
 from penstock.service.router.meters import RouterMeters
@@ -74,7 +74,7 @@ class _Way(NamedTuple):
     """A replica from which blocks of a prompt could come."""
 
     replica: LiveReplica
-    offer: Offer
+    offer: BlockOffer
     verdict: HandoverVerdict
     computes: bool
 
@@ -111,7 +111,7 @@ class Handovers:
             job.prefill.leave()
             job.prefill = None
 
-    def _way(self, job: Job, replica: LiveReplica, offer: Offer, tried: list[str]) -> _Way | None:
+    def _way(self, job: Job, replica: LiveReplica, offer: BlockOffer, tried: list[str]) -> _Way | None:
         """The best way to blocks of the prompt; None where no replica could have any."""
         fleet, now = self._host.fleet, self._host.now()
         ways = []
@@ -124,7 +124,7 @@ class Handovers:
         return min(ways, key=lambda way: (not way.verdict.is_moved, way.verdict.moved_s), default=None)
 
     def _ways_from(
-        self, call: RoutedCall, replica: LiveReplica, offer: Offer, one: LiveReplica, theirs: Offer
+        self, call: RoutedCall, replica: LiveReplica, offer: BlockOffer, one: LiveReplica, theirs: BlockOffer
     ) -> list[_Way]:
         transfer = Transfer(
             offer.block_bytes / offer.block_size / (offer.fetched_bytes_s or FETCHED_BYTES_S),
@@ -151,7 +151,7 @@ def _has_own_prompt(job: Job) -> bool:
     return job.request.method == "POST" and job.request.path in PATHS and not job.holder
 
 
-def _site(call: RoutedCall, replica: LiveReplica, offer: Offer) -> PromptSite:
+def _site(call: RoutedCall, replica: LiveReplica, offer: BlockOffer) -> PromptSite:
     return PromptSite(_num_missing(call, replica, offer.block_size), replica.num_waiting_tokens, _token_s(offer))
 
 
@@ -159,7 +159,7 @@ def _num_missing(call: RoutedCall, replica: LiveReplica, block_size: int) -> int
     return max(call.num_tokens - num_held(call.hashes, replica.prefixes) * block_size, 0)
 
 
-def _token_s(offer: Offer) -> float:
+def _token_s(offer: BlockOffer) -> float:
     return 1.0 / offer.prompt_tokens_s if offer.prompt_tokens_s else 0.0
 
 

@@ -146,14 +146,14 @@ async def block_events(request: Request) -> BlockStream:
     return BlockStream([model.blocks for model in front.models], front, request.query_params.get("follow") == "1")
 
 
-def offer_of(client: EngineClient, role: str | None) -> kv_events.Offer | None:
+def offer_of(client: EngineClient, role: str | None) -> kv_events.BlockOffer | None:
     """What other replicas may fetch of an engine's blocks; None where it offers none."""
     facts, counts = client.facts, client.transfers
     if facts is None or not facts.offer:
         return None
     port, generation, block_bytes = facts.offer.split(" ")
     rates = (0.0, 0.0) if counts is None else (counts.prompt_tokens_s, counts.fetched_bytes_s)
-    return kv_events.Offer(
+    return kv_events.BlockOffer(
         role or "both", int(port), generation, int(block_bytes), facts.block_size, facts.device, *rates
     )
 

@@ -47,7 +47,7 @@ class ReadOn(NamedTuple):
     is_over: bool = False
 
 
-class _Reader:
+class _BlockReader:
     __slots__ = ("hashes", "is_expected", "is_new", "is_waiting", "next", "reply", "seen")
 
     def __init__(self, read: BlockRead) -> None:
@@ -70,7 +70,7 @@ class BlockOffers:
         self._runner = runner
         self.num_handed_out = 0
         """Blocks."""
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, _BlockReader] = {}
         self._expected: dict[int, bytes] = {}
         """Requests in progress, and the last block of each one's prompt."""
         self._ended: deque[bytes] = deque(maxlen=MAX_ENDED)
@@ -91,7 +91,7 @@ class BlockOffers:
 
     def take(self, message: BlockRead | ReadOn) -> None:
         if isinstance(message, BlockRead):
-            self._readers[message.reader_id] = _Reader(message)
+            self._readers[message.reader_id] = _BlockReader(message)
         elif message.is_over:
             self._readers.pop(message.reader_id, None)
         elif message.reader_id in self._readers:
@@ -114,7 +114,7 @@ class BlockOffers:
                 if news.is_over:
                     del self._readers[reader_id]
 
-    def _news(self, reader: _Reader, num_landed: int, is_expected: bool) -> HandedOut | None:
+    def _news(self, reader: _BlockReader, num_landed: int, is_expected: bool) -> HandedOut | None:
         records = self._read(reader, num_landed)
         # A prompt that is computed may have blocks whose step has not landed yet.
         was_expected = reader.is_expected or reader.hashes[-1] in self._ended
@@ -124,14 +124,14 @@ class BlockOffers:
             return None
         return HandedOut(records, is_expected or bool(reader.seen), is_over)
 
-    def _see(self, reader: _Reader, num_launched: int) -> None:
+    def _see(self, reader: _BlockReader, num_launched: int) -> None:
         for hash in reader.hashes[reader.next + len(reader.seen) :]:
             block = self._pool.block_of(hash)
             if block is None:
                 break
             reader.seen.append((block, num_launched))
 
-    def _read(self, reader: _Reader, num_landed: int) -> tuple[KVRecord, ...]:
+    def _read(self, reader: _BlockReader, num_landed: int) -> tuple[KVRecord, ...]:
         most = max(MAX_READ_BYTES // max(self._runner.block_bytes, 1), 1)
         blocks: list[int] = []
         for (block, num_launched), hash in zip(reader.seen[:most], reader.hashes[reader.next :]):
