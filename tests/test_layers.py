@@ -56,7 +56,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cluster": ("errors", "sim.scaling", "cli.main"),
     "gateway": ("errors", "marks", "metrics", "store"),
     "sim": (
-        "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft",
+        "errors", "garbage", "core", "cost", "router.policy", "router.handover", "workload", "metrics", "config", "sizing",
+        "draft",
     ),
     "planner": (
         "errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "draft.rule",
