@@ -8,6 +8,7 @@ token of the streams, and the time to the first token of the long prompts. Flags
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -73,7 +74,7 @@ async def run(mix: Mix, port: int, seconds: float, seed: int) -> Seen:
     async def stream() -> None:
         while time.perf_counter() < end_s:
             times = await ask(port, 64, 96, numbers)
-            gaps = [late - early for early, late in zip(times[1:], times[2:])]
+            gaps = [late - early for early, late in itertools.pairwise(times[1:])]
             seen.num_failed += not gaps
             seen.gaps_s += gaps
             seen.tpots_s += [sum(gaps) / len(gaps)] if gaps else []
