@@ -1,8 +1,8 @@
 """A service on a cluster from its start to its end: Ray, the controller of replicas, the router in front, signals, state."""
 
 import asyncio
+import logging
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 from penstock.assembly.routing import listen_for
 from penstock.assembly.serving import bind, package_version
 from penstock.config import ClusterConfig, ListenConfig, RouterConfig
+from penstock.log import say, set_up
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.place import RayCluster
 from penstock.service.router.app import RouterApp
 from penstock.tools.sim.scaling import Scaling
 
+LOGGER = logging.getLogger(__name__)
 COLD = "cold"
 """Stands in the fleet for replicas that can be started: a request that finds no other waits for one."""
 DROPPED_STATUS = 1
@@ -85,6 +87,7 @@ def run_cluster(cluster: Cluster) -> int:
     """Serve until asked to stop; returns the exit status: 0 only if no answer was cut off."""
     import uvloop
 
+    set_up()
     ray_cluster = RayCluster(cluster.config.address, cluster.num_cpus, cluster.num_gpus, cluster.num_nodes)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -116,7 +119,7 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
     server = await listen_for(app, listener, app.tls.listener)
     app.start()
     url = f"{cluster.listen.tls.scheme}://{cluster.listen.host}:{listener.getsockname()[1]}"
-    print(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas", flush=True)
+    say(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas")
     keeping = asyncio.ensure_future(_keep(controller, ray_cluster, url, asked.look_s))
     try:
         await asyncio.wait((keeping, asyncio.ensure_future(stopping.wait())), return_when=asyncio.FIRST_COMPLETED)
@@ -133,12 +136,12 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
 
 
 async def _keep(controller: Controller, ray_cluster: RayCluster, url: str, look_s: float) -> None:
-    num_told = 0
+    num_logged = 0
     while True:
         await controller.look()
-        for event in controller.events[num_told:]:
-            print(f"penstock: {event.words}", file=sys.stderr, flush=True)
-        num_told = len(controller.events)
+        for event in controller.events[num_logged:]:
+            LOGGER.info("%s", event.words)
+        num_logged = len(controller.events)
         await ray_cluster.board.write.remote(state_of(controller, url, ray_cluster.num_nodes()))
         await asyncio.sleep(look_s)
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Arrival, Chunk, PrefixHit, make
+from penstock.runtime.core.batching import MixedSteps
 from penstock.runtime.core.blocks import BlockPool, Match
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.roster import Roster
@@ -36,6 +37,7 @@ class StepPlan:
 
     __slots__ = (
         "_limits",
+        "_mixed",
         "_pool",
         "_roster",
         "budget",
@@ -47,8 +49,9 @@ class StepPlan:
         "sequences",
     )
 
-    def __init__(self, limits: Limits, pool: BlockPool, roster: Roster) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, roster: Roster, mixed: MixedSteps | None = None) -> None:
         self._limits = limits
+        self._mixed = mixed
         self._pool = pool
         self._roster = roster
         self.budget = limits.max_batch_tokens
@@ -71,6 +74,10 @@ class StepPlan:
         self.is_batch_lane = not roster.is_contended
         if self.is_batch_lane:
             self.budget = min(self.budget, self._limits.batch_lane_tokens)
+        elif self._mixed is not None:
+            behind = sum([len(sequence.tokens) - sequence.num_launched for sequence in roster.behind])
+            num_answers = len(roster.running) - len(roster.behind)
+            self.budget = self._mixed.size(num_answers, behind + roster.num_waiting_tokens, self.budget)
         prompts = self.add_decodes()
         if prompts:
             for sequence in sorted(prompts, key=roster.order.rank):
@@ -328,8 +335,8 @@ class StepPlan:
     def _preempt(self, victim: Sequence, needy: Sequence, lacks: str) -> None:
         self.withdraw(victim)
         self._roster.preempt(victim)
-        told = Preemption(victim.request_id, victim.choice, needy.request_id, needy.choice, lacks)
-        self.preemptions = (*self.preemptions, told)
+        preemption = Preemption(victim.request_id, victim.choice, needy.request_id, needy.choice, lacks)
+        self.preemptions = (*self.preemptions, preemption)
 
     def _claim(self, sequence: Sequence, is_whole: bool) -> int | None:
         """Reserve blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no

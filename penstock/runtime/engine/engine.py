@@ -132,7 +132,7 @@ class Engine:
         """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
-        self._is_timed = self._is_timed or tiers is not None
+        self._is_timed = self._is_timed or tiers is not None or scheduler.mixed is not None
         self._inbox: Inbox[Message] = Inbox()
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
@@ -463,6 +463,7 @@ class Engine:
             between_s = launched_s - self._output_s - self._proposing_s if self._was_busy else 0.0
             has_waited = self.depth > 1 and launched_s >= self._output_s
             self.proposals.take(batch, seconds + max(between_s, 0.0), has_waited=has_waited)
+        self.scheduler.note_step(batch, seconds)
         if self._step_size is not None:
             self._resize(self._step_size, batch, seconds)
         if self.tiers is not None:

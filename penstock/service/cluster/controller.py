@@ -199,5 +199,5 @@ class Controller:
 
 def _last_words(words: str) -> str:
     lines = [line for line in words.splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "error:" in line), lines[-1] if lines else "they say nothing")
-    return told.partition("error: ")[2] or told
+    line = next((line for line in reversed(lines) if "error:" in line), lines[-1] if lines else "they say nothing")
+    return line.partition("error: ")[2] or line

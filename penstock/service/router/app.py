@@ -15,6 +15,7 @@ from penstock.service import kv_events
 from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
+from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.memory import owes_memory, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
 from penstock.service.edge.tls import TlsContexts
@@ -33,9 +34,10 @@ from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
-from penstock.service.router.proxy.incoming import Incoming, PlainCaller
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming, PlainCaller
 from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
+from penstock.service.router.proxy.sockets import RelayedSocket
 from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
 from penstock.service.router.trace import RouterTracer
 
@@ -184,13 +186,15 @@ class RouterApp:
             return self.gate.key(headers)
         return PlainCaller(self.access.tenant(method, path, headers))
 
-    def handle(self, request: Incoming, client: InboundConnection) -> None:
+    def handle(self, request: Incoming, client: AnswerSink) -> None:
         request_id = self._request_id(request)
         if SHORT_PATHS.fullmatch(request.path):
             request = request._replace(path="/v1" + request.path)
         try:
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
-            if page is not None:
+            if request.headers.get(b"upgrade", b"").lower() == b"websocket" and isinstance(client, InboundConnection):
+                self._open_socket(request, client)
+            elif page is not None:
                 client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
             elif own is not None:
                 if own is metrics and "metrics" not in getattr(request.caller, "scopes", ("metrics",)):
@@ -207,11 +211,24 @@ class RouterApp:
         except Refusal as error:
             self._refuse(request, request_id, client, error)
 
-    def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
+    def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
         self._refuse(request, self._request_id(request), client, error)
 
+    def _open_socket(self, request: Incoming, client: InboundConnection) -> None:
+        """To whoever might send a request here, which each of its frames then is."""
+        try:
+            self.access.check("POST", request.headers)
+            if request.path not in SOCKET_PATHS:
+                raise not_found("no WebSocket is served on this path")
+            if self.is_draining:
+                raise unavailable("the router is shutting down; open it elsewhere", 1, code="shutting_down")
+            client.upgrade(RelayedSocket(self, request, client))
+        except Refusal as error:
+            self.refuse(request, client, error)
+            client.close_when_done()
+
     async def _tell_usage(
-        self, request: Incoming, request_id: bytes, client: InboundConnection, gate: Gate, key: KeyRecord
+        self, request: Incoming, request_id: bytes, client: AnswerSink, gate: Gate, key: KeyRecord
     ) -> None:
         try:
             body = await asyncio.to_thread(gate.usage, key)
@@ -221,7 +238,7 @@ class RouterApp:
             if client.is_open:
                 self._refuse(request, request_id, client, error)
 
-    def _refuse(self, request: Incoming, request_id: bytes, client: InboundConnection, error: Refusal) -> None:
+    def _refuse(self, request: Incoming, request_id: bytes, client: AnswerSink, error: Refusal) -> None:
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))
         status, body = error.worded(request.path, request_id)
         status, lines, body = self._own_answer(request, request_id, status, "application/json", body)
@@ -229,7 +246,7 @@ class RouterApp:
 
     # A request
 
-    def _route(self, request: Incoming, request_id: bytes, client: InboundConnection) -> None:
+    def _route(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
         key = request.caller
         if self.is_draining:
             raise unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")

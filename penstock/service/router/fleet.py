@@ -158,7 +158,7 @@ class LiveFleet:
         return tuple(dict.fromkeys(model for one in self.own for model in one.models or ()))
 
     def serving(self, model: str) -> list[LiveReplica]:
-        """Those that serve it, as far as we know; all for no name."""
+        """Replicas that serve the model, as far as we know; all for no name."""
         if not model:
             return self.own
         return [replica for replica in self if replica.models is None or model in replica.models]
@@ -322,7 +322,7 @@ class LiveFleet:
         return True
 
     def find_silent(self, now: float) -> list[LiveReplica]:
-        """Those that have fallen silent since the last look."""
+        """Replicas that have fallen silent since the last look."""
         found = []
         for replica in self:
             asked_s = replica.asked_s

@@ -44,7 +44,7 @@ class PrefillRun:
         self._attempt.send(job.asking_prefill(pool))
 
     def leave(self) -> None:
-        """Nobody waits for it any more."""
+        """The blocks are not waited for any more."""
         if not self._attempt.is_left:
             self._attempt.leave(None)
             self._count("left")

@@ -169,7 +169,7 @@ class PrefillAnswer:
     """Runs a call whose prompts another replica wants the blocks of; says no more than that they are there."""
 
     is_sent = True
-    """Nobody pays: whoever answers bills the prompt."""
+    """No bill: the replica that answers has the prompt on its own."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

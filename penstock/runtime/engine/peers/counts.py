@@ -21,7 +21,7 @@ class TransferCounts(NamedTuple):
     fetched_blocks: int = 0
     """Blocks of peers that were laid into this cache."""
     moved_blocks: int = 0
-    """Those of them that were computed for a request of ours: its prompt was handed over."""
+    """Fetched blocks that were computed for a request of ours: its prompt was handed over."""
     fetched_bytes: int = 0
     fetch_s: float = 0.0
     declined_blocks: int = 0

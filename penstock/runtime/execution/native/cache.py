@@ -44,22 +44,25 @@ class Part(NamedTuple):
 
 
 class NativeCache(KVCache):
-    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, *, frees: bool = False
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers = []
         attention = only_gqa(spec.layers[0].attention, "computed by native steps")
-        shape = num_blocks, 2 * spec.num_layers, block_size, attention.num_kv_heads, attention.head_dim
+        layout = spec.cache_layout(frees=frees)
+        shape = num_blocks, 2 * layout.num_slots, block_size, attention.num_kv_heads, attention.head_dim
         numbers = _zeros(shape, dtype)
         scales = _zeros(shape[:-1], torch.float32) if dtype == torch.int8 else None
-        self.pages = self.layers
+        self.pages = []
         self._parts = _parts(numbers, scales)
-        for number in range(0, 2 * spec.num_layers, 2):
+        for number in range(0, 2 * layout.num_slots, 2):
             keys, values = numbers[:, number], numbers[:, number + 1]
             if scales is None:
-                self.layers.append(LayerCache(keys, values))
+                self.pages.append(LayerCache(keys, values))
             else:
-                self.layers.append(ScaledCache(keys, values, scales[:, number], scales[:, number + 1]))
+                self.pages.append(ScaledCache(keys, values, scales[:, number], scales[:, number + 1]))
+        self.layers = [self.pages[place[1]] for place in layout.places if place is not None]
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
         parts = [part.read(torch.tensor(blocks)) for part in self._parts]
@@ -68,7 +71,7 @@ class NativeCache(KVCache):
     def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
         rows = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
         sizes = [part.block_bytes for part in self._parts]
-        own = torch.split(rows.view(len(blocks), len(self.layers), -1), sizes, dim=2)
+        own = torch.split(rows.view(len(blocks), len(self.pages), -1), sizes, dim=2)
         for part, numbers in zip(self._parts, own):
             part.write(torch.tensor(blocks), numbers)
 

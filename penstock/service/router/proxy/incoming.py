@@ -1,7 +1,7 @@
 """A request as it was parsed: one reading of its path and headers, by which everything is decided and passed on."""
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 import httptools
@@ -31,6 +31,26 @@ class Incoming(NamedTuple):
     def target(self) -> str:
         """The path as it is written on the wire."""
         return quote(self.path, safe=_PLAIN, encoding="latin-1")
+
+
+class AnswerSink(Protocol):
+    """Where the answer to a request goes: a connection, or what stands for one."""
+
+    answering: Any
+    """Who answers; told when the client is slow or gone."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def respond(self, status: int, headers: bytes, body: bytes) -> None:
+        """A whole answer. `headers` are lines that each end in CRLF."""
+
+    def begin(self, status: int, headers: bytes) -> None:
+        """An answer of unknown length: `write` follows, then `end`."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
 
 
 class PlainCaller(NamedTuple):
