@@ -43,6 +43,10 @@ class PrefillRun:
         self._status = 0
         self._attempt.send(job.asking_prefill(pool))
 
+    @property
+    def is_running(self) -> bool:
+        return not self._attempt.is_left
+
     def leave(self) -> None:
         """The blocks are not waited for any more."""
         if not self._attempt.is_left:
@@ -88,7 +92,8 @@ class Handovers:
 
     def begin(self, job: Job, replica: LiveReplica, tried: list[str]) -> None:
         """The request goes to this replica: say where blocks of its prompt come from, and have them computed."""
-        self.end(job)
+        if job.prefill is not None and job.prefill.is_running:
+            return  # whoever answers it now fetches from there too
         job.peer = b""
         if self._mode == "never" or replica.offer is None or not _has_own_prompt(job):
             return
@@ -106,7 +111,7 @@ class Handovers:
             job.prefill = PrefillRun(self._host, way.replica, job, num_missing)
 
     def end(self, job: Job) -> None:
-        """The request is over, or goes elsewhere."""
+        """The request is over."""
         if job.prefill is not None:
             job.prefill.leave()
             job.prefill = None
