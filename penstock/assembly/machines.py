@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.assembly.tiers import PeerSettings, make_oracle_tiers
+from penstock.assembly.peers import PeerSettings, make_peers
 from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
 from penstock.errors import ConfigError
@@ -27,9 +27,10 @@ from penstock.runtime.engine.explain import explain_steps
 from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.machine import Facts, Machine, Vector
 from penstock.runtime.engine.oracle import OracleRunner, mix
+from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.process import OnPhase
 from penstock.runtime.engine.scripted import Done, ScriptedRunner
-from penstock.runtime.engine.tiers.tiers import KVTiers
+from penstock.runtime.engine.tiers.record import format_digest
 from penstock.runtime.sizing import Sizing, make_scheduler
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
@@ -55,9 +56,8 @@ def make_engine(
     it offers blocks to others and fetches theirs."""
     kind, colon, _ = config.model.model.partition(":")
     machine = MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase, step_log, peers)
-    tiers = machine.engine.tiers
-    if tiers is not None and tiers.peers is not None:
-        machine = machine._replace(facts=replace(machine.facts, offer=tiers.peers.address))
+    if machine.engine.peers is not None:
+        machine = machine._replace(facts=replace(machine.facts, offer=machine.engine.peers.address))
     explain_steps(machine.engine)
     return machine
 
@@ -79,10 +79,12 @@ def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peer
     grammars = GrammarCompiler(lambda: whole_vocabulary(byte_tokenizer(), int(options["vocab"])))
     vocab_size, state = int(options["vocab"]), GrammarState(grammars, time.monotonic)
 
-    def tiers(scheduler: Scheduler) -> KVTiers | None:
-        return make_oracle_tiers(config, vocab_size, scheduler, runner, peers)
+    def meet(scheduler: Scheduler) -> PeerExchange | None:
+        return make_peers(
+            peers, config, lambda _: format_digest("oracle", vocab_size, sizing.block_size), scheduler, runner
+        )
 
-    return _machine(config, sizing, paced, vocab_size, on_phase, step_log, state, tiers)
+    return _machine(config, sizing, paced, vocab_size, on_phase, step_log, state, meet)
 
 
 def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers: PeerSettings | None) -> Machine:
@@ -184,7 +186,7 @@ def _machine(
     on_phase: OnPhase,
     step_log: Path | None = None,
     grammar_state: GrammarState | None = None,
-    make_tiers: Callable[[Scheduler], KVTiers | None] = lambda scheduler: None,
+    meet: Callable[[Scheduler], PeerExchange | None] = lambda scheduler: None,
 ) -> Machine:
     on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
     speculator = make_speculator(config.speculation.drafter, config.speculation.draft_tokens)
@@ -196,7 +198,7 @@ def _machine(
         on_step=on_step,
         speculator=speculator,
         grammar_state=grammar_state,
-        tiers=make_tiers(scheduler),
+        peers=meet(scheduler),
     )
     on_phase("make the model")
     facts = Facts(

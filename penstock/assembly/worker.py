@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penstock.assembly.machines import is_arithmetic, make_engine
-from penstock.assembly.tiers import PeerSettings
+from penstock.assembly.peers import PeerSettings
 from penstock.log import set_up
 from penstock.runtime import preload
 from penstock.runtime.engine.process import run_engine

@@ -8,8 +8,7 @@ Further kinds of cache are arithmetic too: a window's positions hold digests tha
 of all tokens so far, read from one slot and written to another.
 """
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Batch, Chunk, StepOutput
@@ -21,6 +20,7 @@ from penstock.runtime.engine.scripted import Done
 
 _MASK = 2**64 - 1
 EMPTY = 0x5EED
+DIGEST_BYTES = 16
 
 
 def mix(*numbers: int) -> int:
@@ -114,20 +114,16 @@ class OracleRunner:
         self._allowed: dict[int, list[list[int]]] = {}
         """Tokens that may be drawn in a row, for one draw after the other; all where there is no entry."""
 
-    @property
-    def block_bytes(self) -> int:
-        return self._block_size * 8
+    block_bytes = property(lambda self: DIGEST_BYTES * self._block_size)
+    kv_format = "digests"
 
-    @property
-    def kv_format(self) -> str:
-        return "digests"
+    def read_blocks(self, blocks: Iterable[int]) -> list[bytes]:
+        return [b"".join(held.to_bytes(DIGEST_BYTES, "little") for held in self._digests[block]) for block in blocks]
 
-    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
-        return [array("Q", self._digests[block]).tobytes() for block in blocks]
-
-    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
-        for block, content in zip(blocks, contents, strict=True):
-            self._digests[block][:] = array("Q", content)
+    def write_blocks(self, blocks: Iterable[int], contents: Iterable[bytes | memoryview]) -> None:
+        for block, content in zip(blocks, contents):
+            places = range(0, len(content), DIGEST_BYTES)
+            self._digests[block][:] = [int.from_bytes(content[at : at + DIGEST_BYTES], "little") for at in places]
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         self._allowed = {} if masks is None else self._unpacked(masks, batch)

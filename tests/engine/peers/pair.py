@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 from penstock.runtime.core.batch import Batch, Delta
@@ -19,9 +18,7 @@ from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
 from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.peers.remote import Peer
 from penstock.runtime.engine.scripted import Done
-from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.record import format_digest
-from penstock.runtime.engine.tiers.tiers import KVTiers
 from tests.machine import PATIENCE_S
 
 BLOCK = 8
@@ -63,10 +60,8 @@ class Turning:
         scheduler = Scheduler(limits)
         self.runner = Gated(num_blocks)
         named = format_digest(format, BLOCK)
-        self.peers = PeerExchange(scheduler.pool, self.runner, named, key, "127.0.0.1")
-        threads = ThreadPoolExecutor(1)
-        tiers = KVTiers(scheduler, self.runner, named, threads, host=HostTier(0), disk=None, peers=self.peers)
-        self.engine = Engine(scheduler, self.runner, time.monotonic, depth=depth, tiers=tiers)
+        self.peers = PeerExchange(scheduler, self.runner, named, key, "127.0.0.1")
+        self.engine = Engine(scheduler, self.runner, time.monotonic, depth=depth, peers=self.peers)
         self.deltas: list[Delta] = []
         self._is_over = False
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -95,6 +95,12 @@ class DiskTier:
             self._abandon()
         self._keys.update(key for key, _ in records if self._is_indexed(key))
 
+    def drop(self, keys: list[bytes]) -> None:
+        """Forget records; their bytes go with their file."""
+        for key in keys:
+            if key in self._keys:
+                self._forget(key)
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
