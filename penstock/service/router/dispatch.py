@@ -18,10 +18,10 @@ from penstock.service.router.kept.holders import Holders
 from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.policy import POLICIES, TOLD_POLICIES, Policy, RouteChoice
-from penstock.service.router.prefill import Handovers
 from penstock.service.router.proxy.endpoint import ConnectionPool
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
+from penstock.service.router.proxy.prefill import Handovers
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.record import DecisionLog
 
