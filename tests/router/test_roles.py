@@ -21,6 +21,19 @@ from tests.server.serving import Server, serving
 
 KEY = "what-all-replicas-know"
 MODEL = "oracle:step_ms=3"
+ENDS = (
+    "finish_reason",
+    "stop_reason",
+    "done_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_input_tokens",
+    "prompt_eval_count",
+    "eval_count",
+)
 FLAGS = ("--max-batch-tokens", "64", "--max-sequences", "16")
 
 
@@ -45,11 +58,25 @@ class Fleet:
         assert said(got.text) == said(expected.text)
 
 
-def said(text: str) -> str:
-    """What an answer says, without what no two answers share."""
-    lines = [line for line in text.splitlines() if not line.startswith(":")]
-    hidden = r'"(?:id|created|created_at|system_fingerprint|total_duration|load_duration|prompt_eval_duration|eval_duration)"'
-    return re.sub(hidden + r':("[^"]*"|[0-9.]+)', "", "\n".join(lines))
+def said(text: str) -> tuple[str, set[str]]:
+    """What an answer says, however it was cut, and how it ended and what it counted."""
+    words: list[str] = []
+    ends: set[str] = set()
+
+    def walk(value: Any) -> None:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if key in ("text", "content", "response") and isinstance(inner, str):
+                words.append(inner)
+            elif key in ENDS and inner is not None and inner != 0:
+                ends.add(f"{key} {inner}")
+            elif isinstance(inner, dict | list):
+                walk(inner)
+
+    for line in text.splitlines():
+        line = line.removeprefix("data: ")
+        if line.startswith("{"):
+            walk(json.loads(line))
+    return "".join(words), ends
 
 
 @pytest.fixture(scope="module")
