@@ -58,17 +58,17 @@ class Fleet:
         assert said(got.text) == said(expected.text)
 
 
-def said(text: str) -> tuple[str, set[str]]:
-    """What an answer says, however it was cut, and how it ended and what it counted."""
+def said(text: str) -> tuple[str, dict[str, Any]]:
+    """What an answer says, however it was cut, and how it ended and what it counted at last."""
     words: list[str] = []
-    ends: set[str] = set()
+    ends: dict[str, Any] = {}
 
     def walk(value: Any) -> None:
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if key in ("text", "content", "response") and isinstance(inner, str):
                 words.append(inner)
             elif key in ENDS and inner is not None and inner != 0:
-                ends.add(f"{key} {inner}")
+                ends[key] = inner
             elif isinstance(inner, dict | list):
                 walk(inner)
 
