@@ -84,14 +84,14 @@ def fleet() -> Iterator[Fleet]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         alone = stack.enter_context(serving(*FLAGS, model=MODEL))
         patch.setenv("PENSTOCK_REPLICA_KEY", KEY)
-        roles = [serving(*FLAGS, "--role", role, model=MODEL) for role in ("prefill", "decode")]
+        roles = [serving(*FLAGS, "--role", role, model=MODEL, is_real=True) for role in ("prefill", "decode")]
         prefill, decode = started_together(stack, roles)
         flags = ("--policy", "prefix-reported", "--handover", "always", "--slow-start-s", "0")
         urls = [word for server in (prefill, decode) for word in ("--replica", server.url)]
         router = stack.enter_context(routing(*urls, *flags, servers=[prefill, decode], PENSTOCK_REPLICA_KEY=KEY))
         made = Fleet(router, prefill, decode, alone)
         with router.http() as http:
-            while http.get("/router/replicas").text.count('"role"') < 2:
+            while http.get("/router/replicas").text.count('"role":"') < 2:
                 pass
         yield made
 
