@@ -27,6 +27,7 @@ from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.peers.exchange import PeerExchange, PeerNews
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
 
 LOGGER = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class CancelOrder(NamedTuple):
     choice: int | None
 
 
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews | PeerNews
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews | CacheOrder | PeerNews
 
 
 class ResultPart(NamedTuple):
@@ -139,6 +140,7 @@ class Engine:
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
         """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
+        self._refused_orders: tuple[CacheAnswer, ...] = ()
         if tiers is not None:
             tiers.open(self._inbox.put)
         self.peers = peers
@@ -181,8 +183,9 @@ class Engine:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""
         self._inbox.put(CancelOrder(request_id, choice))
 
-    def order(self, order: AdapterOrder) -> None:
-        """Have an adapter read or forgotten; `adapters.answers` tells what came of it."""
+    def order(self, order: AdapterOrder | CacheOrder) -> None:
+        """Have an adapter read or forgotten, or something done to a session's blocks; `adapters.answers` and
+        `cache_answers` tell what came of it."""
         self._inbox.put(order)
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -310,6 +313,8 @@ class Engine:
             elif isinstance(message, TierNews):
                 for request in () if self.tiers is None else self.tiers.take(message):
                     deltas.extend(self._schedule(request, now))
+            elif isinstance(message, CacheOrder):
+                self._order_cache(message)
             elif isinstance(message, PeerNews):
                 ready = None if self.peers is None else self.peers.take(message)
                 deltas.extend([] if ready is None else self._schedule(ready, now))
@@ -324,6 +329,18 @@ class Engine:
         """Hand out blocks that others asked for, as far as steps that have ended filled them."""
         if self.peers is not None:
             self.peers.turn(self.num_steps, self.num_steps - len(self._launched))
+
+    def _order_cache(self, order: CacheOrder) -> None:
+        if self.tiers is not None:
+            self.tiers.order(order)
+        else:
+            error = "this engine keeps no sessions; serve with --kv-host or --kv-disk"
+            self._refused_orders += (CacheAnswer(order.order_id, error),)
+
+    def cache_answers(self) -> tuple[CacheAnswer, ...]:
+        """What came of orders since the last call."""
+        refused, self._refused_orders = self._refused_orders, ()
+        return refused if self.tiers is None else self.tiers.answers()
 
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters

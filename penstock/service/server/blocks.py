@@ -10,9 +10,10 @@ from typing import Any
 
 from starlette.requests import Request
 
+from penstock.metrics.exposition import Counter
 from penstock.runtime.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.engine.client import BlocksChanged, EngineClient
+from penstock.runtime.engine.client import FAULTS, BlocksChanged, EngineClient, TransferCounts
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service import kv_events
 from penstock.service.server.http.call import Call, Failure
@@ -24,6 +25,17 @@ FIRST_S = 2.0
 """For an engine to tell what it has, the first time."""
 LOOK_S = 0.5
 """Between two looks at whether the server goes on."""
+TRANSFERS = (
+    ("num_fetches", "penstock_kv_transfer_fetches", "Fetches of a prompt's blocks from another engine that have ended"),
+    ("fetched_blocks", "penstock_kv_transfer_blocks", "Blocks of other engines laid into this cache"),
+    ("moved_blocks", "penstock_kv_transfer_moved_blocks", "Those of them that were computed for a request of ours"),
+    ("fetched_bytes", "penstock_kv_transfer_bytes", "Bytes of records received"),
+    ("fetch_s", "penstock_kv_transfer_seconds", "Seconds of receiving them, waits left out"),
+    ("declined_blocks", "penstock_kv_transfer_declined_blocks", "Blocks computed because fetching was slower"),
+    ("offered_blocks", "penstock_kv_transfer_offered_blocks", "Blocks handed out to other engines"),
+    ("refused_peers", "penstock_kv_transfer_refused_peers", "Peers that did not know the key or meant another engine"),
+)
+"""Counted by the engine: field, name and meaning."""
 
 
 class BlockIndex:
@@ -144,6 +156,20 @@ async def _left(receive: Any) -> None:
 async def block_events(request: Request) -> BlockStream:
     front = request.app.state.front
     return BlockStream([model.blocks for model in front.models], front, request.query_params.get("follow") == "1")
+
+
+def transfer_metrics(counts: TransferCounts | None) -> list[Counter]:
+    """Blocks between this engine and its peers; nothing where it has none."""
+    if counts is None:
+        return []
+    faults = Counter("penstock_kv_transfer_faults", "Fetches that ended badly, by how; what they lacked was computed")
+    for name, count in zip(FAULTS, counts.faults, strict=True):
+        faults.add(count, (("kind", name),))
+    counters = [faults]
+    for field, name, help in TRANSFERS:
+        counters.append(Counter(name, help))
+        counters[-1].add(getattr(counts, field))
+    return counters
 
 
 def offer_of(client: EngineClient, role: str | None) -> kv_events.BlockOffer | None:

@@ -82,6 +82,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         tenant=caller.tenant,
         adapter=model.adapter,
         salt=_salt(caller.tenant, generation.cache),
+        session=generation.cache.key,
         pins=pins,
         is_batch=caller.is_batch or generation.is_flex,
         prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),

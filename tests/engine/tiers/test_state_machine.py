@@ -252,7 +252,7 @@ class ServingTiers(Serving):
 
 
 def test_any_mix_of_events_keeps_the_books_and_the_answers_right() -> None:
-    run(200, 40, ServingTiers)
+    run(60, 40, ServingTiers)
 
 
 @pytest.mark.slow

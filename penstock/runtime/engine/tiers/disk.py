@@ -36,6 +36,7 @@ class DiskTier:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.folder = folder
         self.num_faults = 0
         """Reads and writes that failed, and records that were not what the index said."""
         self._segment_bytes = max(min(SEGMENT_BYTES, max_bytes // SEGMENTS), 1)

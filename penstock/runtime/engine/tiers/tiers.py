@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+from penstock.errors import PenstockError
 from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.prefix import Holding, Namespace, packed
@@ -25,6 +26,7 @@ from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.policy import Rates
 from penstock.runtime.engine.tiers.record import KVRecord, key_of
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder, KeptSession, SessionBook
 
 LEAST_BLOCKS = 2
 """Fewer are computed at once."""
@@ -93,7 +95,15 @@ class InboundBlocks(NamedTuple):
     num_host: int
 
 
-TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks
+class OrderDone(NamedTuple):
+    """An order that took a disk is over."""
+
+    answer: CacheAnswer
+    session: KeptSession | None = None
+    """One that was read from a file."""
+
+
+TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks | OrderDone
 Put = Callable[[TierNews], object]
 
 
@@ -146,6 +156,10 @@ class KVTiers:
             keeps_all=keeps_all,
         )
         scheduler.roster.on_preempt = self._swap_out
+        self.sessions = SessionBook(
+            self._pool, format, None if disk is None else disk.folder, want=self.departures.want
+        )
+        self._answers: list[CacheAnswer] = []
 
     @property
     def is_fetching(self) -> bool:
@@ -171,6 +185,11 @@ class KVTiers:
             return ()
         if isinstance(news, FetchedBlocks):
             return self._take_fetched(news)
+        if isinstance(news, OrderDone):
+            if news.session is not None:
+                self.sessions.keep(news.session)
+            self._answers.append(news.answer)
+            return ()
         return self._release(self._land(news))
 
     # Out
@@ -224,6 +243,7 @@ class KVTiers:
 
     def fetch(self, request: Request, put: Put) -> bool:
         """Begin to bring what tiers have of a prompt and the device has not; False if nothing is worth waiting for."""
+        self.sessions.begin(request)
         holding = _holding(request, request.prompt)
         found = self._pool.match(holding).blocks
         first, hashes = len(found), holding.hashes
@@ -448,10 +468,86 @@ class KVTiers:
         del self._preempted[sequence.request_id, sequence.choice]
         return sequence
 
+    # What operators do
+
+    def order(self, order: CacheOrder) -> None:
+        """Do what an operator wants; `answers` tells what came of it, some time later where a file is read or written."""
+        answer = CacheAnswer(order.order_id)
+        try:
+            now, sessions = self._scheduler.roster.now, self.sessions
+            if order.action == "export":
+                self._export(order)
+                return
+            if order.action == "import":
+                self._reader.submit(self._import, order, now)
+                return
+            if order.action == "pin":
+                sessions.pin(order.name, now + order.seconds)
+            elif order.action == "drop":
+                self._drop(sessions.drop(order.name))
+            answer = answer._replace(sessions=sessions.facts(self._places, now))
+        except PenstockError as error:
+            answer = answer._replace(error=str(error))
+        self._answers.append(answer)
+
+    def answers(self) -> tuple[CacheAnswer, ...]:
+        """Since the last call."""
+        told, self._answers = tuple(self._answers), []
+        return told
+
+    def _places(self, hash: bytes) -> tuple[bool, bool]:
+        key = key_of(self._format, hash)
+        return key in self._host, self._disk is not None and key in self._disk
+
+    def _export(self, order: CacheOrder) -> None:
+        session = self.sessions.find(order.name)
+        self.sessions.path(session.name)
+        match = self._pool.match(session.holding)
+        contents = self._runner.read_blocks(match.blocks) if match.blocks else []
+        size = self._pool.block_size
+        mine = [
+            KVRecord(hash, packed(session.tokens[place * size : (place + 1) * size]), kv)
+            for place, (hash, kv) in enumerate(zip(session.hashes, contents))
+        ]
+        rest = [(key_of(self._format, hash), hash) for hash in session.hashes[len(mine) :]]
+        held = [self._host.get(key) for key, _ in rest]
+        self._reader.submit(self._write_file, order.order_id, session, [*mine, *held], rest, len(mine))
+
+    def _write_file(
+        self,
+        order_id: int,
+        session: KeptSession,
+        held: list[KVRecord | None],
+        rest: list[tuple[bytes, bytes]],
+        num_mine: int,
+    ) -> None:
+        """On the reader's thread."""
+        answer = CacheAnswer(order_id)
+        try:
+            found = (
+                record or (None if self._disk is None else self._disk.get(*rest[place - num_mine]))
+                for place, record in enumerate(held)
+            )
+            answer = answer._replace(file=self.sessions.write(session, found))
+        except (OSError, PenstockError) as error:
+            answer = answer._replace(error=f"the session could not be written: {error}")
+        self.departures.put(OrderDone(answer))
+
+    def _import(self, order: CacheOrder, now: float) -> None:
+        """On the reader's thread: what is sound goes to the disk."""
+        try:
+            session, records = self.sessions.read(order.name, now)
+            if self._disk is not None:
+                self._disk.put([(key_of(self._format, record.hash), record) for record in records])
+            self.departures.put(OrderDone(CacheAnswer(order.order_id), session))
+        except PenstockError as error:
+            self.departures.put(OrderDone(CacheAnswer(order.order_id, str(error))))
+
     # What is told
 
     def tell(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
         """The same, with what tiers gave beside what the prefix cache gave."""
+        self.sessions.follow(deltas, self._scheduler.roster.now)
         if not self._hits or not any(delta.prefix is not None for delta in deltas):
             return deltas
         return tuple([self._told(delta) if delta.prefix is not None else delta for delta in deltas])

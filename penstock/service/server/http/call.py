@@ -31,6 +31,7 @@ class CallParameters:
     tenant: str = ""
     adapter: str = ""
     salt: str = ""
+    session: str = ""
     pins: tuple[tuple[int, float], ...] = ()
     """(tokens, seconds): the prompt's first tokens are kept in the prefix cache for so long."""
     is_batch: bool = False
@@ -202,6 +203,7 @@ class Call:
             tenant=parameters.tenant,
             adapter=parameters.adapter,
             salt=parameters.salt,
+            session=parameters.session,
             pins=parameters.pins,
             is_batch=parameters.is_batch,
             prediction=parameters.prediction,

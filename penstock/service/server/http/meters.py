@@ -20,15 +20,8 @@ from penstock.metrics.step_model import OnlineStepModel
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
-from penstock.runtime.engine.client import (
-    FAULTS,
-    EngineClient,
-    Facts,
-    GrammarCounts,
-    GrammarTime,
-    StepReport,
-    TransferCounts,
-)
+from penstock.runtime.engine.client import EngineClient, Facts, GrammarCounts, GrammarTime, StepReport, TierCounts
+from penstock.service.server.blocks import transfer_metrics
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
@@ -57,19 +50,6 @@ GRAMMARS = (
     ("num_masks", "penstock_grammar_masks", "Masks made, one a token under a grammar"),
     ("mask_s", "penstock_grammar_mask_seconds", "Seconds spent making masks"),
     ("num_forced", "penstock_grammar_forced_tokens", "Tokens that a grammar left no choice about"),
-)
-"""Counted by the engine: field, name and meaning."""
-
-
-TRANSFERS = (
-    ("num_fetches", "penstock_kv_transfer_fetches", "Fetches of a prompt's blocks from another engine that have ended"),
-    ("fetched_blocks", "penstock_kv_transfer_blocks", "Blocks of other engines laid into this cache"),
-    ("moved_blocks", "penstock_kv_transfer_moved_blocks", "Those of them that were computed for a request of ours"),
-    ("fetched_bytes", "penstock_kv_transfer_bytes", "Bytes of records received"),
-    ("fetch_s", "penstock_kv_transfer_seconds", "Seconds of receiving them, waits left out"),
-    ("declined_blocks", "penstock_kv_transfer_declined_blocks", "Blocks computed because fetching was slower"),
-    ("offered_blocks", "penstock_kv_transfer_offered_blocks", "Blocks handed out to other engines"),
-    ("refused_peers", "penstock_kv_transfer_refused_peers", "Peers that did not know the key or meant another engine"),
 )
 """Counted by the engine: field, name and meaning."""
 
@@ -117,6 +97,12 @@ class Meters:
         self.ended = Counter("vllm:request_success", "Requests that ended, by how")
         self.cache_queries = Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.cache_hits = Counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.tier_queries = Counter(
+            "vllm:external_prefix_cache_queries", "Prompt tokens looked up in host memory and on the disk"
+        )
+        self.tier_hits = Counter("vllm:external_prefix_cache_hits", "Prompt tokens found there and used")
+        self.tier_tokens = Counter("penstock_kv_tier_tokens", "Prompt tokens that each tier of the KV cache gave")
+        self.tier_misses = Counter("penstock_kv_tier_misses", "Prompts of which tiers gave no more, by why")
         self.ttft = Buckets("vllm:time_to_first_token_seconds", "Seconds to the first token", LATENCY_BUCKETS)
         self.gaps = Buckets("vllm:inter_token_latency_seconds", "Seconds between tokens", GAP_BUCKETS)
         self.tpot = Buckets(
@@ -221,6 +207,8 @@ class Meters:
         self.cached_tokens.add(prefix.num_reused)
         self.cache_queries.add(timeline.num_prompt)
         self.cache_hits.add(prefix.num_reused)
+        if self._client.tiers is not None:
+            self._count_tiers(timeline.num_prompt, prefix)
         if self.watch_prefix is not None:
             self.watch_prefix(watch.request, prefix.num_reused)
         if watch.call.parameters.is_batch:
@@ -230,6 +218,15 @@ class Meters:
         if timeline.first_token_s is not None:
             self.ttft.add(timeline.first_token_s - timeline.arrival_s)
             self.prefill.add(max(timeline.first_token_s - prefix.admitted_s, 0.0))
+
+    def _count_tiers(self, num_prompt: int, prefix: PrefixHit) -> None:
+        num_found = prefix.host + prefix.disk
+        self.tier_queries.add(num_prompt - prefix.num_tokens + num_found)
+        self.tier_hits.add(num_found)
+        self.tier_tokens.add(prefix.host, (("tier", "host"),))
+        self.tier_tokens.add(prefix.disk, (("tier", "disk"),))
+        if prefix.tier_miss:
+            self.tier_misses.add(1, (("reason", prefix.tier_miss),))
 
     def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
         timeline = watch.timeline
@@ -334,8 +331,10 @@ class Meters:
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
         gauges += _step_model(self.step_model)
+        gauges += _tier_sizes(client.tiers)
+        counters += _tier_events(client.tiers)
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
-        counters += _transfers(client.transfers)
+        counters += transfer_metrics(client.transfers)
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
 
@@ -362,14 +361,24 @@ def _step_model(model: OnlineStepModel) -> list[Gauge]:
     return [*terms, *(Gauge(name, help, partial(float, value)) for name, help, value in rows)]
 
 
-def _transfers(counts: TransferCounts | None) -> list[Counter]:
-    """Blocks between this engine and its peers; nothing where it has none."""
-    if counts is None:
+def _tier_sizes(tiers: TierCounts | None) -> list[Gauge]:
+    sizes = () if tiers is None else (("host", tiers.host_bytes), ("disk", tiers.disk_bytes))
+    help = "Bytes of KV blocks that a tier holds"
+    return [Gauge("penstock_kv_tier_bytes", help, partial(float, size), (("tier", tier),)) for tier, size in sizes]
+
+
+def _tier_events(tiers: TierCounts | None) -> list[Counter]:
+    if tiers is None:
         return []
-    faults = Counter("penstock_kv_transfer_faults", "Fetches that ended badly, by how; what they lacked was computed")
-    for name, count in zip(FAULTS, counts.faults, strict=True):
-        faults.add(count, (("kind", name),))
-    return [*(_counted(name, help, getattr(counts, field)) for field, name, help in TRANSFERS), faults]
+    blocks = Counter("penstock_kv_tier_blocks", "Blocks stored, loaded, swapped back after a preemption, or declined")
+    for event in ("stored", "loaded", "swapped", "declined"):
+        blocks.add(getattr(tiers, f"{event}_blocks"), (("event", event),))
+    return [
+        blocks,
+        _counted("penstock_kv_tier_faults", "Reads, writes and copies of tiers that failed", tiers.faults),
+        _counted("penstock_kv_tier_canaries", "Loads that were read back and compared", tiers.canaries),
+        _counted("penstock_kv_tier_attached", "Requests that waited for the load of another", tiers.attached),
+    ]
 
 
 def _facts(facts: Facts | None) -> list[Gauge]:
