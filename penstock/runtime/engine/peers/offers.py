@@ -14,7 +14,7 @@ from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.engine.tiers.record import KVRecord
 
 MAX_ENDED = 64
-MAX_READ_BYTES = 8 << 20
+MAX_READ_BYTES = 256 << 20
 """Of blocks for one reader in one turn of the loop."""
 
 

@@ -26,6 +26,8 @@ LOGGER = logging.getLogger(__name__)
 
 ASK, RECORDS, ALIVE, OVER = range(1, 5)
 MAX_PEERS = 128
+FRAME_BYTES = 16 << 20
+"""Of records sent together: the reader lays them down while the next ones travel."""
 ALIVE_S = 0.5
 GRACE_S = 2.0
 """For a prompt to arrive that a peer waits for."""
@@ -109,7 +111,9 @@ class BlockServer:
         hashes = tuple(names[begin : begin + DIGEST_BYTES] for begin in range(0, len(names), DIGEST_BYTES))
         if format == self._format and hashes:
             for records in self._read(hashes, channel, waits):
-                channel.send(RECORDS, *self._encoded(records))
+                most = max(FRAME_BYTES // records[0].num_bytes, 1)
+                for begin in range(0, len(records), most):
+                    channel.send(RECORDS, *self._encoded(records[begin : begin + most]))
         channel.send(OVER)
 
     def _read(self, hashes: tuple[bytes, ...], channel: Channel, waits: bool) -> Iterator[tuple[KVRecord, ...]]:
