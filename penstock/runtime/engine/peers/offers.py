@@ -125,6 +125,12 @@ class BlockOffers:
         return HandedOut(records, is_expected or bool(reader.seen), is_over)
 
     def _see(self, reader: _BlockReader, num_launched: int) -> None:
+        """In every turn, so that content which left and came back is seen as new."""
+        hashes = reader.hashes[reader.next :]
+        for place, ((block, _), hash) in enumerate(zip(reader.seen, hashes)):
+            if self._pool.block_of(hash) != block:  # retracted or evicted since
+                del reader.seen[place:]
+                break
         for hash in reader.hashes[reader.next + len(reader.seen) :]:
             block = self._pool.block_of(hash)
             if block is None:
@@ -134,11 +140,8 @@ class BlockOffers:
     def _read(self, reader: _BlockReader, num_landed: int) -> tuple[KVRecord, ...]:
         most = max(MAX_READ_BYTES // max(self._runner.block_bytes, 1), 1)
         blocks: list[int] = []
-        for (block, num_launched), hash in zip(reader.seen[:most], reader.hashes[reader.next :]):
+        for block, num_launched in reader.seen[:most]:
             if num_launched > num_landed:
-                break
-            if self._pool.block_of(hash) != block:  # retracted or evicted since
-                reader.seen = reader.seen[: len(blocks)]
                 break
             blocks.append(block)
         if not blocks:
