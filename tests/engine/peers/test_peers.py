@@ -7,6 +7,14 @@ import pytest
 from penstock.runtime.engine.peers.counts import FAULTS
 from penstock.runtime.engine.peers.remote import Peer, read_peer
 from tests.engine.peers.pair import BLOCK, Spoiled, Turning, expected, prompt, turning
+from tests.machine import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for seconds is no slow peer."""
+    for name in ("SILENT_S", "LEAST_PATIENCE_S"):
+        monkeypatch.setattr(f"penstock.runtime.engine.peers.remote.{name}", PATIENCE_S)
 
 
 @pytest.fixture
