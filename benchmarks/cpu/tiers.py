@@ -53,13 +53,13 @@ def resume(config: EngineConfig, loaded: LoadedModel, folder: Path, num_tokens: 
 
 def cycle(config: EngineConfig, loaded: LoadedModel, folder: Path) -> dict[str, Any]:
     """20 sessions take turns over a pool that holds 5."""
-    shape = {"users": 20, "turns": 4, "first": 700, "more": 24, "answer": 8, "at_once": 1, "first_id": 10}
-    num_blocks = 5 * (700 + 4 * 32) // BLOCK
+    shape = {"users": 20, "turns": 3, "first": 208, "more": 12, "answer": 4, "at_once": 1, "first_id": 10}
+    num_blocks = 5 * (208 + 3 * 16) // BLOCK
     found: dict[str, Any] = {"load": shape, "num_blocks": num_blocks}
     answers = []
     disk = {"kv_disk": str(folder / "cycle"), "kv_disk_size": "2GiB"}
     for name, tiers in (("without", {}), ("tiers", disk)):
-        with engine_of(config, loaded, num_blocks=num_blocks, max_context=1024, **tiers) as engine:
+        with engine_of(config, loaded, num_blocks=num_blocks, max_context=512, **tiers) as engine:
             turns = converse(engine, **shape)
             found[name] = turns.figures | ({} if engine.tiers is None else engine.tiers.counts._asdict())
             answers.append(turns.answers)
@@ -70,12 +70,12 @@ def cycle(config: EngineConfig, loaded: LoadedModel, folder: Path) -> dict[str, 
 
 def once(config: EngineConfig, loaded: LoadedModel, folder: Path) -> dict[str, Any]:
     """Prompts that repeat nothing, by turns with and without tiers."""
-    shape = {"users": 24, "turns": 1, "first": 400, "more": 0, "answer": 8, "at_once": 2}
+    shape = {"users": 8, "turns": 1, "first": 240, "more": 0, "answer": 4, "at_once": 2}
     walls: dict[str, list[float]] = {"without": [], "tiers": []}
     disk = {"kv_disk": str(folder / "once"), "kv_disk_size": "2GiB"}
     with (
-        engine_of(config, loaded, num_blocks=200, max_context=1024) as plain,
-        engine_of(config, loaded, num_blocks=200, max_context=1024, **disk) as tiered,
+        engine_of(config, loaded, num_blocks=64, max_context=512) as plain,
+        engine_of(config, loaded, num_blocks=64, max_context=512, **disk) as tiered,
     ):
         for turn in range(6):
             pair = [("without", plain), ("tiers", tiered)]

@@ -1,6 +1,6 @@
 """The host tier of a GPU's KV cache: rates of copies, conversations that do not fit, that fit, and one prefix for many.
 
-    python -m benchmarks.gpu.tiers [--model dummy:llama-3.1-8b] [--users 48] [--turns 4] [--host 36GiB] [--json FILE]
+    python -m benchmarks.gpu.tiers [--model dummy:llama-3.1-8b] [--users 32] [--turns 4] [--host 24GiB] [--json FILE]
 
 The same weights serve with and without tiers, by turns of one order.
 """
@@ -21,7 +21,7 @@ from penstock.config import EngineConfig, configure
 from penstock.runtime.engine.engine import Engine
 
 PIECE = 64
-POOL = "8GiB"
+POOL = "5GiB"
 
 
 def engine_of(config: EngineConfig, loaded: LoadedModel, *, host: str | None, pool: str) -> Engine:
@@ -33,9 +33,8 @@ def engine_of(config: EngineConfig, loaded: LoadedModel, *, host: str | None, po
     return engine
 
 
-def close(engine: Engine) -> None:
-    engine.close()
-    del engine
+def release() -> None:
+    """What an engine held that nobody refers to any more."""
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -76,7 +75,9 @@ def compare(config: EngineConfig, loaded: LoadedModel, host: str, pool: str, **l
         answers[name] = turns.answers
         if asked is not None and "copies" not in found:
             found["copies"] = copy_rates(engine)
-        close(engine)
+        engine.close()
+        del engine
+        release()
         print(json.dumps({name: found[name]}), flush=True)
     both = [answers["tiers"][key] == answers["without"][key] for key in answers["without"]]
     found["equal_answers"] = f"{sum(both)} of {len(both)}"
@@ -95,7 +96,9 @@ def convoy(config: EngineConfig, loaded: LoadedModel, host: str) -> dict[str, An
         converse(engine, users=2, at_once=1, first_id=100, **shape)
         converse(engine, users=12, turns=1, first=6000, more=0, answer=4, seed=8, first_id=200)  # the device forgets
         found[name] = converse(engine, users=50, first_id=300, **shape).figures | told(engine)
-        close(engine)
+        engine.close()
+        del engine
+        release()
         print(json.dumps({name: found[name]}), flush=True)
     found["ttft_p95_ratio"] = round(found["computed"]["ttft_p95_ms"] / found["host"]["ttft_p95_ms"], 2)
     return found
@@ -104,9 +107,9 @@ def convoy(config: EngineConfig, loaded: LoadedModel, host: str) -> dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
-    parser.add_argument("--users", type=int, default=48)
+    parser.add_argument("--users", type=int, default=32)
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--host", default="36GiB")
+    parser.add_argument("--host", default="24GiB")
     parser.add_argument("--cases", default="turns,convoy,fits")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

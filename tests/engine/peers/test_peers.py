@@ -63,8 +63,8 @@ def test_blocks_travel_while_the_rest_is_computed(pair: tuple[Turning, Turning])
     asked = prompt(1, 200)
     first = prefill.submit(asked, 1)
     answer = decode.submit(asked, peer=prefill.peer(computes=True))
-    prefill.until(prefill.has_mail)
     for num_steps in range(1, 4):
+        prefill.until(prefill.has_mail)  # the reader asks, or has passed on what it got
         prefill.runner.tickets.release()
         decode.until(lambda: decode.peers.counts.fetched_blocks >= 32 // BLOCK * num_steps)  # noqa: B023
     prefill.runner.tickets.release(100)

@@ -127,8 +127,8 @@ class BlockOffers:
     def _see(self, reader: _BlockReader, num_launched: int) -> None:
         """In every turn, so that content which left and came back is seen as new."""
         hashes = reader.hashes[reader.next :]
-        for place, ((block, _), hash) in enumerate(zip(reader.seen, hashes)):
-            if self._pool.block_of(hash) != block:  # retracted or evicted since
+        for place, ((seen, _), hash) in enumerate(zip(reader.seen, hashes)):
+            if self._pool.block_of(hash) != seen:  # retracted or evicted since
                 del reader.seen[place:]
                 break
         for hash in reader.hashes[reader.next + len(reader.seen) :]:

@@ -17,6 +17,8 @@ import torch
 
 from penstock.runtime.execution.kv_cache import KVCache
 
+SLAB_BYTES = 1 << 30
+"""Pinned memory is given in powers of two: in pieces of one, little of it is wasted."""
 MAX_IN_FLIGHT = 256
 """Rows beyond those of a full host tier: copies whose records are not kept yet."""
 
@@ -25,8 +27,9 @@ class PinnedRows:
     """Host memory that a GPU reads and writes by itself, in rows of a block. A row is free again when nobody refers to it."""
 
     def __init__(self, num_rows: int, row_bytes: int) -> None:
-        self._slab = torch.empty((num_rows, row_bytes), dtype=torch.uint8, pin_memory=True)
-        self._numbers = self._slab.numpy()
+        self._slab_rows = max(SLAB_BYTES // row_bytes, 1)
+        counts = [min(self._slab_rows, num_rows - begin) for begin in range(0, num_rows, self._slab_rows)]
+        self._slabs = [torch.empty((count, row_bytes), dtype=torch.uint8, pin_memory=True) for count in counts]
         self._free = deque(range(num_rows))
         """In the order of freeing: neighbours are taken together again, and copied together."""
 
@@ -40,16 +43,18 @@ class PinnedRows:
 
     def lend(self, row: int) -> memoryview:
         """A row as bytes; it is free again when the last reference to them goes."""
-        view = self._numbers[row]
+        slab, place = divmod(row, self._slab_rows)
+        view = self._slabs[slab][place].numpy()
         weakref.finalize(view, self._free.append, row)
-        return memoryview(view)
+        return view.data
 
     def fill(self, rows: list[int], staged: torch.Tensor) -> None:
         """Neighbouring rows in one copy."""
-        for _, run in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        for (slab, _), run in groupby(enumerate(rows), lambda pair: (pair[1] // self._slab_rows, pair[1] - pair[0])):
             pairs = list(run)
             (place, row), count = pairs[0], len(pairs)
-            self._slab[row : row + count].copy_(staged[place : place + count], non_blocking=True)
+            target = self._slabs[slab][row % self._slab_rows :][:count]
+            target.copy_(staged[place : place + count], non_blocking=True)
 
 
 class CudaCopy:

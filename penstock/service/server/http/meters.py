@@ -228,6 +228,12 @@ class Meters:
         if prefix.tier_miss:
             self.tier_misses.add(1, (("reason", prefix.tier_miss),))
 
+    @property
+    def tier_reasons(self) -> dict[str, int]:
+        """Why tiers gave no more of prompts, and of how many; nothing where there are no tiers."""
+        samples = () if self._client.tiers is None else self.tier_misses.samples()
+        return {dict(labels)["reason"]: int(value) for _, labels, value in samples if labels}
+
     def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
         timeline = watch.timeline
         self.ended.add(1, (("finished_reason", FINISHED_REASON.get(outcome, "error")),))
