@@ -22,6 +22,13 @@ COPY_THREADS = 2
 """A copy out and one in at a time."""
 
 
+def format_of(config: EngineConfig, spec: ModelSpec, weights: Callable[[], str], runner: BlockRunner) -> bytes:
+    """Names all that decides a block's bytes besides its tokens."""
+    return format_digest(
+        weights(), repr(spec), config.model.weights, runner.kv_format, config.cache.block_size, RECORD_ORDER
+    )
+
+
 def make_tiers(
     config: EngineConfig, spec: ModelSpec, weights: Callable[[], str], scheduler: Scheduler, runner: Runner
 ) -> KVTiers | None:
@@ -37,9 +44,7 @@ def make_tiers(
         raise ConfigError(
             f"--kv-host and --kv-disk keep blocks of full attention; {spec.architecture} has other kinds too"
         )
-    format = format_digest(
-        weights(), repr(spec), config.model.weights, runner.kv_format, cache.block_size, RECORD_ORDER
-    )
+    format = format_of(config, spec, weights, runner)
     host_bytes = STAGING_BYTES if cache.kv_host is None else bytes_of("--kv-host", cache.kv_host)
     disk = None
     if cache.kv_disk is not None:

@@ -153,6 +153,10 @@ class BlockPool:
         """Hashes of the published blocks, as they are at the moment of asking."""
         return self._index.keys()
 
+    def block_of(self, hash: bytes) -> int | None:
+        """The block that is published under a hash."""
+        return self._index.get(hash)
+
     @property
     def books(self) -> "tuple[list[int], list[Content | None], KeysView[int]]":
         """For reading: how many sequences hold each block, what each has published, which are pinned."""

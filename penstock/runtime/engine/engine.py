@@ -24,6 +24,7 @@ from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
 from penstock.runtime.engine.grammar_state import Compiled, GrammarState, StepMasks
 from penstock.runtime.engine.inbox import Inbox
+from penstock.runtime.engine.peers.exchange import PeerExchange, PeerNews
 from penstock.runtime.engine.recovery import NotLaunched, ResultPart, StepRecovery
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.step_size import StepSize
@@ -52,7 +53,7 @@ class CancelOrder(NamedTuple):
     choice: int | None
 
 
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews | CacheOrder
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews | CacheOrder | PeerNews
 
 
 class Engine:
@@ -72,6 +73,7 @@ class Engine:
         adapters: AdapterHost | None = None,
         readers: Executor | None = None,
         tiers: KVTiers | None = None,
+        peers: PeerExchange | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._step_size = step_size
@@ -102,7 +104,7 @@ class Engine:
         """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
-        self._is_timed = self._is_timed or tiers is not None or scheduler.mixed is not None
+        self._is_timed = self._is_timed or tiers is not None or peers is not None or scheduler.mixed is not None
         self._inbox: Inbox[Message] = Inbox()
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
@@ -111,6 +113,12 @@ class Engine:
         self._refused_orders: tuple[CacheAnswer, ...] = ()
         if tiers is not None:
             tiers.open(self._inbox.put)
+        self.peers = peers
+        """Other engines, which fetch blocks of this one and have some of its prompts."""
+        if peers is not None:
+            peers.open(self._inbox.put)
+            if tiers is not None:
+                peers.before_write = tiers.copy_out_now
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -130,6 +138,7 @@ class Engine:
         is_compiling = self.grammar_state is not None and self.grammar_state.is_compiling
         is_compiling = is_compiling or (self.adapters is not None and self.adapters.is_waiting)
         is_compiling = is_compiling or (self.tiers is not None and self.tiers.is_fetching)
+        is_compiling = is_compiling or (self.peers is not None and self.peers.is_fetching)
         return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
 
     def submit(self, request: Request) -> None:
@@ -168,6 +177,8 @@ class Engine:
 
     def close(self) -> None:
         """Nothing is computed any more: what is worth keeping is written."""
+        if self.peers is not None:
+            self.peers.close()
         if self.tiers is not None:
             self.tiers.close()
 
@@ -227,6 +238,9 @@ class Engine:
             deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
         if self.tiers is not None and deltas:
             deltas = self.tiers.tell(deltas)
+        if self.peers is not None:
+            deltas = self.peers.follow(deltas)
+            self._serve_peers()
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
         return deltas
@@ -269,11 +283,20 @@ class Engine:
                     deltas.extend(self._schedule(request, now))
             elif isinstance(message, CacheOrder):
                 self._order_cache(message)
+            elif isinstance(message, PeerNews):
+                ready = None if self.peers is None else self.peers.take(message)
+                deltas.extend([] if ready is None else self._schedule(ready, now))
             elif isinstance(message, Request) and not message.adapter:
                 deltas.extend(self._enter(message, now))
             else:
                 deltas.extend(self._take_adapted(message, now))
+        self._serve_peers()
         return tuple(deltas)
+
+    def _serve_peers(self) -> None:
+        """Hand out blocks that others asked for, as far as steps that have ended filled them."""
+        if self.peers is not None:
+            self.peers.turn(self.num_steps, self.num_steps - len(self._launched))
 
     def _order_cache(self, order: CacheOrder) -> None:
         if self.tiers is not None:
@@ -316,7 +339,9 @@ class Engine:
         return []
 
     def _add(self, request: Request, now: float) -> list[Delta]:
-        """Schedule a request, once what tiers have of its prompt is on the device."""
+        """Schedule a request, once what peers or tiers have of its prompt is on the device."""
+        if self.peers is not None and self.peers.fetch(request):
+            return []
         if self.tiers is not None and self.tiers.fetch(request, self._inbox.put):
             return []
         return self._schedule(request, now)
@@ -346,8 +371,8 @@ class Engine:
             request = self.adapters.cancel(cancel.request_id)
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
-        if self.tiers is not None and cancel.choice is None:
-            request = self.tiers.cancel(cancel.request_id)
+        for source in (self.tiers, self.peers):
+            request = source.cancel(cancel.request_id) if source is not None and cancel.choice is None else None
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
         if self.grammar_state is None:
@@ -451,8 +476,9 @@ class Engine:
         self.scheduler.note_step(batch, seconds)
         if self._step_size is not None:
             self._resize(self._step_size, batch, seconds)
-        if self.tiers is not None:
-            self.tiers.note_step(batch, seconds)
+        for source in (self.tiers, self.peers):
+            if source is not None:
+                source.note_step(batch, seconds)
         self._output_s = now
 
     def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:

@@ -239,6 +239,7 @@ def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") 
         matched,
         None if engine.adapters is None else engine.adapters.counts,
         None if engine.tiers is None else engine.tiers.counts,
+        None if engine.peers is None else engine.peers.counts,
     )
     reports.send(encode(report))
     return True

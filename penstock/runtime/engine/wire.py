@@ -14,6 +14,7 @@ from penstock.runtime.engine.adapters.gate import AdapterAnswer, AdapterCounts, 
 from penstock.runtime.engine.grammar_state import GrammarCounts, GrammarTime
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView
+from penstock.runtime.engine.peers.counts import TransferCounts
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 from penstock.runtime.engine.tiers.tiers import TierCounts
 
@@ -94,6 +95,8 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """Of an engine that serves adapters."""
     tiers: TierCounts | None = None
     """Of one that keeps blocks beyond its device."""
+    transfers: TransferCounts | None = None
+    """Of an engine with peers."""
 
 
 class Ordered(msgspec.Struct, tag="ordered", array_like=True, frozen=True):

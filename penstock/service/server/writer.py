@@ -98,7 +98,7 @@ class Writer:
             return None
         finish = delta.finish
         if delta.prefix is not None:
-            self.num_cached = delta.prefix.num_tokens
+            self.num_cached = delta.prefix.num_reused
             self.from_tiers = (delta.prefix.host, delta.prefix.disk)
             self.cache_miss = "; ".join(filter(None, (delta.prefix.miss, delta.prefix.tier_miss)))
         for drafts in delta.drafts:

@@ -10,12 +10,14 @@ from penstock.runtime.engine.client.requests import GONE, SHUTTING_DOWN
 from penstock.runtime.engine.grammar_state import GrammarCounts, GrammarTime
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView, StepView
+from penstock.runtime.engine.peers.counts import FAULTS, TransferCounts
 from penstock.runtime.engine.stream import DeltaStream, folded
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, SessionFacts
 from penstock.runtime.engine.tiers.tiers import TierCounts
 from penstock.runtime.engine.wire import BlocksChanged, StepReport
 
 __all__ = [
+    "FAULTS",
     "GONE",
     "NO_PREFIX",
     "SHUTTING_DOWN",
@@ -33,6 +35,7 @@ __all__ = [
     "StepReport",
     "StepView",
     "TierCounts",
+    "TransferCounts",
     "Vector",
     "folded",
 ]

@@ -24,6 +24,7 @@ from penstock.runtime.engine.client.pulse import Pulse
 from penstock.runtime.engine.client.requests import GONE, SHUTTING_DOWN, OpenRequests
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView
+from penstock.runtime.engine.peers.counts import TransferCounts
 from penstock.runtime.engine.spawn import Spawned
 from penstock.runtime.engine.stream import DeltaStream
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
@@ -98,6 +99,8 @@ class EngineClient:
         """What the engine last said of blocks beyond its device."""
         self.adapters: AdapterCounts | None = None
         """What the engine last said of its adapters."""
+        self.transfers: TransferCounts | None = None
+        """What the engine last said of its peers; None before that, and where there are none."""
         self._ids = count(1)
         self._pulse = Pulse(hang_s)
         self._ready_s = 0.0
@@ -341,6 +344,7 @@ class EngineClient:
         self.load = step.load
         self.adapters = step.adapters or self.adapters
         self.tiers = step.tiers or self.tiers
+        self.transfers = step.transfers or self.transfers
         self.num_steps += 1
         if self.on_step is not None:
             self.on_step(step)

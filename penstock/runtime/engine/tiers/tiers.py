@@ -198,6 +198,10 @@ class KVTiers:
         """To be called between a plan and its launch."""
         self.departures.copy_out(step, are_sound=are_sound)
 
+    def copy_out_now(self) -> None:
+        """Blocks were taken outside of a plan."""
+        self.copy_out(self.departures.step)
+
     def _keep(self, records: list[KVRecord]) -> None:
         left: list[tuple[bytes, KVRecord]] = []
         for record in records:
@@ -348,7 +352,7 @@ class KVTiers:
             if holding.blocks:  # what they continue has left the device
                 self._pool.land(holding, is_whole=False)
             return False
-        self.copy_out(self.departures.step)
+        self.copy_out_now()
         number = self._num_arrivals = self._num_arrivals + 1
         num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
         self._arrivals[number] = InboundBlocks(request, holding, blocks, wanted, num_host)

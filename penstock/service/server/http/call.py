@@ -37,6 +37,8 @@ class CallParameters:
     is_batch: bool = False
     prediction: tuple[int, ...] = ()
     speculate: int | None = None
+    peer: str = ""
+    """Another engine that has blocks of the prompts."""
 
 
 class Failure(Exception):
@@ -206,6 +208,7 @@ class Call:
             is_batch=parameters.is_batch,
             prediction=parameters.prediction,
             speculate=parameters.speculate,
+            peer=parameters.peer,
         )
 
     def _written(self, number: int, deltas: list[Delta]) -> list[Piece]:

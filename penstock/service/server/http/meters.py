@@ -21,6 +21,7 @@ from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
 from penstock.runtime.engine.client import EngineClient, Facts, GrammarCounts, GrammarTime, StepReport, TierCounts
+from penstock.service.server.blocks import transfer_metrics
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
@@ -203,13 +204,13 @@ class Meters:
         timeline = watch.timeline
         watch.prefix = prefix
         self.prompt_tokens.add(timeline.num_prompt)
-        self.cached_tokens.add(prefix.num_tokens)
+        self.cached_tokens.add(prefix.num_reused)
         self.cache_queries.add(timeline.num_prompt)
-        self.cache_hits.add(prefix.num_tokens)
+        self.cache_hits.add(prefix.num_reused)
         if self._client.tiers is not None:
             self._count_tiers(timeline.num_prompt, prefix)
         if self.watch_prefix is not None:
-            self.watch_prefix(watch.request, prefix.num_tokens)
+            self.watch_prefix(watch.request, prefix.num_reused)
         if watch.call.parameters.is_batch:
             return  # how long it takes is nobody's concern
         self._admission.drain.add(now)
@@ -339,6 +340,7 @@ class Meters:
         gauges += _tier_sizes(client.tiers)
         counters += _tier_events(client.tiers)
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
+        counters += transfer_metrics(client.transfers)
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
 
