@@ -56,7 +56,7 @@ class AskedAdapters:
         return min(self.adapters, self.max_adapters)
 
     def slot_bytes(self, spec: ModelSpec, layout: Layout) -> int:
-        """That all slots take of one device."""
+        """Bytes that all slots take of one device."""
         if not self.adapters:
             return 0
         return self.num_slots * adapter_bytes(spec, self.adapter_rank) // layout.devices_per_copy
