@@ -3,11 +3,12 @@
 Each field's docstring is its help text on the command line. What was found at start lives in `sizing.Sizing`.
 """
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from penstock.errors import ConfigError
 
@@ -54,6 +55,36 @@ class ModelConfig:
             )
 
 
+class Bound(NamedTuple):
+    """What a lossy cache keeps."""
+
+    keeps: Literal["first", "heaviest"]
+    num_kept: int
+    num_recent: int
+
+
+BOUNDS = {"streaming": Bound("first", 4, 1020), "h2o": Bound("heaviest", 512, 512)}
+MOST_KEPT = 1 << 20
+
+
+def bound_of(asked: str) -> Bound | None:
+    """What --long-context asks for; None for everything."""
+    name, _, sizes = asked.partition(":")
+    found = re.fullmatch(r"([0-9]{1,7})\+([0-9]{1,7})", sizes)
+    if asked == "full":
+        return None
+    if name not in BOUNDS or (sizes and found is None) or asked.endswith(":"):
+        raise ConfigError(
+            f"--long-context is {asked[:40]}; choose full, streaming, h2o, or numbers of tokens with them: streaming:4+1020"
+        )
+    if found is None:
+        return BOUNDS[name]
+    num_kept, num_recent = map(int, found.groups())
+    if not num_recent or num_kept + num_recent > MOST_KEPT:
+        raise ConfigError(f"--long-context is {asked}; keep 1 recent token or more, and {MOST_KEPT:,} in all at most")
+    return Bound(BOUNDS[name].keeps, num_kept, num_recent)
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The paged KV cache."""
@@ -76,8 +107,12 @@ class CacheConfig:
     """Folder that keeps KV blocks over restarts; every block is verified before it is used (default: none)"""
     kv_disk_size: str = "10GiB"
     """Most that --kv-disk takes"""
+    long_context: str = "full"
+    """What layers that see everything keep of a text: full, or lossy and of a fixed size, whatever its length,
+    streaming[:FIRST+RECENT] tokens (StreamingLLM) or h2o[:HEAVIEST+RECENT] of each head (heavy hitters)"""
 
     def __post_init__(self) -> None:
+        bound_of(self.long_context)
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"--block-size is {self.block_size}; choose 8, 16, 32, 64 or 128")
         _check_positive("--num-blocks", self.num_blocks)

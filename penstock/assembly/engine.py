@@ -3,6 +3,7 @@
 A composition root beside the command line: it may know every layer, and nothing but the roots knows it.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from penstock.assembly.speculation.drafting import (
     make_head_drafter,
 )
 from penstock.assembly.tiers import make_tiers
-from penstock.config import HEADS, EngineConfig
+from penstock.config import HEADS, EngineConfig, bound_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import RunnerShape
@@ -57,6 +58,7 @@ from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.adapters import adapter_bytes
+from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import ModelShard, shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
@@ -88,6 +90,8 @@ ADAPTER_THREADS = 2
 """Threads that read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
+
+LOGGER = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, and how much of how much is done."""
@@ -126,26 +130,39 @@ def load(
     One that warms up has the kernels of its steps compiled meanwhile.
     """
     if ranks_of(config).num_ranks > 1:
+        if config.cache.long_context != "full":
+            raise ConfigError("--long-context is for a model in one process; leave out --tensor and --pipeline")
         return _load_first(config, cache, progress)
     device = open_device(config.model.device)
     dtype = device.dtype(config.model.dtype)
     spec = dummy_spec(config.model.model)
     if spec is not None:
+        spec = _served_spec(config, spec)
         _check_invariance(config)
         with _kernels(config, spec, device, warms_up):
             network = dummy_model(spec, device.torch_device, dtype)
         return LoadedModel(_kept(config, network), device, None)
     files = open_files(config.model.model, cache, progress)
-    native = _load_native(config, device, files)
+    spec = _served_spec(config, files.spec)
+    native = _load_native(config, device, files) if spec is files.spec else None
     if native is not None:
         return LoadedModel(native, device, files)
     _check_invariance(config)
     reported = None if progress is None else lambda done, total: progress("load", done, total)
-    packs = _packs(config, device, files.spec)
-    arguments = files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
-    with _kernels(config, files.spec, device, warms_up and not packs):
+    packs = _packs(config, device, spec)
+    arguments = spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
+    with _kernels(config, spec, device, warms_up and not packs):
         network = load_model(*arguments)
     return LoadedModel(_kept(config, network), device, files)
+
+
+def _served_spec(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
+    """The model as it is served: as it is, or with layers that forget."""
+    bound = bound_of(config.cache.long_context)
+    if bound is None:
+        return spec
+    LOGGER.warning("--long-context %s is lossy: answers to long texts are others", config.cache.long_context)
+    return bounded(spec, *bound, context=config.model.max_context or 0)
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from penstock.cli.simulate.command import Config, make_fleet, read_spec
 from penstock.cli.simulate.load import SimulatedLoad
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.adapters import adapter_bytes
-from penstock.tools.cost.adapters import AdaptedCost, AskedAdapters
 from penstock.tools.cost.precision import Precision
-from penstock.tools.sim.shelf import AdapterShelf, ShelfRoom
+from penstock.tools.sim.adapters import AdaptedCost, AdapterShelf, AskedAdapters, ShelfRoom
 from penstock.tools.sim.simulation import Fleet, Result, simulate
 
 SPEC = read_spec("llama-3.1-8b")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.tools.cost.adapters import AskedAdapters
 from penstock.tools.planner.money import Assumptions
+from penstock.tools.sim.adapters import AskedAdapters
 from penstock.tools.workload.asked import Asked
 
 MEASURED = "this-machine"

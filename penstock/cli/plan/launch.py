@@ -16,9 +16,9 @@ from penstock.console.args import arguments_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.models.spec import GQA
-from penstock.tools.cost.adapters import AskedAdapters
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.search import Option
+from penstock.tools.sim.adapters import AskedAdapters
 
 SERVED_WEIGHTS = ("bf16", "fp8", "file")
 """Number formats that serve can be asked for, or that a file brings."""

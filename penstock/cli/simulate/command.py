@@ -26,16 +26,15 @@ from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import Memory, batch_tokens, pace_of, size_engine
 from penstock.service.router.policy import POLICIES
-from penstock.tools.cost.adapters import AskedAdapters, adapted
 from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
 from penstock.tools.measure.this_machine import find_hardware
+from penstock.tools.sim.adapters import AskedAdapters, ShelfRoom, adapted
 from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
-from penstock.tools.sim.shelf import ShelfRoom
 from penstock.tools.sim.simulation import Fleet, Result, simulate
 from penstock.tools.sim.tracing import SimulationTracer
 from penstock.tools.workload.workload import Workload

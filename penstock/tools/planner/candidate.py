@@ -10,14 +10,13 @@ from typing import NamedTuple
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import GIB, Memory, Sizing, size_engine
-from penstock.tools.cost.adapters import NO_ADAPTERS, AskedAdapters, adapted
 from penstock.tools.cost.cost import Cost
 from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import activation_bytes, kv_fraction, reserve_bytes, weight_bytes
 from penstock.tools.cost.precision import Precision
 from penstock.tools.cost.roofline import Roofline, roofline
-from penstock.tools.sim.shelf import ShelfRoom
+from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters, ShelfRoom, adapted
 from penstock.tools.sim.simulation import Fleet
 
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 from penstock.runtime.models.spec import ModelSpec, MoE
-from penstock.tools.cost.adapters import NO_ADAPTERS, AskedAdapters
 from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import SINGLE, Layout
 from penstock.tools.cost.precision import KvFormat, WeightFormat, precision_of
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Demand
 from penstock.tools.planner.steady import Steady, bound
+from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters
 
 TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4)

@@ -18,9 +18,9 @@ from penstock.service.router.policy import ReplicaView
 from penstock.tools.cost.cost import Cost, TimeVaryingCost
 from penstock.tools.cost.slowdown import SlowdownTrace
 from penstock.tools.cost.warmth import Warmth
+from penstock.tools.sim.adapters import AdapterShelf
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.history import History
-from penstock.tools.sim.shelf import AdapterShelf
 from penstock.tools.sim.speculation import Speculation
 from penstock.tools.sim.tracing import SimulationTracer
 from penstock.tools.workload.workload import ANSWERED

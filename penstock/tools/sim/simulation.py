@@ -12,6 +12,7 @@ from penstock.runtime.garbage import collection_paused
 from penstock.runtime.sizing import Sizing, make_scheduler
 from penstock.service.router.policy import LeastPending, Policy
 from penstock.tools.cost.cost import Cost, TimeVaryingCost
+from penstock.tools.sim.adapters import AdapterShelf, ShelfRoom
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.conversation import Conversations
 from penstock.tools.sim.fast_forward import FastForwardReplica
@@ -20,7 +21,6 @@ from penstock.tools.sim.history import HistorySample
 from penstock.tools.sim.pool import Member, Pool
 from penstock.tools.sim.replica import Ledger, Replica
 from penstock.tools.sim.scaling import Scaling
-from penstock.tools.sim.shelf import AdapterShelf, ShelfRoom
 from penstock.tools.sim.speculation import Guessing, Speculation
 from penstock.tools.sim.tracing import SimulationTracer
 from penstock.tools.workload.workload import FollowUp, Workload

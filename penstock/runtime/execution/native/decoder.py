@@ -48,6 +48,8 @@ def native_obstacle(spec: ModelSpec) -> str | None:
         return "its feed-forward sublayer"
     if not isinstance(attention, GQA) or attention.sinks or attention.qk_norm == "full" or not attention.causal:
         return "its attention"
+    if attention.gated:
+        return "gates over its attention"
     if attention.head_dim % GROUP or attention.head_dim > MAX_HEAD_DIM:
         return f"heads of {attention.head_dim} numbers"
     if spec.hidden_size % GROUP or mlp.width % GROUP:

@@ -204,7 +204,7 @@ def _decode(
 
 @entry
 @triton.jit
-def _join_heads(
+def join_heads(
     out, partial, peaks, sums, sinks, HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
     SPLITS: tl.constexpr, SINKS: tl.constexpr, LOG2_E: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
@@ -377,7 +377,7 @@ def attend_singles(
     )
     if several and splits > 1:
         sunk = q if sinks is None else sinks
-        _join_heads[(num_queries, spec.num_heads)](
+        join_heads[(num_queries, spec.num_heads)](
             out, partial, peaks, sums, sunk, HEADS=spec.num_heads, DIM=spec.head_dim,
             PAD=triton.next_power_of_2(spec.head_dim), SPLITS=splits, SINKS=sinks is not None, LOG2_E=LOG2_E,
             **chained(), num_warps=2,

@@ -1,12 +1,13 @@
-"""What adapters hold and what they add to steps.
+"""Adapters in simulated time: what they hold, what they add to steps, and when one that is not on the device will be.
 
 Their thin matrices are read once for each adapter in a batch, and every token is multiplied with its own; how many adapters a
 batch has follows from how requests choose among them.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch, Chunk
@@ -144,3 +145,33 @@ class AdaptedCost:
 
     def cold_s(self, batch: Batch, num_steps: int) -> list[float]:
         return self.cost.cold_s(batch, num_steps) if isinstance(self.cost, TimeVaryingCost) else [0.0] * num_steps
+
+
+class ShelfRoom(NamedTuple):
+    """What every replica has room for."""
+
+    num_slots: int
+    load_s: float
+    """Until an adapter that is not there is."""
+
+
+class AdapterShelf:
+    """One replica's slots. The least recently asked for leaves, as in the engine where nobody uses it."""
+
+    def __init__(self, room: ShelfRoom) -> None:
+        self._room = room
+        self._ready_s: OrderedDict[str, float] = OrderedDict()
+        self.num_loads = 0
+
+    def ask(self, adapter: str, now: float) -> float:
+        """When a request for the adapter may enter. One is read at a time."""
+        if not adapter:
+            return now
+        if adapter not in self._ready_s:
+            begin_s = max((now, *self._ready_s.values()))
+            if len(self._ready_s) >= self._room.num_slots:
+                self._ready_s.popitem(last=False)
+            self._ready_s[adapter] = begin_s + self._room.load_s
+            self.num_loads += 1
+        self._ready_s.move_to_end(adapter)
+        return max(now, self._ready_s[adapter])
