@@ -176,7 +176,8 @@ def main() -> None:
         )
         for n, found_shares in shares.items():
             print(f"{n} adapters of rank {asked.rank}: {statistics.median(found_shares):.3f} of base", flush=True)
-        cold(engine, paths[max(COUNTS) :], paths[0])
+        if asked.cold:
+            cold(engine, paths[max(COUNTS) :], paths[0])
         engine.close()
 
 
