@@ -39,7 +39,7 @@ class LoraLinear(nn.Module):
         return add_lora_gated(_floats(x), product, self.bias, *tokens, self.bank, self.sizes, activation)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return self._adapted(partial(self.linear.scores, hidden), hidden)  # type: ignore[arg-type]
+        return self._adapted(partial(self.linear.scores, hidden), hidden)  # type: ignore[operator, misc]
 
     def _adapted(self, product: Product, x: Tensor | Fp8) -> Tensor:
         tokens = self.step.tokens

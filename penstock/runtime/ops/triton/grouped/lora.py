@@ -257,7 +257,7 @@ def launched() -> dict[str, bool]:
 @cache
 def side_of(device: torch.device) -> torch.cuda.Stream:
     """Where shrinking goes on beside the product."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, no-any-return]
+    return torch.cuda.Stream(device)
 
 
 def shrunk_beside(
