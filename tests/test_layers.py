@@ -141,8 +141,8 @@ NO_CLOCK = (
 
 MAX_MODULES = 16
 
-CONVENTIONS = ("Config", "TileConfig")
-"""A config per command, tiles per kernel family."""
+CONVENTIONS = ("Config",)
+"""One per command."""
 
 MAY_READ_ENVIRONMENT = ("cli", "console", "measure", "assembly")
 

@@ -266,12 +266,10 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
 
 
 def _use_tiles(device: str) -> None:
-    """Tiles that `penstock tune --kernels` chose for this GPU, if it has run here."""
-    rows = read_tiles(tiles_path(device))
-    if rows:
-        from penstock.runtime.ops.triton.host.chosen import use_tiles  # triton: only where a GPU is
+    """The tiles of this GPU: its table, and what `penstock tune --kernels` chose, if it has run here."""
+    from penstock.runtime.ops.triton.host.tile_table import use_device  # triton: only where a GPU is
 
-        use_tiles(rows)
+    use_device(device, read_tiles(tiles_path(device)))
 
 
 def make_engine(
