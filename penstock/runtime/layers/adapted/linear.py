@@ -34,12 +34,12 @@ class LoraLinear(nn.Module):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         tokens = self.step.tokens
         if tokens is None or self.bank is None:
-            return self.linear.gated(x, activation)  # type: ignore[operator, no-any-return]
+            return self.linear.gated(x, activation)  # type: ignore[operator]
         product = partial(self.linear, x)
         return add_lora_gated(_floats(x), product, self.bias, *tokens, self.bank, self.sizes, activation)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return self._adapted(partial(self.linear.scores, hidden), hidden)  # type: ignore[operator, misc]
+        return self._adapted(lambda: self.linear.scores(hidden), hidden)  # type: ignore[operator]
 
     def _adapted(self, product: Product, x: Tensor | Fp8) -> Tensor:
         tokens = self.step.tokens
