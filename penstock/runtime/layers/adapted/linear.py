@@ -34,7 +34,7 @@ class LoraLinear(nn.Module):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         tokens = self.step.tokens
         if tokens is None or self.bank is None:
-            return self.linear.gated(x, activation)  # type: ignore[operator]
+            return self.linear.gated(x, activation)  # type: ignore[operator, no-any-return]
         product = partial(self.linear, x)
         return add_lora_gated(_floats(x), product, self.bias, *tokens, self.bank, self.sizes, activation)
 
