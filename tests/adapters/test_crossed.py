@@ -99,3 +99,16 @@ def test_a_file_that_changed_hits_nothing_of_what_it_was(folder: Path, tmp_path:
         fresh = tokens(llm, [prompt], ["one"])
     assert [list(done.choices[0].token_ids)] == fresh != before
     assert done.prefix is None or done.prefix.num_tokens == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}], ids=["tensor", "pipeline"])
+def test_processes_together_adapt_as_one(folder: Path, layout: dict[str, int]) -> None:
+    prompts = [repeating(number) for number in range(len(NAMES))]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with opened(folder, speculate="off") as llm:
+        alone = tokens(llm, prompts, NAMES, params)
+    with opened(folder, speculate="off", max_adapters=2, **layout) as llm:
+        together = tokens(llm, prompts, NAMES, params)
+    alike = sum(one == other for one, other in zip(alone, together, strict=True))
+    assert alike >= len(NAMES) - 1, "sums of parts are rounded otherwise, words hardly"

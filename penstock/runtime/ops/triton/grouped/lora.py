@@ -263,25 +263,24 @@ def side_of(device: torch.device) -> torch.cuda.Stream:
 def shrunk_beside(
     x: Tensor, product: Product, tiles: TokenTiles, bank: LoraBank, num_parts: int
 ) -> tuple[Tensor, Tensor]:
-    """The product, and what shrinking leaves."""
+    """The product, and what shrinking leaves: [splits, tiles x tile, parts x ranks]."""
+    shape = num_splits(*x.shape), tiles.tokens.numel(), num_parts * bank.most_rank
     if not CUT.is_aside or x.device.type != "cuda":
         y = product()
-        return y, shrink(x, tiles, bank, num_parts)
+        return y, shrink(x, tiles, bank, num_parts, torch.empty(shape, device=x.device))
+    shrunk = torch.empty(shape, device=x.device)  # of the stream that goes on with it
     current, side = torch.cuda.current_stream(x.device), side_of(x.device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        shrunk = shrink(x, tiles, bank, num_parts)
+        shrink(x, tiles, bank, num_parts, shrunk)
     y = product()
     current.wait_stream(side)
-    shrunk.record_stream(current)
     return y, shrunk
 
 
-def shrink(x: Tensor, tiles: TokenTiles, bank: LoraBank, num_parts: int) -> Tensor:
-    """[splits, tiles x tile, parts x ranks]"""
+def shrink(x: Tensor, tiles: TokenTiles, bank: LoraBank, num_parts: int, out: Tensor) -> Tensor:
     (num_tokens, columns), width = x.shape, bank.most_rank
-    splits, num_rows = num_splits(num_tokens, columns), tiles.tokens.numel()
-    out = torch.empty((splits, num_rows, num_parts * width), device=x.device)
+    splits, num_rows, _ = out.shape
     _shrink[num_programs(num_tokens, tiles), splits](
         x, *tiles, bank.numbers, bank.places, out, num_rows, bank.numbers.stride(0), bank.places.stride(0),
         columns, width, num_parts, RANK_STEP * triton.next_power_of_2(num_parts), splits, lora_tile(num_tokens),
