@@ -189,8 +189,8 @@ def _expand(
                 ranks = above + numbered
                 sums = _sum(ours, tile * TILE + lanes, (taken >= 0)[:, None], num_rows, ranks, PARTS * WIDTH, SPLITS)
                 before = tl.dot(sums.to(weights.dtype), tl.trans(weights), before, input_precision="ieee")
-                more = inside[:, None] & (above + RANKS < rank)
-                weights = tl.load(lines + above + RANKS + numbered[None, :], mask=more, other=0.0)
+                more = inside[:, None] & (ranks + RANKS < rank)[None, :]
+                weights = tl.load(lines + (ranks + RANKS)[None, :], mask=more, other=0.0)
             tl.store(target, before.to(y.dtype.element_ty), mask=mask)
     await_others(CHAINS)
 
