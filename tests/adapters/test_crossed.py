@@ -18,7 +18,7 @@ NAMES = ["", "a0", "a1", "a2", "a0", ""]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crossed")
     write_chat_model(folder / "tiny.gguf")
-    for number in range(3):
+    for number in range(4):
         write_adapter(folder / f"a{number}", number)
     shutil.copytree(folder / "a0", folder / "copy of a0")
     return folder
@@ -76,7 +76,7 @@ def test_cached_prefixes_and_kept_blocks_are_those_of_the_same_numbers(folder: P
         assert tiers.counts.loaded_blocks > 0
         assert tiers.counts.faults == 0
         before = tiers.counts.loaded_blocks
-        cached(llm, "a2")
+        cached(llm, "a3")
         assert tiers.counts.loaded_blocks == before
 
 
