@@ -148,7 +148,7 @@ class SchedulerConfig:
     """Who is admitted first: first-come, priority, deadline, fair between tenants, or auto (fair if there are several keys)"""
     max_batch_tokens: int | None = None
     """Most tokens computed in one step; longer prompts are split over steps (default: what a GPU computes in 0.12 s, at most
-    8,192, or a CPU in a second, at most 1,024)"""
+    8,192, and fewer beside answers where steps cost less so; what a CPU computes in a second, at most 1,024)"""
     max_sequences: int = 256
     """Most sequences generating at once"""
     max_waiting: int = 1024
