@@ -38,7 +38,7 @@ from penstock.runtime.models.adapters import (
 )
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec, MoE
-from penstock.runtime.models.weights import Recipe, Stack, sources
+from penstock.runtime.models.weights import Concat, Recipe, Stack, sources
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
@@ -348,8 +348,10 @@ class AdapterReading:
 
 def _fitted(recipe: Recipe, find: Any, shape: MatrixShape) -> tuple[LowRank | None, ...]:
     changes = follow(recipe, find, shape.rows)
+    is_whole = not isinstance(recipe, Concat)  # parts of one were checked as they were laid side by side
     for change in changes:
-        if change.right.shape[1] != shape.columns or change.rows.stop > sum(shape.rows):
+        is_short = is_whole and len(change.left) < sum(shape.rows)
+        if change.right.shape[1] != shape.columns or change.rows.stop > sum(shape.rows) or is_short:
             raise ModelFileError(
                 f"a matrix of {sum(shape.rows)} x {shape.columns} is changed by one of {change.rows.stop} x "
                 f"{change.right.shape[1]}; the adapter is for another base"
