@@ -311,6 +311,10 @@ class ClusterConfig:
     """Another is started when fewer than 95 % of the requests that wait would have a first token within this (default: none)"""
     down_delay_s: float = 300.0
     """How long fewer replicas must suffice before one is drained and ended"""
+    window_s: float = 15.0
+    """Time in which replicas at most double, whatever the load; 0 sets no bound"""
+    arrival_curve: Path | None = None
+    """File to keep requests a second by the time of day in: replicas are ready when the load of the days before comes again"""
     look_s: float = 1.0
     """Seconds between checks of load and replicas"""
     replica_cpus: float | None = None
@@ -330,7 +334,7 @@ class ClusterConfig:
             raise ConfigError(f"--kv-target is {self.kv_target}; choose a share above 0, at most 1")
         if self.ttft_target_s is not None and not 0.0 < self.ttft_target_s <= 86_400.0:
             raise ConfigError(f"--ttft-target-s is {self.ttft_target_s}; choose seconds above 0")
-        for name, least in (("down_delay_s", 0.0), ("look_s", 0.05)):
+        for name, least in (("down_delay_s", 0.0), ("window_s", 0.0), ("look_s", 0.05)):
             if not least <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"

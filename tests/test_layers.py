@@ -59,7 +59,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cluster": ("errors", "sim.scaling", "cli.main"),
     "gateway": ("errors", "marks", "metrics", "store"),
     "sim": (
-        "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft",
+        "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft", "models.spec",
+        "models.adapters",
     ),
     "planner": (
         "errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "draft.rule",
@@ -140,8 +141,8 @@ NO_CLOCK = (
 
 MAX_MODULES = 16
 
-CONVENTIONS = ("Config", "TileConfig")
-"""A config per command, tiles per kernel family."""
+CONVENTIONS = ("Config",)
+"""One per command."""
 
 MAY_READ_ENVIRONMENT = ("cli", "console", "measure", "assembly")
 

@@ -253,11 +253,6 @@ class AdaptedModel(ServedModel):
     def known_name(self) -> str:
         return self._own_name
 
-    @property
-    def num_open(self) -> int:
-        """Requests for it that have not ended."""
-        return sum(stream.request.adapter == self.adapter for stream in self.client.streams)
-
     async def is_ready(self) -> bool:
         return await self.base.is_ready()
 
@@ -271,6 +266,9 @@ class NamedAdapters(Protocol):
 
     def metrics(self) -> Sequence[Any]:
         """What is counted of them."""
+
+    def view(self) -> dict[str, Any]:
+        """What the dashboard shows of them."""
 
 
 class ServedModels:

@@ -26,6 +26,9 @@ class AdapterHost(Protocol):
     @property
     def num_slots(self) -> int: ...
 
+    def expect(self, path: str) -> None:
+        """A path is about to be read, here and wherever else parts of the model are."""
+
     def read(self, path: str) -> Any:
         """An adapter with `digest`, `rank`, `num_bytes` and `base`; from any thread. Raises PenstockError if it is refused."""
 
@@ -233,6 +236,7 @@ class AdapterGate:
         if entry.is_reading:
             return
         entry.is_reading = True
+        self._host.expect(entry.path)
         if self._executor is None:
             self._report(self._reading(entry.path))
         else:

@@ -67,6 +67,9 @@ class AdapterSlots:
 
     # Adapters
 
+    def expect(self, path: str) -> None:
+        """A path is about to be read."""
+
     def read(self, path: str) -> Any:
         """From any thread; ModelFileError says why an adapter is refused."""
         return self.bank.prepare(read_adapter(Path(path), self._spec, self._max_rank, self._shard))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.errors import ConfigError, ModelFileError
-from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.load.adapters import Adapter, check_uncut
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.load import gate_order
@@ -28,12 +28,14 @@ MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
 class NativeBank:
     """Adapters by slot. Memory that the library reads is held as long as the slot is."""
 
-    def __init__(self, model: NativeDecoder, num_slots: int) -> None:
+    def __init__(self, model: NativeDecoder, num_slots: int, *, is_cut: bool = False) -> None:
+        """`is_cut` says that ranks have columns of its matrices each."""
         if not model.library.has_adapters:
             raise ConfigError(
                 "the native library is older than adapters; build it anew: python setup.py build_ext --inplace"
             )
         self._model = model
+        self._is_cut = is_cut
         self._order = gate_order(model.spec)
         self._held: dict[int, Any] = {}
         self._outputs: dict[int, LowRank] = {}
@@ -57,6 +59,8 @@ class NativeBank:
     def prepare(self, adapter: Adapter) -> Adapter:
         if adapter.experts:
             raise ModelFileError("adapters of experts are not computed by native steps")
+        if self._is_cut:
+            check_uncut(adapter)
         changes = {
             name: tuple(None if part is None else self._prepared(name, part) for part in parts)
             for name, parts in adapter.changes.items()

@@ -110,7 +110,13 @@ class NativeDecoder:
         yield from (matrix.data for matrix in self._weights.matrices.values())
         yield from self._weights.vectors.values()
 
-    def __call__(self, token_ids: Tensor, step: Step, sharing: native.Sharing | None = None) -> Tensor:
+    def __call__(
+        self,
+        token_ids: Tensor,
+        step: Step,
+        sharing: native.Sharing | None = None,
+        adaptation: native.Adaptation | None = None,
+    ) -> Tensor:
         """Final hidden states [tokens, hidden], in float32; of no use where one of several ranks was lost."""
         if step.caches is not self._caches:
             self._bind(step.caches, frees=bool(step.others))
@@ -140,6 +146,8 @@ class NativeDecoder:
         )
         if sharing is None:
             self._library.step(self._model, inputs)
+        elif adaptation is not None:
+            self._library.adapted_step(self._model, inputs, sharing, adaptation)
         else:
             self._library.shared_step(self._model, inputs, sharing)
         return hidden

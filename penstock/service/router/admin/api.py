@@ -17,7 +17,7 @@ from penstock.service.edge.bodies import BodiesInFlight
 from penstock.service.edge.refusal import Refusal, no_key, not_found
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.admin.desk import DeskCall, DeskRoute, find, read_body
-from penstock.service.router.admin.page import PAGE, document
+from penstock.service.router.admin.page import PAGE, docs_page, document
 from penstock.service.router.app import RouterApp
 from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming
@@ -60,14 +60,15 @@ class AdminApi:
 
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
         """The page itself is no secret: it asks for the key."""
-        if (method, path) == ("GET", "/"):
+        if method == "GET" and path in ("/", "/docs"):
             return
         if self._keys.tenant_of(key_of(headers)) is None:
             raise no_key()
 
     def handle(self, request: Incoming, client: AnswerSink) -> None:
-        if request.method == "GET" and request.path == "/":
-            client.respond(200, b"content-type: text/html; charset=utf-8\r\n", PAGE)
+        if request.method == "GET" and request.path in ("/", "/docs"):
+            page = PAGE if request.path == "/" else docs_page(self._app.version)
+            client.respond(200, b"content-type: text/html; charset=utf-8\r\n", page)
             return
         words = tuple(unquote(word) for word in request.path.strip("/").split("/"))
         gateway, row = self._gateway, find(request.method, words)
