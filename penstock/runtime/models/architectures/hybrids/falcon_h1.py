@@ -47,9 +47,7 @@ def _mamba(fields: Fields, hidden_size: int) -> Mamba2:
         raise fields.wrong("mamba_n_heads", f"a number that {inner:,} can be shared by")
     is_normed = fields.flag("mamba_rms_norm", False)
     groups = fields.whole("mamba_n_groups", 1, MAX_HEADS, 1)
-    low, high = 0.0, float("inf")
-    if fields.has("time_step_limit"):
-        low, high = fields.numbers("time_step_limit", 2, 0.0, float("inf"))
+    low, high = _step_limits(fields)
     return Mamba2(
         num_heads=heads,
         head_dim=inner // heads,
@@ -64,6 +62,18 @@ def _mamba(fields: Fields, hidden_size: int) -> Mamba2:
         norm=("before gate" if fields.flag("mamba_norm_before_gate", True) else "after gate") if is_normed else None,
         norm_groups=groups,
     )
+
+
+def _step_limits(fields: Fields) -> tuple[float, float]:
+    """JSON has no infinity: some writers spell one out."""
+    if not fields.has("time_step_limit"):
+        return 0.0, float("inf")
+    limits = [
+        float("inf") if limit in ("Infinity", {"__float__": "Infinity"}) else limit
+        for limit in fields.items("time_step_limit", 2)
+    ]
+    low, high = Fields({"time_step_limit": limits}).numbers("time_step_limit", 2, 0.0, float("inf"))
+    return low, high
 
 
 def _multipliers(fields: Fields) -> Multipliers:
