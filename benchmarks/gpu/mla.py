@@ -85,9 +85,8 @@ def main() -> None:
     copied = torch.empty_like(held)
     floor_s = seconds(lambda: copied.copy_(held)) / 2  # a copy reads and writes; attention reads
     print(f"{options.model}: {held.nbytes / 1e6:.0f} MB of latents, floor {floor_s * 1e6:.1f} us")
-    chosen = cut_of(options.sequences * -(-spec.num_heads // 64), q)
-    ways = [LatentCut(*each) for each in product((32, 64), (2, 4, 8), (2, 3), (8,), (True, False))]
-    ways += [LatentCut(16, warps, 3, 8) for warps in (1, 2, 4)] + [LatentCut(32, 4, 3, splits) for splits in (4, 6, 16)]
+    chosen = cut_of(options.sequences * -(-spec.num_heads // 64), min(spec.num_heads, 64), q)
+    ways = [LatentCut(*each) for each in product((32, 64), (4, 8), (2, 3, 4), (4, 8, 16))]
     for cut in dict.fromkeys((chosen, *ways)):
         try:
             took_s = seconds(lambda cut=cut: attend_latents(q, LatentCache(held), layout, spec, cut))  # type: ignore[misc]

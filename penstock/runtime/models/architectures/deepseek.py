@@ -38,7 +38,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     if config.get("model_type") in _LIKE_V3:
         fields = fields.or_else(_V3)
     # A head's size follows from its parts; a head_dim that is stated means the rotated part.
-    shape = shape_from_config(fields.without("head_dim"))
+    rotated = fields.whole("qk_rope_head_dim", 2, MAX_HEAD_DIM)
+    shape = shape_from_config(fields.without("head_dim").or_else({"head_dim": rotated}))
     attention = _attention(fields, shape)
     function = activation(fields)
     dense, mixture = GatedMLP(shape.width, function), _mixture(fields, shape, function)

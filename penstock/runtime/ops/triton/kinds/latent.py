@@ -28,12 +28,11 @@ def _attend(
     q, latents, tables, chunks, firsts, counts, places, out, partial, peaks, sums, scale, table_width,
     HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
     TURNED: tl.constexpr, TURNED_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    SPLITS: tl.constexpr, QUARTERS: tl.constexpr, CHAINS: tl.constexpr,
+    SPLITS: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """A few queries of one chunk, one after another, with GROUP heads each, over one of SPLITS runs of latents.
 
-    A latent is RANK numbers, which are key and value, then TURNED numbers of a rotated key. In QUARTERS a latent's products
-    are four sums that do not wait for each other.
+    A latent is RANK numbers, which are key and value, then TURNED numbers of a rotated key.
     """
     await_others(CHAINS)
     tile = tl.program_id(0)
@@ -57,90 +56,48 @@ def _attend(
     row_of = (token + number) * HEADS + head
     columns = tl.arange(0, RANK_PAD)[None, :]
     turned = tl.arange(0, TURNED_PAD)[None, :]
-    if QUARTERS:
-        quarter: tl.constexpr = RANK // 4
-        own = tl.arange(0, quarter)[None, :]
-        ours = q + row_of[:, None] * width + own
-        query = tl.load(ours, mask=is_row[:, None], other=0.0)
-        query_b = tl.load(ours + quarter, mask=is_row[:, None], other=0.0)
-        query_c = tl.load(ours + 2 * quarter, mask=is_row[:, None], other=0.0)
-        query_d = tl.load(ours + 3 * quarter, mask=is_row[:, None], other=0.0)
-        mixed = tl.zeros([ROWS, quarter], tl.float32)
-        mixed_b = tl.zeros([ROWS, quarter], tl.float32)
-        mixed_c = tl.zeros([ROWS, quarter], tl.float32)
-        mixed_d = tl.zeros([ROWS, quarter], tl.float32)
-    else:
-        query = tl.load(q + row_of[:, None] * width + columns, mask=is_row[:, None] & (columns < RANK), other=0.0)
-        mixed = tl.zeros([ROWS, RANK_PAD], tl.float32)
+    query = tl.load(q + row_of[:, None] * width + columns, mask=is_row[:, None] & (columns < RANK), other=0.0)
     query_turned = tl.load(
         q + row_of[:, None] * width + RANK + turned, mask=is_row[:, None] & (turned < TURNED), other=0.0
     )
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, RANK_PAD], tl.float32)
     for begin in range(low, high, TILE):
         positions = begin + tl.arange(0, TILE)
         inside = positions < high
         slot = slots_of(tables, chunk * table_width, positions, inside, BLOCK_SIZE)[:, None] * width
+        latent = tl.load(latents + slot + columns, mask=inside[:, None] & (columns < RANK), other=0.0)
         key = tl.load(latents + slot + RANK + turned, mask=inside[:, None] & (turned < TURNED), other=0.0)
-        key = key.to(query.dtype)
-        if QUARTERS:
-            there = latents + slot + own
-            latent = tl.load(there, mask=inside[:, None], other=0.0).to(query.dtype)
-            latent_b = tl.load(there + quarter, mask=inside[:, None], other=0.0).to(query.dtype)
-            latent_c = tl.load(there + 2 * quarter, mask=inside[:, None], other=0.0).to(query.dtype)
-            latent_d = tl.load(there + 3 * quarter, mask=inside[:, None], other=0.0).to(query.dtype)
-            scores = tl.dot(query, tl.trans(latent), input_precision="ieee")
-            scores_b = tl.dot(query_b, tl.trans(latent_b), input_precision="ieee")
-            scores_c = tl.dot(query_c, tl.trans(latent_c), input_precision="ieee")
-            scores_d = tl.dot(query_d, tl.trans(latent_d), input_precision="ieee")
-            scores += tl.dot(query_turned, tl.trans(key), input_precision="ieee")
-            scores = (scores + scores_b + (scores_c + scores_d)) * scale
-        else:
-            latent = tl.load(latents + slot + columns, mask=inside[:, None] & (columns < RANK), other=0.0)
-            latent = latent.to(query.dtype)
-            scores = tl.dot(query, tl.trans(latent), input_precision="ieee")
-            scores = tl.dot(query_turned, tl.trans(key), scores, input_precision="ieee") * scale
+        latent, key = latent.to(query.dtype), key.to(query.dtype)
+        scores = tl.dot(query, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(query_turned, tl.trans(key), scores, input_precision="ieee") * scale
         scores = tl.where(inside[None, :] & (positions[None, :] < seen[:, None]), scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores - safe[:, None])
         fade = tl.exp2(peak - safe)
         total = total * fade + tl.sum(weights, axis=1)
-        weights = weights.to(query.dtype)
-        mixed = tl.dot(weights, latent, mixed * fade[:, None], input_precision="ieee")
-        if QUARTERS:
-            mixed_b = tl.dot(weights, latent_b, mixed_b * fade[:, None], input_precision="ieee")
-            mixed_c = tl.dot(weights, latent_c, mixed_c * fade[:, None], input_precision="ieee")
-            mixed_d = tl.dot(weights, latent_d, mixed_d * fade[:, None], input_precision="ieee")
+        mixed = tl.dot(weights.to(query.dtype), latent, mixed * fade[:, None], input_precision="ieee")
         peak = higher
+    is_number = is_row[:, None] & (columns < RANK)
     if SPLITS == 1:
-        target = out + row_of[:, None] * RANK
-        share = 1.0 / tl.where(total == 0.0, 1.0, total)[:, None]
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + row_of[:, None] * RANK + columns, mixed.to(out.dtype.element_ty), mask=is_number)
     else:
         base = row_of * SPLITS + split
         tl.store(peaks + base, peak, mask=is_row)
         tl.store(sums + base, total, mask=is_row)
-        target = partial + base[:, None] * RANK
-        share = tl.full([ROWS, 1], 1.0, tl.float32)
-    kind: tl.constexpr = target.dtype.element_ty
-    if QUARTERS:
-        tl.store(target + own, (mixed * share).to(kind), mask=is_row[:, None])
-        tl.store(target + quarter + own, (mixed_b * share).to(kind), mask=is_row[:, None])
-        tl.store(target + 2 * quarter + own, (mixed_c * share).to(kind), mask=is_row[:, None])
-        tl.store(target + 3 * quarter + own, (mixed_d * share).to(kind), mask=is_row[:, None])
-    else:
-        tl.store(target + columns, (mixed * share).to(kind), mask=is_row[:, None] & (columns < RANK))
+        tl.store(partial + base[:, None] * RANK + columns, mixed, mask=is_number)
 
 
 class LatentCut(NamedTuple):
-    """Latents a tile, warps, loads under way; runs that a sequence's latents are split into; whether products are taken in
-    quarters."""
+    """Latents a tile, warps, loads under way; and runs that a sequence's latents are split into."""
 
     tile: int
     warps: int
     stages: int
     splits: int
-    in_quarters: bool = True
 
 
 class Tiles(NamedTuple):
@@ -151,9 +108,15 @@ class Tiles(NamedTuple):
     counts: Tensor
 
 
-def cut_of(num_programs: int, q: Tensor) -> LatentCut:
+FEW_ROWS = 16
+"""Of a program, up to which the largest tile was best on an H200 and its memory holds it."""
+
+
+def cut_of(num_programs: int, num_rows: int, q: Tensor) -> LatentCut:
     splits = min(triton.next_power_of_2(max(decode.PROGRAMS // num_programs, 1)), decode.MAX_SPLITS)
-    return LatentCut(16, 4, 1, splits) if q.element_size() > 2 else LatentCut(32, 4, 3, splits)
+    if q.element_size() > 2:
+        return LatentCut(16, 4, 1, splits)
+    return LatentCut(64, 8, 3, splits) if num_rows <= FEW_ROWS else LatentCut(32, 8, 2, splits)
 
 
 @latent_attention.kernel("cuda")
@@ -164,7 +127,8 @@ def attend_latents(
     each = MAX_ROWS // group if len(layout.lengths) < q.shape[0] else 1
     tiles = _tiles(layout, each)
     num_groups = -(-spec.num_heads // group)
-    cut = cut or cut_of(tiles.chunks.shape[0] * num_groups, q)
+    num_rows = max(group * each, 16)
+    cut = cut or cut_of(tiles.chunks.shape[0] * num_groups, num_rows, q)
     splits, rank, turned = cut.splits, spec.kv_rank, spec.rope.dim
     count = q.shape[0]
     out = torch.empty((count, spec.num_heads, rank), dtype=q.dtype, device=q.device)
@@ -184,7 +148,7 @@ def attend_latents(
         layout.block_tables.stride(0),
         HEADS=spec.num_heads,
         GROUP=group,
-        ROWS=max(group * each, 16),
+        ROWS=num_rows,
         RANK=rank,
         RANK_PAD=max(triton.next_power_of_2(rank), 16),
         TURNED=turned,
@@ -192,7 +156,6 @@ def attend_latents(
         BLOCK_SIZE=cache.block_size,
         TILE=cut.tile,
         SPLITS=splits,
-        QUARTERS=cut.in_quarters and rank % 64 == 0 and triton.next_power_of_2(rank) == rank,
         **chained(),
         num_warps=cut.warps,
         num_stages=cut.stages,
