@@ -85,7 +85,7 @@ def main() -> None:
     copied = torch.empty_like(held)
     floor_s = seconds(lambda: copied.copy_(held)) / 2  # a copy reads and writes; attention reads
     print(f"{options.model}: {held.nbytes / 1e6:.0f} MB of latents, floor {floor_s * 1e6:.1f} us")
-    chosen = cut_of(options.sequences * -(-spec.num_heads // 64), q)
+    chosen = cut_of(options.sequences * -(-spec.num_heads // 64), min(spec.num_heads, 64), q)
     ways = [LatentCut(*each) for each in product((32, 64), (4, 8), (2, 3, 4), (4, 8, 16))]
     for cut in dict.fromkeys((chosen, *ways)):
         try:

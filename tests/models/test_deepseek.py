@@ -108,3 +108,59 @@ def test_what_is_not_read_is_refused_with_a_way_out() -> None:
 def test_it_is_shown_and_simulated(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
     assert main(list(words)) == 0
     assert said in capsys.readouterr().out
+
+
+def test_kimi_and_glm_have_the_same_blocks() -> None:
+    """As their repositories have them: Kimi K2 names V3's class, GLM-4.7-Flash says layer by layer which are dense."""
+    kimi = V3 | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_routed_experts": 384,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "vocab_size": 163_840,
+        "routed_scaling_factor": 2.827,
+    }
+    spec = read_spec(kimi)
+    assert spec == read_spec({name: value for name, value in kimi.items() if name != "architectures"})
+    assert round(spec.num_parameters / 1e9) == 1026
+    assert round(spec.num_active_parameters / 1e9) == 32
+    glm = {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "vocab_size": 154_880,
+        "hidden_size": 2048,
+        "intermediate_size": 10_240,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "n_shared_experts": 1,
+        "n_routed_experts": 64,
+        "routed_scaling_factor": 1.8,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 768,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "qk_nope_head_dim": 192,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 4,
+        "max_position_embeddings": 202_752,
+        "rms_norm_eps": 1e-5,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 46,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    }
+    spec = read_spec(glm)
+    assert [isinstance(layer.mlp, MoE) for layer in spec.layers] == [False] + [True] * 46
+    mixture = spec.layers[1].mlp
+    assert isinstance(mixture, MoE)
+    assert (mixture.scores, mixture.normalize, mixture.scale) == ("sigmoid", True, 1.8)
+    with pytest.raises(ModelFileError, match="mlp_layer_types"):
+        read_spec(glm | {"mlp_layer_types": ["dense"] * 46 + ["odd"]})

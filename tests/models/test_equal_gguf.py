@@ -29,10 +29,15 @@ UNWRITTEN = {
     "gemma3-vision": "the vision part is a file of its own",
     "gpt2-variants": "GGUF has no keys for these",
     **dict.fromkeys(
-        ("lfm2", "lfm2-biases", "granite4", "granite4-dense", "qwen3-next", "qwen3-next-dense"),
+        (
+            *("lfm2", "lfm2-biases", "granite4", "granite4-dense"),
+            *("qwen3-next", "qwen3-next-dense", "falcon-h1", "falcon-h1-normed"),
+        ),
         "GGUF files of it are not read",
     ),
-    **dict.fromkeys(("deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn"), "nor of this"),
+    **dict.fromkeys(
+        ("deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn", "glm4-lite"), "nor of this"
+    ),
 }
 INSTEAD = {
     "gemma2-own-scale": replace(

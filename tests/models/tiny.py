@@ -44,6 +44,20 @@ MAMBA = {
     "shared_intermediate_size": 48,
     "position_embedding_type": "nope",
 }
+FALCON = {
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 12,
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 1.5,
+    "mlp_multipliers": [0.8, 1.2],
+    "key_multiplier": 0.6,
+    "attention_out_multiplier": 0.9,
+    "attention_in_multiplier": 1.1,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.6,
+}
 DELTA = SMALL | {
     "head_dim": 16,
     "num_hidden_layers": 4,
@@ -222,6 +236,14 @@ VARIANTS: dict[str, Variant] = {
         | {"num_experts": 0, "attention_bias": True, "linear_num_value_heads": 2, "num_hidden_layers": 2}
         | {"layer_types": ["full_attention", "linear_attention"]},
     ),
+    "falcon-h1": Variant("FalconH1", SMALL | FALCON),
+    "falcon-h1-normed": Variant(
+        "FalconH1",
+        SMALL
+        | FALCON
+        | {"mamba_rms_norm": True, "mamba_n_groups": 2, "projectors_bias": True, "mamba_proj_bias": True}
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "deepseek-v2": Variant("DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy"}),
     "deepseek-v2-groups": Variant(
         "DeepseekV2",
@@ -230,6 +252,11 @@ VARIANTS: dict[str, Variant] = {
     "deepseek-v3": Variant("DeepseekV3", DEEPSEEK | {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}),
     "deepseek-v3-yarn": Variant(
         "DeepseekV3", DEEPSEEK | {"n_group": 2, "topk_group": 1, "attention_bias": True, "rope_parameters": LATENT_YARN}
+    ),
+    "glm4-lite": Variant(
+        "Glm4MoeLite",
+        {name: value for name, value in DEEPSEEK.items() if name != "first_k_dense_replace"}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "routed_scaling_factor": 1.8, "pad_token_id": 0},
     ),
     "gpt-oss": Variant(
         "GptOss",

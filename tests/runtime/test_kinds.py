@@ -1,9 +1,10 @@
 """Models with several kinds of cache under the real scheduler: every text is the one it would be alone, and memory is freed."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
+from penstock.errors import ModelFileError
 from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.request import Request, SamplingParams
@@ -12,7 +13,7 @@ from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
 from penstock.runtime.models.spec import MLA, GatedMLP, ModelSpec, MoE, Rope
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model, tiny_spec
 from tests.runtime.test_engine import requests, serve
@@ -157,3 +158,48 @@ def test_a_prefix_is_found_again_where_its_last_window_is() -> None:
     assert hit.num_tokens >= len(prompt + answer) - 2 * BLOCK_SIZE
     tokens = [token for delta in again[2, 0] for token in delta.token_ids]
     assert tokens == alone(model, Text(prompt + answer + (5, 6), params), len(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard(Recurrent):
+    """A part that nobody computes."""
+
+    num_heads: int = 1
+    q_size: int = 8
+    state_values: int = 8
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return 0
+
+
+def test_a_group_that_nobody_computes_is_refused_by_the_layers_name() -> None:
+    layer = tiny_spec().layers[1]
+    spec = replace(tiny_spec(), layers=(layer, layer, replace(layer, attention=Unheard())))  # type: ignore[arg-type]
+    assert [group.kind for group in spec.cache_groups] == ["full", "state"]
+    with pytest.raises(ModelFileError, match=r"layer 2 of llama keeps a state cache for Unheard, which nothing here"):
+        tiny_model(layers=spec.layers)
+
+
+def test_a_step_that_failed_leaves_no_trace_in_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ninth step fails after its first layer has written: sequences begin again from their last checkpoints."""
+    model = hybrid()
+    asked = [request for request in requests(9, seed=4) if request.params.prompt_logprobs is None][:5]
+    expected = [computed_alone(model, request, 0, request.params.max_tokens or 0) for request in asked]
+    engine = engine_of(model, 200, 29, 1, 40)
+    layer, num_calls = model.layers[1], 0
+    compute = layer.forward
+
+    def fail_sometimes(*arguments: object) -> object:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 9 == 0:
+            raise MemoryError("planted")
+        return compute(*arguments)
+
+    monkeypatch.setattr(layer, "forward", fail_sometimes)
+    answers = serve(engine, asked)
+    engine.scheduler.check()
+    for request, tokens in zip(asked, expected):
+        said = [token for delta in answers[request.request_id, 0] for token in delta.token_ids]
+        assert said == tokens[: len(said)]
+        assert len(said) == len(tokens)

@@ -15,7 +15,8 @@ class Step(NamedTuple):
 
     layout: BatchLayout
     angles: Sequence[Angles | None]
-    caches: Sequence[Any]
+    caches: Any
+    """By the layer's number."""
     others: Sequence[BatchLayout] = ()
     """The same tokens through a row's further block tables; none where every layer reads the first."""
     states: StateLayout | None = None

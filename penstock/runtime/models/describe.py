@@ -12,6 +12,8 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.models.positions import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from penstock.runtime.models.registry import BY_CLASS, BY_GGUF, read_config, read_gguf
 from penstock.runtime.models.spec import (
+    GQA,
+    MLA,
     GatedMLP,
     LinearScaling,
     Llama3Scaling,
@@ -154,7 +156,7 @@ def _with_scaling(spec: ModelSpec, scaling: RopeScaling | None, only: RopeScalin
     empty = LongRopeScaling((), (), 0, 1.0)
     layers = tuple(
         replace(layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, scaling=empty)))
-        if layer.attention.rope
+        if isinstance(layer.attention, GQA | MLA) and layer.attention.rope
         else layer
         for layer in spec.layers
     )

@@ -85,11 +85,13 @@ def mamba(part: Mamba2, ours: str, theirs: str) -> Recipes:
         "step_bias": "dt_bias",
         "decay_log": "A_log",
         "skip": "D",
-        "norm.weight": "norm.weight",
+        "into.weight": "in_proj.weight",
+        "out.weight": "out_proj.weight",
     }
+    names |= {"norm.weight": "norm.weight"} if part.norm else {}
     names |= {"conv_bias": "conv1d.bias"} if part.conv_bias else {}
-    for kind in ("weight", "bias") if part.bias else ("weight",):
-        names |= {f"into.{kind}": f"in_proj.{kind}", f"out.{kind}": f"out_proj.{kind}"}
+    names |= {"into.bias": "in_proj.bias"} if part.bias else {}
+    names |= {"out.bias": "out_proj.bias"} if part.out_bias else {}
     return {ours + mine: Tensor(theirs + name) for mine, name in names.items()}
 
 

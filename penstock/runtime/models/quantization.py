@@ -27,6 +27,7 @@ from penstock.runtime.models.weights import (
     Swap,
     Take,
     Tensor,
+    Times,
     sources,
 )
 
@@ -73,6 +74,8 @@ def _replaced(recipe: Recipe, find: Find) -> Recipe:
             return HalvesPaired(inner(part), num_heads)
         case Plus(part, constant):
             return Plus(inner(part), constant)
+        case Times(part, factor):
+            return Times(inner(part), factor)
         case _:
             return recipe
 

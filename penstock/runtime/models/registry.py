@@ -26,7 +26,7 @@ from penstock.runtime.models.architectures import (
     qwen3,
     qwen3_moe,
 )
-from penstock.runtime.models.architectures.hybrids import granite4, lfm2, qwen3_next
+from penstock.runtime.models.architectures.hybrids import falcon_h1, granite4, lfm2, qwen3_next
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import pooling_from_config
@@ -72,8 +72,10 @@ BY_CLASS: dict[str, Architecture] = {
     "GraniteMoeHybridForCausalLM": granite4,
     "Lfm2ForCausalLM": lfm2,
     "Qwen3NextForCausalLM": qwen3_next,
+    "FalconH1ForCausalLM": falcon_h1,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek,
+    "Glm4MoeLiteForCausalLM": deepseek,
     "Llama4ForCausalLM": llama4,
     "Llama4ForConditionalGeneration": llama4,
     "BertModel": bert,
@@ -98,9 +100,11 @@ BY_MODEL_TYPE: dict[str, Architecture] = {
     "granitemoehybrid": granite4,
     "lfm2": lfm2,
     "qwen3_next": qwen3_next,
+    "falcon_h1": falcon_h1,
     "kimi_k2": deepseek,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
+    "glm4_moe_lite": deepseek,
     "llama4": llama4,
     "llama4_text": llama4,
     "bert": bert,

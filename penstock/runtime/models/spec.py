@@ -12,6 +12,7 @@ from penstock.errors import ModelFileError
 from penstock.runtime.models.kinds.bounded import Bounded
 from penstock.runtime.models.kinds.cache import CacheGroup, CacheLayout, Kind, cache_groups, cache_layout
 from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.runtime.models.kinds.side_by_side import SideBySide
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
 """`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
@@ -295,7 +296,7 @@ class MoE:
         return self.num_active * self.expert.width + (self.shared.width if self.shared else 0)
 
 
-Attention = GQA | MLA | Mamba2 | ShortConv | GatedDelta | Bounded
+Attention = GQA | MLA | Mamba2 | ShortConv | GatedDelta | Bounded | SideBySide
 
 
 def only_gqa(part: object, purpose: str) -> GQA:

@@ -86,6 +86,14 @@ class Plus:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Multiplied by a constant: what a model would multiply activations by."""
+
+    part: "Recipe"
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Mxfp4:
     """4-bit floats in blocks of 32 that share a power of two, as GPT-OSS stores its experts.
 
@@ -173,7 +181,7 @@ class Nf4:
 Integers = Awq | Gptq | PackQuantized
 Coded = Integers | ScaledBytes | Nf4
 """A matrix in place of the float tensor `{name}.weight`."""
-Recipe = Tensor | Concat | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Coded
+Recipe = Tensor | Concat | Stack | Take | Swap | HalvesPaired | Plus | Times | Mxfp4 | Coded
 Recipes = dict[str, Recipe]
 
 
@@ -193,7 +201,7 @@ def sources(recipe: Recipe) -> Iterator[str]:
         case Concat(parts) | Stack(parts):
             for part in parts:
                 yield from sources(part)
-        case Take(part) | Swap(part) | HalvesPaired(part) | Plus(part):
+        case Take(part) | Swap(part) | HalvesPaired(part) | Plus(part) | Times(part):
             yield from sources(part)
 
 

@@ -6,7 +6,8 @@ A step is parts run one after the other, each bound by its own roof:
     experts    as linears, but only the experts that some token chose are read
     attention  each chunk reads the KV it can see (writing its own is small); operations grow with query-key pairs
     output     rows that draw a token, times the vocabulary
-    pointwise  norms, rotations, activations: memory traffic in proportion to tokens
+    pointwise  norms, rotations, activations: memory traffic in proportion to tokens; states read and written by sequences
+               that draw (a prompt's chunk does so once for many tokens)
     traffic    what several devices tell each other, where a model lies over more than one
     overhead   launches and host work that no roof explains
 
@@ -50,6 +51,9 @@ class Overhead:
 
 _ACTIVATION_BYTES = {"fp32": 4.0}
 """Between products values are held in 16 bits, but where everything is computed in 32."""
+
+STATE_BYTES = 4.0
+"""Of a number of a state: they are kept in 32 bits."""
 
 NO_OVERHEAD = Overhead(layer_s=0.0, sequence_s=0.0, host_s=0.0)
 
@@ -139,6 +143,9 @@ class Roofline:
         self._experts = _expert_kinds(spec)
         self._linear_parameters = _linear_parameters(spec, layout)
         self._pointwise_bytes = _pointwise_values(spec, layout) * _ACTIVATION_BYTES.get(precision.compute, 2.0)
+        self._state_bytes = (
+            2.0 * STATE_BYTES * sum(group.values_per_sequence for group in spec.cache_groups) / layout.tensor
+        )
         self._output_parameters = spec.vocab_size * spec.hidden_size / layout.tensor if spec.generates else 0.0
         self._layers_s = overhead.layer_s * spec.num_layers
         self._sequence_s = overhead.sequence_s * spec.num_layers
@@ -262,7 +269,7 @@ class Roofline:
         if num_drawn:
             size = self._output_parameters
             output = self._roof(2.0 * size * num_drawn, size * self._weight_bytes)
-        pointwise = num_tokens * self._pointwise_bytes / self._bandwidth
+        pointwise = (num_tokens * self._pointwise_bytes + num_drawn * self._state_bytes) / self._bandwidth
         traffic = self._traffic.seconds(num_tokens) + self._traffic.hops_s(num_tokens) if self._traffic else 0.0
         overhead = self._layers_s + num_drawn * self._sequence_s
         return StepParts(linears, experts, 0.0, output, pointwise, overhead, traffic)

@@ -56,6 +56,8 @@ def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAud
             return Paired(part(recipe.part), recipe.num_heads)
         case recipes.Plus():
             return Shifted(part(recipe.part), recipe.constant)
+        case recipes.Times():
+            return Multiplied(part(recipe.part), recipe.factor)
         case recipes.Mxfp4():
             return Mxfp4Source(_in_blocks(raw(recipe.blocks), raw(recipe.scales)), raw(recipe.scales), audit)
         case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
@@ -225,6 +227,22 @@ class Shifted:
 
     def read(self, start: int, stop: int) -> Tensor:
         return self.part.read(start, stop) + self.constant
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    part: Source
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.part.shape
+
+    def item(self, index: int) -> Source:
+        return replace(self, part=self.part.item(index))
+
+    def read(self, start: int, stop: int) -> Tensor:
+        return self.part.read(start, stop) * self.factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from penstock.runtime.layers.attention import Attention
 from penstock.runtime.layers.kinds.bounded import BoundedAttention
 from penstock.runtime.layers.kinds.latent import LatentAttention
 from penstock.runtime.layers.kinds.recurrent import DeltaNet, ShortConvolution, StateCache, StateSpace
+from penstock.runtime.layers.kinds.side_by_side import BothCaches, Mixers
 from penstock.runtime.models.kinds.bounded import Bounded
 from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
-from penstock.runtime.models.spec import GQA, MLA, ModelSpec
+from penstock.runtime.models.kinds.side_by_side import SideBySide
+from penstock.runtime.models.spec import GQA, MLA, ModelSpec, only_gqa
 from penstock.runtime.ops.kinds.bounded import BoundedCache
 from penstock.runtime.ops.kv_write import empty_cache, zeros
 from penstock.runtime.ops.layout import LatentCache
@@ -97,7 +99,20 @@ def _entries(part: Bounded, pages: Pages, num_states: int, dtype: torch.dtype, d
     return BoundedCache(keys, values, zeros(shape, torch.float32, device))
 
 
+def _mixers(part: SideBySide, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return Mixers(part, spec.hidden_size, spec.norm.eps, number, dtype, table)
+
+
+def _beside(part: SideBySide, *how: Any) -> Pages:
+    return _keys_and_values(only_gqa(part.attention, "kept beside a state"), *how)
+
+
+def _both(part: SideBySide, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> BothCaches:
+    return BothCaches(pages, _sums(part.state_space, pages, num_states, dtype, device))
+
+
 PARTS: dict[type, PartBuild] = {
+    SideBySide: PartBuild(_mixers, _beside, _both),
     Bounded: PartBuild(_bounded, _no_pages, _entries),
     GatedDelta: PartBuild(_delta_net, _no_pages, _answers),
     Mamba2: PartBuild(_state_space, _no_pages, _sums),

@@ -46,7 +46,7 @@ class ShortConvolution(nn.Module):
 
 
 class StateSpace(nn.Module):
-    """Mamba-2. The gate multiplies before the norm."""
+    """Mamba-2."""
 
     def __init__(self, spec: Mamba2, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class StateSpace(nn.Module):
         self.step_bias = unfilled(spec.num_heads, dtype=torch.float32)
         self.decay_log = unfilled(spec.num_heads, dtype=torch.float32)
         self.skip = unfilled(spec.num_heads, dtype=torch.float32)
-        self.norm = RMSNorm(spec.inner, norm_eps)
-        self.out = Linear(spec.inner, hidden_size, spec.bias, dtype)
+        self.norm = RMSNorm(spec.inner, norm_eps) if spec.norm else None
+        self.out = Linear(spec.inner, hidden_size, spec.out_bias, dtype)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         spec, cache, states = self.spec, step.caches[self.number], states_of(step)
@@ -73,8 +73,19 @@ class StateSpace(nn.Module):
         inputs = ScanInputs(values, keys, queries, steps)
         read = state_scan(values, inputs, -self.decay_log.exp(), cache.sums, step.layout, states, spec)
         read = (read + values.float() * self.skip[:, None]).flatten(1)
-        gated = (read * functional.silu(gate.float())).to(x.dtype)
-        return self.out(self.norm(gated))  # type: ignore[no-any-return]
+        gate = functional.silu(gate.float())
+        if self.norm is None:
+            read = read * gate
+        elif spec.norm == "after gate":
+            read = self._normed(read * gate, self.norm)
+        else:
+            read = self._normed(read, self.norm) * gate
+        return self.out(read.to(x.dtype))  # type: ignore[no-any-return]
+
+    def _normed(self, read: Tensor, norm: RMSNorm) -> Tensor:
+        parts = read.unflatten(1, (self.spec.norm_groups, -1))  # type: ignore[no-untyped-call]
+        normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + norm.eps)
+        return normed.flatten(1) * norm.weight  # type: ignore[no-any-return]
 
 
 class DeltaNet(nn.Module):

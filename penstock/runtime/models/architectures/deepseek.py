@@ -1,6 +1,6 @@
 """DeepSeek V2, V3 and R1: latent attention, dense first layers, then experts of which one or two see every token.
 
-Kimi K2 has the same blocks. Checkpoints are read from safetensors; GGUF's tensors are refused by name.
+Kimi K2 and GLM-4.7-Flash have the same blocks. Checkpoints are read from safetensors; GGUF's tensors are refused by name.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,21 +29,32 @@ _SCORES: dict[str, Literal["softmax", "sigmoid"]] = {"softmax": "softmax", "sigm
 _BY_GROUPS = {"greedy": False, "group_limited_greedy": True, "noaux_tc": True}
 _V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
 """What newer spellings of a V3 config leave out."""
+_LIKE_V3 = ("deepseek_v3", "glm4_moe_lite")
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(config)
     fields.expect("moe_layer_freq", 1)
-    if config.get("model_type") == "deepseek_v3":
+    if config.get("model_type") in _LIKE_V3:
         fields = fields.or_else(_V3)
     # A head's size follows from its parts; a head_dim that is stated means the rotated part.
-    shape = shape_from_config(fields.without("head_dim"))
+    rotated = fields.whole("qk_rope_head_dim", 2, MAX_HEAD_DIM)
+    shape = shape_from_config(fields.without("head_dim").or_else({"head_dim": rotated}))
     attention = _attention(fields, shape)
     function = activation(fields)
     dense, mixture = GatedMLP(shape.width, function), _mixture(fields, shape, function)
-    num_dense = fields.whole("first_k_dense_replace", 0, MAX_LAYERS, 0)
-    layers = [Layer(attention, dense if index < num_dense else mixture) for index in range(shape.num_layers)]
+    layers = [Layer(attention, dense if is_dense else mixture) for is_dense in _dense_layers(fields, shape.num_layers)]
     return shape.model("deepseek", layers, tied=fields.flag("tie_word_embeddings", False))
+
+
+def _dense_layers(fields: Fields, num_layers: int) -> list[bool]:
+    if not fields.has("mlp_layer_types"):
+        num_dense = fields.whole("first_k_dense_replace", 0, MAX_LAYERS, 0)
+        return [index < num_dense for index in range(num_layers)]
+    kinds = fields.items("mlp_layer_types", num_layers)
+    if any(kind not in ("dense", "sparse") for kind in kinds):
+        raise fields.wrong("mlp_layer_types", "a list of dense and sparse")
+    return [kind == "dense" for kind in kinds]
 
 
 def _attention(fields: Fields, shape: DecoderShape) -> MLA:

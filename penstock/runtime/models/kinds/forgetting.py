@@ -13,7 +13,9 @@ def bounded(
 ) -> ModelSpec:
     """Every layer of full attention keeps so much of a text; texts may be as long as `context`."""
     full = [layer.attention for layer in spec.layers if isinstance(layer.attention, GQA) and not layer.attention.window]
-    if not full or not spec.generates or spec.learned_positions:
+    if spec.learned_positions:
+        raise ConfigError(f"--long-context counts places anew, and those of {spec.architecture} are learned")
+    if not full or not spec.generates:
         raise ConfigError(f"--long-context is for layers that see all that was said, and {spec.architecture} has none")
     if any(attention.sinks for attention in full):
         raise ConfigError(

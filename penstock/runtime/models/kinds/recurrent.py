@@ -1,6 +1,7 @@
 """Parts of a layer that keep a state of a fixed size in place of keys and values."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.runtime.models.kinds.cache import Kind
 
@@ -63,6 +64,10 @@ class Mamba2(Recurrent):
     min_step: float = 0.0
     max_step: float = float("inf")
     """Between which time steps are kept."""
+    out_bias: bool = False
+    norm: Literal["after gate", "before gate"] | None = "after gate"
+    """Where what was read is normed, in `norm_groups` parts."""
+    norm_groups: int = 1
 
     @property
     def inner(self) -> int:
@@ -82,8 +87,10 @@ class Mamba2(Recurrent):
 
     def num_parameters(self, hidden_size: int) -> int:
         count = (self.inner + self.conv_size + self.num_heads) * (hidden_size + self.bias)
-        count += self.conv_size * (self.width + self.conv_bias) + 3 * self.num_heads + self.inner
-        return count + (self.inner + self.bias) * hidden_size
+        count += (
+            self.conv_size * (self.width + self.conv_bias) + 3 * self.num_heads + self.inner * (self.norm is not None)
+        )
+        return count + (self.inner + self.out_bias) * hidden_size
 
 
 @dataclass(frozen=True, slots=True)

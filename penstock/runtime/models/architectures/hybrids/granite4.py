@@ -57,6 +57,7 @@ def _mamba(fields: Fields) -> Mamba2:
         width=fields.whole("mamba_d_conv", 2, 64, 4),
         conv_bias=fields.flag("mamba_conv_bias", True),
         bias=fields.flag("mamba_proj_bias", False),
+        out_bias=fields.flag("mamba_proj_bias", False),
     )
 
 

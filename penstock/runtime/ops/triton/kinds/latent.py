@@ -108,9 +108,15 @@ class Tiles(NamedTuple):
     counts: Tensor
 
 
-def cut_of(num_programs: int, q: Tensor) -> LatentCut:
+FEW_ROWS = 16
+"""Of a program, up to which the largest tile was best on an H200 and its memory holds it."""
+
+
+def cut_of(num_programs: int, num_rows: int, q: Tensor) -> LatentCut:
     splits = min(triton.next_power_of_2(max(decode.PROGRAMS // num_programs, 1)), decode.MAX_SPLITS)
-    return LatentCut(16, 4, 1, splits) if q.element_size() > 2 else LatentCut(32, 4, 3, splits)
+    if q.element_size() > 2:
+        return LatentCut(16, 4, 1, splits)
+    return LatentCut(64, 8, 3, splits) if num_rows <= FEW_ROWS else LatentCut(32, 8, 2, splits)
 
 
 @latent_attention.kernel("cuda")
@@ -121,7 +127,8 @@ def attend_latents(
     each = MAX_ROWS // group if len(layout.lengths) < q.shape[0] else 1
     tiles = _tiles(layout, each)
     num_groups = -(-spec.num_heads // group)
-    cut = cut or cut_of(tiles.chunks.shape[0] * num_groups, q)
+    num_rows = max(group * each, 16)
+    cut = cut or cut_of(tiles.chunks.shape[0] * num_groups, num_rows, q)
     splits, rank, turned = cut.splits, spec.kv_rank, spec.rope.dim
     count = q.shape[0]
     out = torch.empty((count, spec.num_heads, rank), dtype=q.dtype, device=q.device)
@@ -141,7 +148,7 @@ def attend_latents(
         layout.block_tables.stride(0),
         HEADS=spec.num_heads,
         GROUP=group,
-        ROWS=max(group * each, 16),
+        ROWS=num_rows,
         RANK=rank,
         RANK_PAD=max(triton.next_power_of_2(rank), 16),
         TURNED=turned,
