@@ -294,3 +294,24 @@ def test_a_fetch_whose_request_left_changes_nothing(tmp_path: Path) -> None:
         served.engine.check()
         assert not served.tiers.is_fetching
         served.close()
+
+
+def test_what_had_no_room_when_it_came_is_loaded_when_it_is_admitted() -> None:
+    served = Served(keeps_all=True)
+    for number in range(1, 7):
+        served.ask(make_request(number, prompt(number)))
+    before = served.tiers.counts.loaded_blocks
+    served.ask(*[make_request(10 + number, prompt(number)) for number in range(1, 7)])
+    served.check()
+    hits = [served.answers[10 + number, 0].prefix for number in range(1, 7)]
+    assert sum(hit.host for hit in hits if hit is not None) >= 4 * 32
+    assert served.tiers.counts.loaded_blocks - before >= 4 * 8
+
+
+def test_a_load_that_repeats_nothing_copies_nothing() -> None:
+    served = Served()
+    for number in range(1, 20):
+        served.ask(make_request(number, prompt(number)))
+    served.check()
+    assert served.scheduler.pool.num_evictions
+    assert served.tiers.counts.stored_blocks == 0

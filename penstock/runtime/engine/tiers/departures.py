@@ -95,7 +95,11 @@ class Departures:
             self._wanted.popitem(last=False)
 
     def look(self, blocks: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """A prompt begins with these blocks: what is asked for a second time is copied soon."""
+        """A prompt has these hashes and begins with these blocks: what is asked for a second time is worth a copy."""
+        hashes = list(hashes)
+        self.want([hash for hash in hashes if hash in self.ghosts])
+        for hash in hashes:
+            self.ghosts.note(hash)
         _, contents, _ = self._pool.books
         for block, hash in zip(blocks, hashes):
             content = contents[block]
@@ -105,13 +109,12 @@ class Departures:
             self._queue.popitem(last=False)
 
     def _is_worth(self, hash: bytes) -> bool:
-        return (self._keeps_all or hash in self._wanted or hash in self.ghosts) and not self._has(hash)
+        return (self._keeps_all or hash in self._wanted) and not self._has(hash)
 
     def _evict(self, block: int, content: Content) -> None:
         """A cached block is being taken; until the next launch its content is still there."""
         if self._is_worth(content.hash):
             self._taken.append((block, content))
-        self.ghosts.note(content.hash)
 
     def copy_out(self, step: int, *, are_sound: bool = True) -> None:
         """To be called between a plan and its launch. While a step is under way that could not be started, what its sequences
@@ -132,12 +135,14 @@ class Departures:
 
     def _copy_ahead(self, copier: CopyingRunner) -> None:
         pool, (_, contents, _) = self._pool, self._pool.books
+        if pool.num_unused > pool.num_blocks * LOW_FRACTION:
+            return  # nothing has to leave
         chosen: dict[int, Content] = {}
         while self._queue and len(chosen) < COPIED_AT_ONCE:
             block, content = self._queue.popitem(last=False)
             if contents[block] is content and block not in pool.leaving and self._is_worth(content.hash):
                 chosen[block] = content
-        if not chosen and pool.num_unused <= pool.num_blocks * LOW_FRACTION:
+        if not chosen:
             chosen = {block: held for block, held in pool.oldest(COPIED_AT_ONCE) if self._is_worth(held.hash)}
         if chosen:
             self._begin(copier, list(chosen.items()), is_ahead=True)

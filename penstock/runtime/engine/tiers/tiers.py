@@ -11,6 +11,7 @@ Disk, checksums and waiting for copies belong to threads of their own.
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from itertools import islice
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
@@ -33,6 +34,8 @@ LEAST_BLOCKS = 2
 CANARY_EVERY = 64
 """One load in so many is read back from the device and compared before anybody may find it."""
 KEPT_AT_ONCE = 64
+MAX_SWAPPED = 8
+"""Waiting sequences that are looked at before a plan."""
 
 
 class TierCounts(NamedTuple):
@@ -142,7 +145,8 @@ class KVTiers:
         self._followers: dict[int, list[Request]] = {}
         self._arrivals: dict[int, InboundBlocks] = {}
         self._num_arrivals = 0
-        self._preempted: dict[tuple[int, int], None] = {}
+        self._deferred: dict[tuple[int, int], bool] = {}
+        """Sequences that wait for room, not for a tier; whether they were preempted."""
         self._hits: dict[int, TierHit] = {}
         self._waiting_bytes = 0
         self._counts = TierCounts()
@@ -248,8 +252,6 @@ class KVTiers:
         found = self._pool.match(holding).blocks
         first, hashes = len(found), holding.hashes
         self.departures.look(found, hashes)
-        for hash in hashes:
-            self.departures.ghosts.note(hash)
         keys = [key_of(self._format, hash) for hash in hashes[first:]]
         leader = self._leaders.get(keys[0]) if keys else None
         if leader is not None:
@@ -351,6 +353,8 @@ class KVTiers:
         if not blocks or len(blocks) > len(records):
             if holding.blocks:  # what they continue has left the device
                 self._pool.land(holding, is_whole=False)
+            else:
+                self._deferred[request.request_id, 0] = False  # no room: once it is about to be admitted there is
             return False
         self.copy_out_now()
         number = self._num_arrivals = self._num_arrivals + 1
@@ -426,13 +430,24 @@ class KVTiers:
         num_tokens = len(hashes) * self._pool.block_size
         if hashes and self.rates.is_writing_faster(num_tokens, len(hashes) * self._runner.block_bytes):
             self.departures.want(hashes)
-            self._preempted[sequence.request_id, sequence.choice] = None
+            self._deferred[sequence.request_id, sequence.choice] = True
 
     def swap_in(self) -> None:
-        """Before a plan: bring back what host memory has of a preempted sequence that is the next to be admitted."""
-        sequence = self._next_preempted()
-        if sequence is None:
+        """Before a plan: bring what host memory has of sequences that are about to be admitted and for which there was no
+        room when they came, or that were preempted."""
+        roster, pool = self._scheduler.roster, self._pool
+        if not self._deferred or roster.waiting_since is None or not roster.has_row:
             return
+        num_free = pool.num_available - self._scheduler.num_running
+        for sequence in list(islice(roster.order, MAX_SWAPPED)):
+            num_free -= pool.blocks_for(len(sequence.tokens))
+            if num_free < 0:
+                return
+            was_preempted = self._deferred.pop((sequence.request_id, sequence.choice), None)
+            if was_preempted is not None:
+                self._swap_in(sequence, was_preempted=was_preempted)
+
+    def _swap_in(self, sequence: Sequence, *, was_preempted: bool) -> None:
         pool, size = self._pool, self._pool.block_size
         first = len(pool.match(sequence.holding).blocks)
         records = []
@@ -450,23 +465,17 @@ class KVTiers:
         blocks = pool.arrive(holding, spare=self._scheduler.num_running)
         if len(blocks) == len(records):
             self.copy_out(self.departures.step)
-            self._runner.write_blocks(blocks, [record.kv for record in records])
+            contents = [record.kv for record in records]
+            if self._copier is None:
+                self._runner.write_blocks(blocks, contents)
+            else:
+                self._copier.begin_write(blocks, contents).wait()
             pool.land(holding, is_whole=True)
-            self._count(loaded_blocks=len(blocks), host_blocks=len(blocks), swapped_blocks=len(blocks))
+            self._count(loaded_blocks=len(blocks), host_blocks=len(blocks), swapped_blocks=was_preempted * len(blocks))
+            if not was_preempted:
+                self._hits[sequence.request_id] = TierHit(host=len(blocks) * size)
         elif holding.blocks:
             pool.land(holding, is_whole=False)
-
-    def _next_preempted(self) -> Sequence | None:
-        roster, pool = self._scheduler.roster, self._pool
-        if not self._preempted or roster.waiting_since is None or not roster.has_row:
-            return None
-        sequence = roster.order.peek()
-        if sequence is None or (sequence.request_id, sequence.choice) not in self._preempted:
-            return None
-        if pool.num_available < pool.blocks_for(len(sequence.tokens)) + self._scheduler.num_running:
-            return None
-        del self._preempted[sequence.request_id, sequence.choice]
-        return sequence
 
     # What operators do
 
