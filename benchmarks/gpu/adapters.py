@@ -51,7 +51,10 @@ def timed(engine: Engine, paths: Sequence[str]) -> float:
 
 def finish(engine: Engine) -> None:
     while engine.has_work:
-        for delta in engine.step():
+        deltas = engine.step()
+        if not deltas and not engine.scheduler.has_work:
+            engine.wait(0.01)  # as a server does: a loop that spins keeps those that read from running
+        for delta in deltas:
             if delta.finish is not None and delta.finish.reason == "error":
                 raise SystemExit(delta.finish.message)
 

@@ -19,7 +19,7 @@ from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.slowdown import Slowdown
 from penstock.tools.cost.warmth import Cooling
 
-GPU_LAYER_S = 14e-6
+GPU_LAYER_S = 40e-6
 """What launches for adapters add to a layer of a recorded step, whatever they compute; measured on an H200."""
 READ_BYTES_PER_S = 1.0e9
 """At which an adapter is read, checked and laid on a device."""
