@@ -251,7 +251,7 @@ def ratio(compared: dict[str, AccuracyComparison]) -> dict[str, Any]:
     return found(turns) | {"error_range": likely(errors), "measured_each": [t / o for o, t in sides["measured"]]}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="simulator against engine")
     parser.add_argument("--model", default="default")
     parser.add_argument("--turns", type=int, default=3)
@@ -284,7 +284,7 @@ def main() -> None:
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
     if args.measures_only:
-        return
+        return 0
     profile = profile_of(bench, found, calibrated.depth)
     show_fit(profile)
     compared = {}
@@ -313,7 +313,10 @@ def main() -> None:
     }
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n")
+    missed = [name for name in record["workloads"] if misses(data[name])]
+    print(f"missed in {', '.join(missed)}" if missed else "every figure is within its target")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

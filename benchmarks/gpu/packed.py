@@ -54,8 +54,10 @@ class Matrix:
 
 def _small_batch(matrix: Matrix, bits: int, rows: list[Tensor], config: tuple[int, ...], number: int) -> Tensor:
     from penstock.runtime.ops.triton import packed
+    from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
-    return packed.small_batch(rows[number], matrix.words[bits][number], None, config=packed.TileConfig(*config))
+    tiles = TileConfig(config[0], 1, *config[1:])
+    return packed.small_batch(rows[number], matrix.words[bits][number], None, config=tiles)
 
 
 def _many(matrix: Matrix, bits: int, rows: list[Tensor], number: int) -> Tensor:

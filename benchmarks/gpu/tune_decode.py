@@ -49,12 +49,13 @@ class Inputs:
         self.out = torch.empty_like(self.q[0])
 
     def attend(self, config: object, number: int) -> Tensor:
-        from penstock.runtime.ops.triton.decode import Singles, TileConfig, attend_singles
+        from penstock.runtime.ops.triton.decode import Singles, attend_singles
+        from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
         layout: BatchLayout = self.layouts[number]
         layout.derived.clear()
         q = self.q[number]
-        made = None if config is None else TileConfig(*config)  # type: ignore[misc]
+        made = None if config is None else TileConfig(1, *config)  # type: ignore[misc]
         attend_singles(q, self.cache, layout, self.spec, None, Singles(len(q)), self.out, config=made)
         return self.out
 

@@ -41,7 +41,8 @@ class Matrix:
 
 
 def _small_batch(matrix: Matrix, rows: list[Any], config: tuple[int, ...], number: int) -> Tensor:
-    from penstock.runtime.ops.triton.small_batch import Scales, TileConfig, small_batch
+    from penstock.runtime.ops.triton.host.tile_table import TileConfig
+    from penstock.runtime.ops.triton.small_batch import Scales, small_batch
 
     (values, scales), weight = rows[number], matrix.rounded[number]
     return small_batch(

@@ -39,7 +39,8 @@ class Product:
         return functional.linear(self.x[number], self.weights[number])
 
     def ours(self, config: tuple[int, ...], number: int) -> Tensor:
-        from penstock.runtime.ops.triton.small_batch import TileConfig, small_batch
+        from penstock.runtime.ops.triton.host.tile_table import TileConfig
+        from penstock.runtime.ops.triton.small_batch import small_batch
 
         return small_batch(self.x[number], self.weights[number], None, self.x[number].dtype, TileConfig(*config))
 

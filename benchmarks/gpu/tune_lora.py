@@ -53,7 +53,7 @@ class Layers:
 
     def _bank(self, sizes: tuple[int, ...], size: int, device: torch.device, dtype: torch.dtype) -> LoraBank:
         room = RANK * (len(sizes) * size + sum(sizes))
-        numbers = torch.randn((SLOTS, room), device=device, dtype=dtype) * 0.02
+        numbers = torch.randn((SLOTS - 1, room), device=device, dtype=dtype) * 0.02
         places = torch.tensor([[0] * 4] + [[RANK, 0, RANK * len(sizes) * size, 0]] * (SLOTS - 1), dtype=torch.int32)
         return LoraBank(numbers, places.to(device), torch.ones((SLOTS, sum(sizes)), device=device), RANK)
 
@@ -115,7 +115,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dry", action="store_true")
     asked = parser.parse_args()
-    torch.backends.cuda.preferred_blas_library("cublaslt")
+    if not asked.dry:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
     place = ("cpu", torch.float32, 64) if asked.dry else ("cuda", torch.bfloat16, 1)
     layers = Layers(asked.tokens, torch.device(place[0]), place[1], place[2])
     device = torch.device(place[0])

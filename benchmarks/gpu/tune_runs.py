@@ -42,12 +42,13 @@ class Inputs:
         self.flops = 4.0 * seen * self.spec.num_heads * head_dim
 
     def attend(self, numbers: tuple[int, int, int, int], number: int) -> Tensor:
-        from penstock.runtime.ops.triton.attention import TileConfig, attend_runs, plan_of
+        from penstock.runtime.ops.triton.attention import attend_runs, plan_of
+        from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
         config = TileConfig(*numbers)
-        plan = self.layout.derived.get(config.queries)
+        plan = self.layout.derived.get(config.rows)
         if plan is None:
-            plan = self.layout.derived[config.queries] = plan_of(self.layout, config.queries, BLOCK_SIZE)
+            plan = self.layout.derived[config.rows] = plan_of(self.layout, config.rows, BLOCK_SIZE)
         attend_runs(self.q[number], self.cache, self.layout, self.spec, None, plan, self.out, config)
         return self.out
 

@@ -3,6 +3,7 @@
 A composition root beside the command line: it may know every layer, and nothing but the roots knows it.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from penstock.assembly.speculation.drafting import (
     make_head_drafter,
 )
 from penstock.assembly.tiers import make_tiers
-from penstock.config import HEADS, EngineConfig
+from penstock.config import HEADS, EngineConfig, bound_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import RunnerShape
@@ -38,6 +39,7 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.step_size import StepSize
 from penstock.runtime.execution.adapters.adapt import adapt
+from penstock.runtime.execution.adapters.prepare import rounded_rank
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
@@ -46,6 +48,7 @@ from penstock.runtime.execution.load.parameters import dummy_model, load_model
 from penstock.runtime.execution.load.quantize import quantize_fp8
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.load import load_native
+from penstock.runtime.execution.parallel.adapters import FollowingAdapters, LeadingAdapters
 from penstock.runtime.execution.parallel.native import NativePart, load_native_part
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
 from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
@@ -55,8 +58,9 @@ from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.adapters import adapter_bytes
+from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
-from penstock.runtime.models.sharding import shard_model
+from penstock.runtime.models.sharding import ModelShard, shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
 from penstock.runtime.ops.packed import TILE
 from penstock.runtime.sizing import (
@@ -83,9 +87,11 @@ MOST_FLOATS = 0.5
 
 LEAST_GPU_HEAD_DIM = 16
 ADAPTER_THREADS = 2
-"""They read adapters while steps go on."""
+"""Threads that read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
+
+LOGGER = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, and how much of how much is done."""
@@ -100,6 +106,8 @@ class LoadedModel:
     files: ModelFiles | None
     group: RankGroup | None = None
     """The other ranks, where this is the first of several."""
+    shard: ModelShard | None = None
+    """This rank's part, where there are several."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -122,26 +130,39 @@ def load(
     One that warms up has the kernels of its steps compiled meanwhile.
     """
     if ranks_of(config).num_ranks > 1:
+        if config.cache.long_context != "full":
+            raise ConfigError("--long-context is for a model in one process; leave out --tensor and --pipeline")
         return _load_first(config, cache, progress)
     device = open_device(config.model.device)
     dtype = device.dtype(config.model.dtype)
     spec = dummy_spec(config.model.model)
     if spec is not None:
+        spec = _served_spec(config, spec)
         _check_invariance(config)
         with _kernels(config, spec, device, warms_up):
             network = dummy_model(spec, device.torch_device, dtype)
         return LoadedModel(_kept(config, network), device, None)
     files = open_files(config.model.model, cache, progress)
-    native = _load_native(config, device, files)
+    spec = _served_spec(config, files.spec)
+    native = _load_native(config, device, files) if spec is files.spec else None
     if native is not None:
         return LoadedModel(native, device, files)
     _check_invariance(config)
     reported = None if progress is None else lambda done, total: progress("load", done, total)
-    packs = _packs(config, device, files.spec)
-    arguments = files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
-    with _kernels(config, files.spec, device, warms_up and not packs):
+    packs = _packs(config, device, spec)
+    arguments = spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
+    with _kernels(config, spec, device, warms_up and not packs):
         network = load_model(*arguments)
     return LoadedModel(_kept(config, network), device, files)
+
+
+def _served_spec(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
+    """The model as it is served: as it is, or with layers that forget."""
+    bound = bound_of(config.cache.long_context)
+    if bound is None:
+        return spec
+    LOGGER.warning("--long-context %s is lossy: answers to long texts are others", config.cache.long_context)
+    return bounded(spec, *bound, context=config.model.max_context or 0)
 
 
 @contextmanager
@@ -169,7 +190,7 @@ def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | N
         device = settle(device, *place_on_node(config, 0))
         reported = None if progress is None else lambda done, total: progress("load", done, total)
         part = _load_part(config, device, files, ranks.place(0), reported)
-        return LoadedModel(part.join(group.join(device)), device, files, group)
+        return LoadedModel(part.join(group.join(device)), device, files, group, part.shard)
     except BaseException:
         group.close()
         raise
@@ -208,7 +229,10 @@ def run_rank(setup: RankSetup) -> None:
     world = World(place, setup.rendezvous, device.torch_device)
     loaded = LoadedModel(part.join(world), device, files)
     sizing = agree_with_first(world, _size_own(config, loaded, SERVED_STEP_S))
-    follow(rank_runner(loaded.network, world, _shape(config, sizing), CACHE_DTYPES[config.cache.kv]), world)
+    shape = _shape(config, sizing)
+    runner = rank_runner(loaded.network, world, shape, CACHE_DTYPES[config.cache.kv])
+    slots = adapt(runner, loaded.network, config.adapter, shape.max_sequences, part.shard)
+    follow(runner, world, None if slots is None else FollowingAdapters(slots, world))
 
 
 def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_S) -> Sizing:
@@ -242,12 +266,10 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
 
 
 def _use_tiles(device: str) -> None:
-    """Tiles that `penstock tune --kernels` chose for this GPU, if it has run here."""
-    rows = read_tiles(tiles_path(device))
-    if rows:
-        from penstock.runtime.ops.triton.host.chosen import use_tiles  # triton: only where a GPU is
+    """The tiles of this GPU: its table, and what `penstock tune --kernels` chose, if it has run here."""
+    from penstock.runtime.ops.triton.host.tile_table import use_device  # triton: only where a GPU is
 
-        use_tiles(rows)
+    use_device(device, read_tiles(tiles_path(device)))
 
 
 def make_engine(
@@ -289,12 +311,14 @@ def make_engine(
         readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
         make = partial(make, readers=readers)
     if loaded.group is not None:
-        if config.adapter.are_served:
-            raise ConfigError("adapters are served by one process; leave out --tensor and --pipeline, or --adapter")
         world = loaded.group.world
-        leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
+        own = rank_runner(loaded.network, world, shape, cache_dtype)
+        slots = adapt(own, loaded.network, config.adapter, shape.max_sequences, loaded.shard)
+        leading = LeadingRunner(own, world, loaded.spec.vocab_size)
         make_tiers(config, loaded.spec, str, scheduler, leading)
-        return make(runner=leading, depth=leading.depth)
+        return make(
+            runner=leading, depth=leading.depth, adapters=None if slots is None else LeadingAdapters(slots, world)
+        )
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
@@ -325,7 +349,7 @@ def _adapter_bytes(config: EngineConfig, spec: ModelSpec, device: Device) -> int
     """Of all slots of a GPU, filled with the largest adapters; on a CPU they take memory as they come."""
     if not config.adapter.are_served or isinstance(device, CpuDevice):
         return 0
-    return config.adapter.max_adapters * adapter_bytes(spec, config.adapter.max_adapter_rank)
+    return config.adapter.max_adapters * adapter_bytes(spec, rounded_rank(config.adapter.max_adapter_rank))
 
 
 def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:

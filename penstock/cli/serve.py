@@ -76,7 +76,7 @@ def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_shown_keys(arguments: Sequence[str]) -> None:
-    """Everybody on this machine who lists processes sees a command line."""
+    """A command line can be read by every user of this machine who lists processes."""
     for flag, variable in (
         ("--api-key", KEY_VARIABLE),
         ("--admin-key", ADMIN_VARIABLE),

@@ -79,7 +79,7 @@ class LLM:
         self._numbers = count()
         self._running: dict[int, Running] = {}
         self._waiting: deque[Running] = deque()
-        """Those the engine has no room to queue yet."""
+        """Requests that the engine has no room to queue yet."""
         self._engine: Engine | None = None
         self._sizing: Sizing | None = None
         self._encoder: TextEncoder | None = None

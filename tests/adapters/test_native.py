@@ -59,9 +59,18 @@ def test_native_steps_compute_what_torch_computes(name: str, config: dict[str, A
 @pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512", "amx-emulated"])
 def test_a_mixed_batch_gives_the_bits_of_each_alone(kernels: str, tmp_path: Path) -> None:
     spec = SPECS["plain"]
-    kinds: list[dict[str, Any]] = [{}, {"use_dora": True}, {"heads": True}, {}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"use_dora": True},
+        {"heads": True},
+        {},
+        {"embeds": True},
+        {},
+        {"use_dora": True},
+        {},
+    ]
     adapters = {f"a{n}": write(tmp_path / f"a{n}", spec, n, rank=3 + n, **dict(kind)) for n, kind in enumerate(kinds)}
-    names = ["", "a0", "a1", "a2", "a3", "a0", "", "a1"]
+    names = ["", *adapters, "", "a1"]
     _, native = twins(spec, kernels)
 
     def found(llm: LLM, several: list[list[int]], adapters: list[str]) -> list[list[tuple[int, float]]]:
@@ -69,6 +78,6 @@ def test_a_mixed_batch_gives_the_bits_of_each_alone(kernels: str, tmp_path: Path
         return [[(each.token_id, each.logprob) for each in one.choices[0].logprobs] for one in completions]
 
     with opened(native, adapters, prefix_caching=False) as llm:
-        together = found(llm, prompts(8), names)
-        alone = [found(llm, [prompt], [name])[0] for prompt, name in zip(prompts(8), names)]
+        together = found(llm, prompts(len(names)), names)
+        alone = [found(llm, [prompt], [name])[0] for prompt, name in zip(prompts(len(names)), names)]
     assert together == alone

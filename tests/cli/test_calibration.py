@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.accuracy import misses
 from penstock.runtime.core.features import Features, StepTime
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.scripted import ScriptedRunner
@@ -91,3 +92,8 @@ def test_steps_between_parts_are_not_the_calibrations():
         recorder.record(STEP._replace(start_s=3))
     recorder.record(STEP._replace(start_s=4))
     assert [step.start_s for step in recorder.steps] == [1, 3]
+
+
+def test_a_figure_further_off_than_its_target_is_a_miss() -> None:
+    found = {"ttft_p50_s": {"error": 0.11}, "ttft_p95_s": {"error": -0.19}, "output_tokens_per_s": {"error": 0.01}}
+    assert misses(found) == ["ttft_p50_s"]

@@ -244,7 +244,9 @@ def test_some_pipelining_is_served(server: Server):
         client.sendall(data)
         received = b""
         while received.count(b"HTTP/1.1 200") < count:
-            received += client.recv(65536)
+            piece = client.recv(65536)
+            assert piece, "it ended before every answer was there"
+            received += piece
 
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 8, "stream": True}).encode()

@@ -32,7 +32,7 @@ from penstock.assembly.parallel.ranks import (
 from penstock.config import EngineConfig, split_address
 from penstock.errors import PenstockError
 from penstock.runtime import preload
-from penstock.runtime.execution.parallel.processes import SHARED_MEMORY, end_ranks, tell_rank
+from penstock.runtime.execution.parallel.processes import SHARED_MEMORY, end_ranks, send_setup
 from penstock.runtime.execution.parallel.world import Rendezvous, open_store
 
 LOGGER = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Node:
         begun = [preload.take_rank() for _ in held]
         try:
             for rank, process in zip(held, begun, strict=True):
-                tell_rank(process, encode_setup(RankSetup(config, rank, rendezvous)))
+                send_setup(process, encode_setup(RankSetup(config, rank, rendezvous)))
             store.set(node_key(node), READY)
             self._wait_for_end(lambda: store.add("nodes", 0), begun)
         finally:

@@ -60,6 +60,7 @@ def _print_fit(chosen: Data, demand: Data) -> None:
     rows += [
         ("activations, at most", fit["activation_bytes"]),
         ("recorded steps and slack", fit["reserve_bytes"]),
+        *([("adapters on the device", fit["adapter_bytes"])] if fit["adapter_bytes"] else []),
         ("KV cache", fit["kv_bytes"]),
         ("margin", fit["margin_bytes"]),
     ]

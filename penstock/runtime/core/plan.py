@@ -335,8 +335,8 @@ class StepPlan:
     def _preempt(self, victim: Sequence, needy: Sequence, lacks: str) -> None:
         self.withdraw(victim)
         self._roster.preempt(victim)
-        told = Preemption(victim.request_id, victim.choice, needy.request_id, needy.choice, lacks)
-        self.preemptions = (*self.preemptions, told)
+        preemption = Preemption(victim.request_id, victim.choice, needy.request_id, needy.choice, lacks)
+        self.preemptions = (*self.preemptions, preemption)
 
     def _claim(self, sequence: Sequence, is_whole: bool) -> int | None:
         """Reserve blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no

@@ -247,7 +247,7 @@ class Scheduler:
     ) -> tuple[Delta, ...]:
         """Commit a step's results: advance its sequences, publish full blocks, return the new tokens as deltas.
 
-        `ahead` gives for each chunk how many steps its sequence continues by itself (fast-forward) after its next.
+        `fast_forward` gives for each chunk how many steps its sequence continues by itself after its next.
         """
         self.roster.now = now
         deltas: list[Delta] = []

@@ -49,7 +49,7 @@ def decoder(spec: ModelSpec, prefix: str = "model.", head: str = "lm_head.weight
             case MLA():
                 recipes |= _latent(layer.attention, f"{ours}attention.", f"{theirs}self_attn.", norm)
         if isinstance(layer.mlp, GatedMLP):
-            recipes |= _gated_mlp(layer.mlp, f"{ours}mlp.", f"{theirs}mlp.")
+            recipes |= gated_mlp(f"{ours}mlp.", f"{theirs}mlp.", bias=layer.mlp.bias)
     return recipes
 
 
@@ -93,9 +93,9 @@ def mamba(part: Mamba2, ours: str, theirs: str) -> Recipes:
     return {ours + mine: Tensor(theirs + name) for mine, name in names.items()}
 
 
-def _gated_mlp(mlp: GatedMLP, ours: str, theirs: str) -> Recipes:
+def gated_mlp(ours: str, theirs: str, *, bias: bool = False) -> Recipes:
     recipes: Recipes = {}
-    for kind in ("weight", "bias") if mlp.bias else ("weight",):
+    for kind in ("weight", "bias") if bias else ("weight",):
         recipes[f"{ours}gate_up.{kind}"] = Concat(
             tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in ("gate", "up"))
         )
@@ -114,7 +114,7 @@ def experts(mlp: MoE, ours: str, theirs: str, gate: str, up: str, down: str) -> 
     if mlp.scores == "sigmoid":
         beside[f"{ours}offsets"] = Tensor(f"{theirs}gate.e_score_correction_bias")
     if mlp.shared is not None:
-        beside |= _gated_mlp(mlp.shared, f"{ours}shared.", f"{theirs}shared_experts.")
+        beside |= gated_mlp(f"{ours}shared.", f"{theirs}shared_experts.", bias=mlp.shared.bias)
     return beside | {
         f"{ours}router.weight": Tensor(f"{theirs}gate.weight"),
         f"{ours}experts.gate_up.weight": Stack(tuple(Concat((tensor(i, gate), tensor(i, up))) for i in indices)),

@@ -82,7 +82,7 @@ def _mlp(mlp: MLP, place: RankPlace) -> MLP:
 
 
 def shard_recipes(recipes: Recipes, shard: ModelShard) -> Recipes:
-    """Those of the rank's own parameters, by the names they have in its own model."""
+    """Recipes of the rank's own parameters, by the names they have in its own model."""
     place, whole = shard.place, shard.whole
     held = shard.layers
     found: Recipes = {}

@@ -28,13 +28,13 @@ class LoraBank(NamedTuple):
     """
 
     numbers: Tensor
-    """[adapters, room]: all matrices of an adapter, one behind another."""
+    """[adapters but 0, room]: all matrices of an adapter, one behind another."""
     places: Tensor
     """int32 [adapters, 4]: rank, where A and B begin (multiples of 16), whether factors count; rank 0 for no change."""
     factors: Tensor
     """float32 [adapters, outputs] that the plain product counts times, of DoRAs."""
     most_rank: int
-    """That an adapter may have."""
+    """The highest rank that an adapter may have."""
 
 
 def is_even(sizes: Sequence[int]) -> bool:
@@ -59,7 +59,7 @@ def _banks(
     outputs, parts = sum(sizes), len(sizes)
     ranks = (0, 32, 0, 16)
     room = 16 + 32 * (parts * columns + outputs)
-    numbers = (torch.randn((4, room), generator=generator, device=device) * 0.2).to(dtype)
+    numbers = (torch.randn((3, room), generator=generator, device=device) * 0.2).to(dtype)
     places = [[rank, 16, 16 + rank * parts * columns, slot == 3] for slot, rank in enumerate(ranks)]
     factors = torch.rand((4, outputs), generator=generator, device=device) + 0.5
     return LoraBank(numbers, torch.tensor(places, dtype=torch.int32, device=device), factors, 32)
@@ -111,8 +111,8 @@ def add_lora(
         if is_scaled:
             plain = before if bias is None else before - bias.float()
             before = plain * bank.factors[slot] if bias is None else plain * bank.factors[slot] + bias.float()
-        a = bank.numbers[slot, at_a : at_a + rank * len(sizes) * x.shape[1]].view(-1, x.shape[1])
-        b = bank.numbers[slot, at_b : at_b + rank * y.shape[1]].view(rank, -1)
+        a = bank.numbers[slot - 1, at_a : at_a + rank * len(sizes) * x.shape[1]].view(-1, x.shape[1])
+        b = bank.numbers[slot - 1, at_b : at_b + rank * y.shape[1]].view(rank, -1)
         shrunk = torch.split(x[at].float() @ a.float().t(), rank, 1)
         made = [part @ weights for part, weights in zip(shrunk, torch.split(b.float(), list(sizes), 1), strict=True)]
         y[at] = (before + torch.cat(made, 1)).to(y.dtype)

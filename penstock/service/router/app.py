@@ -5,7 +5,6 @@ Everything it decides by is elsewhere: the edge and `gate.py` say who may, `disp
 
 import asyncio
 import re
-import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -16,15 +15,18 @@ from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.frames import SOCKET_PATHS
+from penstock.service.edge.lots import RandomNames
 from penstock.service.edge.memory import owes_memory, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.settings import GuardrailSettings
 from penstock.service.gateway.ticket import Admittance
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
+from penstock.service.router.guardrails import Guardrails
 from penstock.service.router.kept.bills import BillCollector
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
@@ -92,6 +94,7 @@ class RouterApp:
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
         self.meters = self.dispatch.meters
+        self._guardrails = Guardrails(self.meters.guardrails, self._run, self._refuse)
         self.tls = TlsContexts(listen.tls)
         self.members = Members(
             self.fleet, config, replica_key, self.changed, lambda: self.tls.outgoing(config.replica_ca)
@@ -101,6 +104,7 @@ class RouterApp:
         self.is_draining = False
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
+        self._names = RandomNames()
         self._clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -126,6 +130,7 @@ class RouterApp:
         for client in tuple(self._clients):
             client.abort()
         await self.members.close()
+        self._guardrails.close()
         if self.dispatch.log is not None:
             self.dispatch.log.close()
         if self._tracer is not None:
@@ -247,9 +252,28 @@ class RouterApp:
     # A request
 
     def _route(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
-        key = request.caller
         if self.is_draining:
             raise unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")
+        guardrails = self.gate.guardrails(request) if self.gate is not None else None
+        if guardrails is not None and guardrails.before:
+            self._run(self._judge(guardrails, request, request_id, client))
+        else:
+            self._admit(request, request_id, client)
+
+    async def _judge(
+        self, guardrails: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
+    ) -> None:
+        """The operator's own service first: what it refuses costs nothing."""
+        try:
+            request = await self._guardrails.before(guardrails, request, request_id)
+            if client.is_open:
+                self._admit(request, request_id, client)
+        except Refusal as error:
+            if client.is_open:
+                self._refuse(request, request_id, client, error)
+
+    def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
+        key = request.caller
         wanted = wanted_of(request.body) or NOTHING
         name = "" if wanted.model in (None, "default") else wanted.model or ""
         arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
@@ -314,7 +338,11 @@ class RouterApp:
             raise Refusal(404, message, param="model", code="model_not_found")
         if self._tracer is not None:
             job.trace = self._tracer.begin(arrival.request, arrival.request_id, arrival.model)
-        relay = Relay(self.dispatch, arrival.client, job)
+        client = arrival.client
+        guardrails = self.gate.guardrails(arrival.request) if self.gate is not None else None
+        if guardrails is not None and guardrails.after:
+            client = self._guardrails.guarded(guardrails, arrival.request, arrival.request_id, client)
+        relay = Relay(self.dispatch, client, job)
         self.dispatch.enter(relay)
         if arrival.ticket is not None and self.gate is not None:
             self.gate.prepare(job, arrival.ticket)
@@ -324,7 +352,7 @@ class RouterApp:
 
     def _job(self, arrival: AdmittedRequest) -> Job:
         request = arrival.request
-        relay_key = secrets.token_hex(16).encode()  # ids of answers follow from it: nobody may know it
+        relay_key = self._names.draw(16)  # ids of answers follow from it: nobody may know it
         job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
         job.ticket = arrival.ticket
         if keeps(request.path):
@@ -406,7 +434,7 @@ class RouterApp:
 
     def _request_id(self, request: Incoming) -> bytes:
         given = request.headers.get(b"x-request-id", b"")
-        return given if given and _ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
+        return given if given and _ID.fullmatch(given) else b"req_" + self._names.draw(12)
 
     def _own_answer(
         self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes

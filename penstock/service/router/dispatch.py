@@ -47,7 +47,7 @@ class Dispatcher:
         self.holders = Holders()
         self.relays: set[Relay] = set()
         self.parked: dict[Relay, float] = {}
-        """Those that wait for a replica, and until when."""
+        """Requests that wait for a replica, and until when."""
         self.is_told = config.policy in TOLD_POLICIES
         """Replicas say what their caches hold, and of what blocks a prompt is made."""
         self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.is_told

@@ -1,6 +1,6 @@
 """Adapters of a decoder made of torch modules: its sublayers swapped, a run of memory for every slot.
 
-    numbers   | slot 0 (none) | slot 1: A B of a linear, A B of the next ...    | slot 2 ...
+    numbers   | slot 1: A B of a linear, A B of the next ...    | slot 2 ...
     places      [slots, linears, 4]: where in a slot a linear finds its own
 
 Both are as large as they will ever be and stay where they are: what was recorded with them stays valid. Memory that was never
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError, ModelFileError
 from penstock.runtime.execution.adapters.prepare import PreparedAdapter, like_of, pack, rounded_rank, scaled_parts
-from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter
+from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter, check_uncut
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.mixture import ExpertChange, LoraMixture
@@ -26,7 +26,7 @@ from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.layers.adapted.table import LoraTable
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.moe import MixtureOfExperts
-from penstock.runtime.layers.parallel import NormedProjection, SummedLinear, VocabularyScores
+from penstock.runtime.layers.parallel import NormedProjection, StageInput, SummedLinear, VocabularyScores
 from penstock.runtime.models.adapters import base_recipes, matrix_shape
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
@@ -51,6 +51,7 @@ class ModuleBank:
         self._tables: dict[str, LoraTable] = {}
         self._mixtures: dict[str, LoraMixture] = {}
         self._unplain: set[int] = set()
+        self._is_cut = shard is not None and shard.place.ranks.tensor > 1
         self._rank = rounded_rank(max_rank)
         room = self._swap(model, spec, step, shard)
         self._like = like_of(next(iter(self._linears.values())).linear)
@@ -61,7 +62,7 @@ class ModuleBank:
                 "adapters are not served on a GPU over heads that are no multiple of 16 wide; leave them out"
             )
         outputs = sum(sum(linear.sizes) for linear in self._linears.values())
-        self._numbers = torch.empty((num_slots + 1, room), dtype=self._like.dtype, device=device)
+        self._numbers = torch.empty((num_slots, room), dtype=self._like.dtype, device=device)
         self._places = torch.zeros((num_slots + 1, len(self._linears), 4), dtype=torch.int32, device=device)
         self._factors = torch.empty((num_slots + 1, outputs), device=device)
         first = 0
@@ -86,9 +87,10 @@ class ModuleBank:
             if isinstance(module, MixtureOfExperts):
                 self._mixtures[path] = _replaced(model, path, partial(LoraMixture, step=step))
         for table in TABLES:
-            if table == "embedding" or model.output is not None:
+            there = getattr(model, table)
+            if there is not None and not isinstance(there, StageInput):
                 self._tables[table] = _replaced(model, table, partial(LoraTable, step=step))
-        if model.output is None:
+        if model.output is None and "embedding" in self._tables:
             self._tables["output"] = self._tables["embedding"]
         return room
 
@@ -105,13 +107,15 @@ class ModuleBank:
         for name in adapter.experts:
             if name.rpartition(".experts")[0] not in self._mixtures:
                 raise ModelFileError("adapters of experts that are dealt out to ranks are not served")
+        if self._is_cut:
+            check_uncut(adapter)
         changes = dict(adapter.changes)
         for name in changes.keys() & self._tables.keys():
             changes[name] = scaled_parts(self._tables[name], changes[name])
         return pack(replace(adapter, changes=changes), self._linears, self._rank, self._like)
 
     def put(self, slot: int, prepared: PreparedAdapter) -> None:
-        self._numbers[slot, : len(prepared.numbers)].copy_(prepared.numbers, non_blocking=True)
+        self._numbers[slot - 1, : len(prepared.numbers)].copy_(prepared.numbers, non_blocking=True)
         if prepared.factors is not None:
             self._factors[slot].copy_(prepared.factors, non_blocking=True)
         self._places[slot].copy_(prepared.places, non_blocking=True)

@@ -38,6 +38,10 @@ class PreparedAdapter:
         return self.adapter.digest
 
     @property
+    def path(self) -> str:
+        return self.adapter.path
+
+    @property
     def base(self) -> str:
         return self.adapter.base
 

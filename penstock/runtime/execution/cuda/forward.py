@@ -119,7 +119,7 @@ class GraphForward:
         return self._eager.score(states, rows)
 
     def _replay_mixed(self, chunks: list[Chunk], plan: DrawPlan) -> tuple[Computed | None, list[int | None]]:
-        """Those with drafts as chunks of a token each, one behind another."""
+        """Chunks with drafts become chunks of a token each, one behind another."""
         apart = [part for chunk in chunks for part in (_apart(chunk) if chunk.num_drafts else (chunk,))]
         numbers = iter(range(len(plan.rows)))
         order = [next(numbers) if chunk.samples else None for chunk in apart]

@@ -65,10 +65,10 @@ class MixedGraphs:
         size = padded_tokens(num_tokens), padded_chunks(len(chunks))
         described = [(*chunk[:3], chunk.samples, mask) for chunk, mask in zip(chunks, masks)]
         described += [(self._parts.idle_row, 0, 0, False, -1)] * (size[1] - len(chunks))
-        told = torch.tensor(described).t().contiguous().pin_memory()
+        inputs = torch.tensor(described).t().contiguous().pin_memory()
         recording = self._recordings.get(size)
         if recording is None:
-            fixed = told.to(self._parts.rows.tokens.device, non_blocking=True)
+            fixed = inputs.to(self._parts.rows.tokens.device, non_blocking=True)
             if size not in self._seen or len(self._recordings) == MAX_RECORDINGS:
                 self._seen.add(size)
                 return self._forward(self._parts.model, fixed, size[0])
@@ -78,7 +78,7 @@ class MixedGraphs:
                 self._seen.clear()  # what is left is needed: begin anew to count sizes
                 return self._forward(self._parts.model, fixed, size[0])
             recording = self._recordings[size] = MixedRecording(graph, fixed, computed)
-        recording.chunks.copy_(told, non_blocking=True)
+        recording.chunks.copy_(inputs, non_blocking=True)
         recording.graph.replay()
         return recording.computed
 
@@ -116,7 +116,7 @@ class MixedGraphs:
         where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
         token_ids, layout, row_of_token = spread(chunks, sum(lengths), *where)
         layout = replace(layout, lengths=lengths, contexts=lengths)
-        self._parts.tell(row_of_token)
+        self._parts.record_rows(row_of_token)
         model(token_ids, self._step(layout, chunks[0], row_of_token))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
@@ -124,9 +124,9 @@ class MixedGraphs:
         token_ids, layout, row_of_token = spread(
             chunks, num_tokens, self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
         )
-        self._parts.tell(row_of_token)
+        self._parts.record_rows(row_of_token)
         hidden = model(token_ids, self._step(layout, rows, row_of_token))
-        self._parts.tell(rows)
+        self._parts.record_rows(rows)
         made = model.scores(hidden.index_select(0, (layout.query_starts[1:] - 1).clamp(min=0)))
         scores, places = self._kept(made)
         places[0] = torch.where(samples > 0, rows, self._parts.idle_row)

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from penstock.errors import ConfigError
 from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
-from penstock.runtime.ops.triton.linear import tile_config
-from penstock.runtime.ops.triton.small_batch import TileConfig, small_batch
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
+from penstock.runtime.ops.triton.small_batch import small_batch
 
 TILE_CONFIGS = tuple(
     TileConfig(rows, block, warps, stages, splits)
@@ -85,7 +85,7 @@ def tune_tiles(spec: ModelSpec, device: torch.device) -> Iterator[TileChoice]:
     if device.type != "cuda":
         raise ConfigError("tiles of kernels are chosen on a GPU; a CPU's are part of the native library")
     for kernel, num_out, size in shapes_of(spec):
-        builtin = tile_config(num_out, size, kernel == "gated")
+        builtin = tiles_of(kernel, num_out, size)
         configs = dict.fromkeys([builtin, *(one for one in TILE_CONFIGS if kernel != "gated" or one.splits == 1)])
         totals = dict.fromkeys(configs, 0.0)
         for num_rows in BATCHES:

@@ -41,7 +41,7 @@ class StepRunner:
         self._vocab_size = vocab_size
         self._send = send
         self.states: StateSink | None = None
-        """Where hidden states are left for whoever guesses from them; none where nobody does."""
+        """Where hidden states are left for a drafter; None without one that reads them."""
 
     @property
     def adapters(self) -> AdapterSlots | None:

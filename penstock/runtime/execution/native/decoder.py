@@ -48,6 +48,8 @@ def native_obstacle(spec: ModelSpec) -> str | None:
         return "its feed-forward sublayer"
     if not isinstance(attention, GQA) or attention.sinks or attention.qk_norm == "full" or not attention.causal:
         return "its attention"
+    if attention.gated:
+        return "gates over its attention"
     if attention.head_dim % GROUP or attention.head_dim > MAX_HEAD_DIM:
         return f"heads of {attention.head_dim} numbers"
     if spec.hidden_size % GROUP or mlp.width % GROUP:
@@ -108,7 +110,13 @@ class NativeDecoder:
         yield from (matrix.data for matrix in self._weights.matrices.values())
         yield from self._weights.vectors.values()
 
-    def __call__(self, token_ids: Tensor, step: Step, sharing: native.Sharing | None = None) -> Tensor:
+    def __call__(
+        self,
+        token_ids: Tensor,
+        step: Step,
+        sharing: native.Sharing | None = None,
+        adaptation: native.Adaptation | None = None,
+    ) -> Tensor:
         """Final hidden states [tokens, hidden], in float32; of no use where one of several ranks was lost."""
         if step.caches is not self._caches:
             self._bind(step.caches, frees=bool(step.others))
@@ -123,7 +131,7 @@ class NativeDecoder:
             raise EngineError("block tables must be stored row by row")
         angles = [step.angles[first] for first in self._first_with]
         cosines, sines = (pointers([each[i] for each in angles if each is not None]) for i in range(2))
-        told = native.NativeStep(
+        inputs = native.NativeStep(
             token_ids.data_ptr(),
             slots.data_ptr(),
             tables.data_ptr(),
@@ -137,9 +145,11 @@ class NativeDecoder:
             tables.stride(0),
         )
         if sharing is None:
-            self._library.step(self._model, told)
+            self._library.step(self._model, inputs)
+        elif adaptation is not None:
+            self._library.adapted_step(self._model, inputs, sharing, adaptation)
         else:
-            self._library.shared_step(self._model, told, sharing)
+            self._library.shared_step(self._model, inputs, sharing)
         return hidden
 
     def compute(

@@ -56,9 +56,9 @@ class AllowedStates(States):
     def draw(self, plan: DrawPlan) -> Drawn:
         if not plan.rows:
             return Drawn(None, [])
-        told = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
-        tokens = self._native.choose(self._hidden.index_select(0, told[0]), told[3])
-        self._sampler.keep(Draws(*told[1:]), tokens)
+        inputs = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
+        tokens = self._native.choose(self._hidden.index_select(0, inputs[0]), inputs[3])
+        self._sampler.keep(Draws(*inputs[1:]), tokens)
         return Drawn(tokens, list(range(len(plan.rows))))
 
 
@@ -104,7 +104,7 @@ class NativeForward:
         self._step.num_blocks = None
         is_plain = self.adapt(rows)
         self._step.draws = plan.is_pure_argmax and not has_drafts and is_plain
-        self._tell((rows, starts, lengths, samples), sum(lengths))
+        self._set_chunks((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
         made: LikeliestDrawn | States
         if self._step.draws:
@@ -152,7 +152,7 @@ class NativeForward:
     def expect_decodes(self, rows: tuple[int, ...]) -> None:
         """Make ready for steps in which these rows go on by one token each, the likeliest."""
         ones = (1,) * len(rows)
-        self._tell((rows, (0,) * len(rows), ones, ones), len(rows))
+        self._set_chunks((rows, (0,) * len(rows), ones, ones), len(rows))
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = True
 
@@ -171,7 +171,7 @@ class NativeForward:
 
         Of the likeliest tokens those that stand, row by row: drafts for as long as they were drawn, and one more."""
         num_tokens = sum(widths)
-        self._tell((rows, starts, widths, widths), num_tokens)
+        self._set_chunks((rows, starts, widths, widths), num_tokens)
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = False
         self._run(starts)
@@ -217,7 +217,7 @@ class NativeForward:
         self._numbers = Struct(f"{count}q")
         self._table = Struct(f"{4 * count}q")
 
-    def _tell(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
+    def _set_chunks(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
         """Lay down the chunks where the library reads them."""
         count = len(columns[0])
         if count != self._count:

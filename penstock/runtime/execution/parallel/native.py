@@ -13,10 +13,12 @@ from torch import Tensor
 
 from penstock.errors import RankLostError
 from penstock.runtime.execution.load.parameters import check_all_used
+from penstock.runtime.execution.native.adapters import NativeBank
 from penstock.runtime.execution.native.decoder import NativeDecoder, NativeWeights
 from penstock.runtime.execution.native.load import fill_native, packing_library
 from penstock.runtime.execution.parallel.world import World
 from penstock.runtime.formats.checkpoint import Checkpoint
+from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
@@ -64,6 +66,8 @@ class NativePart:
         self._fault: Exception | None = None
         """What went wrong while ranks added up; the native step has gone on without them."""
         self._add_up = native.ADD_UP(self._added)
+        self._bank: NativeBank | None = None
+        self._adapted = AdapterStep()
 
     def join(self, world: World) -> "NativePart":
         self._world = world
@@ -74,6 +78,18 @@ class NativePart:
         if self._world is None:
             raise RankLostError("this part has not joined the others")
         return self._world
+
+    @property
+    def decoder(self) -> NativeDecoder:
+        return self._decoder
+
+    @property
+    def shard(self) -> ModelShard:
+        return self._shard
+
+    def adapt(self, bank: NativeBank, step: AdapterStep) -> None:
+        """Tokens may have adapters from now on; `step` says which."""
+        self._bank, self._adapted = bank, step
 
     def parameters(self) -> Iterator[Tensor]:
         return self._decoder.parameters()
@@ -89,7 +105,11 @@ class NativePart:
             None if received is None else received.data_ptr(),
             self._shard.vocabulary.start,
         )
-        hidden = self._decoder(token_ids, step, sharing)
+        bank, tokens, adaptation = self._bank, self._adapted.tokens, None
+        if bank is not None and tokens is not None:
+            addresses = bank.addresses[tokens.slots.numpy()]  # the name keeps them alive
+            adaptation = native.Adaptation(addresses.ctypes.data, bank.shrunk_size, bank.has_factors)
+        hidden = self._decoder(token_ids, step, sharing, adaptation)
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
@@ -98,14 +118,18 @@ class NativePart:
         return hidden
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return all_gather_columns(self._decoder.scores(hidden), self.world.tensor, self._widths)
+        return all_gather_columns(self._own_scores(hidden), self.world.tensor, self._widths)
+
+    def _own_scores(self, hidden: Tensor) -> Tensor:
+        scores, tokens = self._decoder.scores(hidden), self._adapted.tokens
+        return scores if self._bank is None or tokens is None else self._bank.adapt_scores(scores, hidden, tokens.slots)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.scores(hidden)
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token after each hidden state, and whether its scores are finite; no rank sees all scores."""
-        return all_reduce_likeliest(self._decoder.scores(hidden), self._shard.vocabulary.start, self.world.tensor)
+        return all_reduce_likeliest(self._own_scores(hidden), self._shard.vocabulary.start, self.world.tensor)
 
     def _added(self, numbers: int, count: int) -> int:
         """Called by the library in the middle of a step. Nothing may be raised through it."""

@@ -17,6 +17,7 @@ from penstock.errors import RankLostError
 from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.runner import Masks, Runner, RunnerShape, Ticket
 from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.parallel.adapters import FollowingAdapters
 from penstock.runtime.execution.parallel.forward import make_cache
 from penstock.runtime.execution.parallel.frames import (
     FilledMasks,
@@ -125,11 +126,14 @@ def together() -> Iterator[None]:
         raise RankLostError(f"a step failed on one rank, and so on all: {type(error).__name__}: {error}") from error
 
 
-def follow(runner: Runner, world: World) -> None:
+def follow(runner: Runner, world: World, adapters: FollowingAdapters | None = None) -> None:
     """Compute what the first rank announces until it has no more."""
     launched: deque[Ticket] = deque()
     while True:
-        batch, masks = decode_step(world.recv_broadcast())
+        batch, masks, word = decode_step(world.recv_broadcast())
+        if word is not None and adapters is not None:
+            adapters.take(word)
+            continue
         if batch is None:
             break
         launched.append(runner.launch(batch, masks))

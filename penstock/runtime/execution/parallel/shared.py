@@ -64,7 +64,7 @@ class SharedPeers:
             peer.close()
 
     def _exchanged(self, piece: Tensor) -> list[Tensor]:
-        """Everybody's numbers, where they lie; they stay until the exchange after the next."""
+        """The numbers of all ranks, where they lie; they stay until the exchange after the next."""
         first = self._exchange % 2 * self.count
         self._exchange += 1
         parts = [

@@ -18,6 +18,10 @@ class StagedDecoder:
         self._world = world
 
     @property
+    def model(self) -> Decoder:
+        return self._model
+
+    @property
     def spec(self) -> ModelSpec:
         return self._model.spec
 

@@ -83,7 +83,8 @@ def main() -> None:
     kinds = sys.argv[1:]
     if kinds:
         for shares_memory in (True, False) if kinds[0] == "cpu" else (False,):
-            print(json.dumps(time_here(kinds[0], shares_memory=shares_memory)), flush=True)
+            sys.stdout.write(json.dumps(time_here(kinds[0], shares_memory=shares_memory)) + "\n")
+            sys.stdout.flush()
         return
     setup = json.loads(sys.stdin.readline())
     device = _device(setup["device"], 1)

@@ -24,10 +24,10 @@ class Peers(Protocol):
     def count(self) -> int: ...
 
     def all_reduce(self, x: Tensor) -> None:
-        """`x` becomes the sum of everybody's."""
+        """`x` becomes the sum of all ranks' values."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[count, *x.shape]: everybody's, all of one shape."""
+        """[count, *x.shape]: the values of every rank, all of one shape."""
 
 
 class Alone:
@@ -66,7 +66,7 @@ def _column_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 @operation(_column_examples)
 def all_gather_columns(x: Tensor, peers: Peers, widths: tuple[int, ...]) -> Tensor:
-    """Everybody's columns side by side; `widths` are how many each has."""
+    """The columns of all ranks side by side; `widths` are how many each has."""
     if peers.count == 1:
         return x
     most = max(widths)

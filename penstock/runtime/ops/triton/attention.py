@@ -18,6 +18,7 @@ from penstock.runtime.ops.layout import AnyCache, BatchLayout
 from penstock.runtime.ops.triton.decode import Singles, attend_singles, common_width
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.paged import LOG2_E, capped, scales_of, shape, slots_of
 
 MIN_DENSE_QUERIES = 1024
@@ -137,23 +138,6 @@ def _runs(
 
 
 @dataclass(frozen=True, slots=True)
-class TileConfig:
-    """Queries and keys a tile, warps, loads under way."""
-
-    queries: int
-    tile: int
-    warps: int
-    stages: int
-
-
-def tile_config(q: Tensor) -> TileConfig:
-    is_short, head_dim = q.element_size() == 2, q.shape[-1]
-    if head_dim > 128:
-        return TileConfig(32, 32, 4, 2 if is_short else 1)
-    return TileConfig(64, 64, 4, 2 if is_short else 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Whole:
     """A long prompt computed in one piece: the library's dense attention is faster for it."""
 
@@ -247,16 +231,16 @@ def prepare_dense(spec: GQA, most_tokens: int, dtype: torch.dtype, device: torch
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
 def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
-    config = tile_config(q)
+    config = tiles_of("attention of runs", size=q.shape[-1], value_bytes=q.element_size())
     is_plain = _is_dense(spec) and sinks is None and q.element_size() == 2
     width = common_width(layout, spec)
-    plan = layout.derived.get(("triton attention", config.queries, is_plain, width))
+    plan = layout.derived.get(("triton attention", config.rows, is_plain, width))
     if plan is None:
         if layout.lengths:
-            plan = plan_of(layout, config.queries, cache.block_size, is_plain=is_plain, width=width)
+            plan = plan_of(layout, config.rows, cache.block_size, is_plain=is_plain, width=width)
         else:
-            plan = _plan_on_device(layout, config.queries, q.shape[0])
-        layout.derived["triton attention", config.queries, is_plain, width] = plan
+            plan = _plan_on_device(layout, config.rows, q.shape[0])
+        layout.derived["triton attention", config.rows, is_plain, width] = plan
     if plan.whole and plan.whole[0].length == len(q):
         return _attend_whole(q, cache, spec, plan.whole[0])
     out = torch.empty_like(q)
@@ -295,8 +279,8 @@ def attend_runs(
         spec.scale * LOG2_E,
         layout.block_tables.stride(0),
         **shape(cache, spec, sinks),
-        QUERIES=config.queries,
-        TILE=config.tile,
+        QUERIES=config.rows,
+        TILE=config.block,
         **chained(),
         num_warps=config.warps,
         num_stages=config.stages,

@@ -8,8 +8,6 @@ A pair is a token and one expert chosen for it; pair p belongs to token p // num
 The number of tiles depends on the choices, so as many are launched as there could be, and those left over end at once.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +19,7 @@ from penstock.runtime.ops.moe import Experts, Groups, mix_experts, route
 from penstock.runtime.ops.triton.activation import KINDS, activated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.sorting import sort_pairs
 
 MAX_EXPERTS = 256
@@ -246,21 +245,6 @@ def route_tokens(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
     return weights, chosen
 
 
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """The tiles of a product: rows of a matrix a program reads, inputs at a time, warps, loads under way."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int = 3
-
-
-GATE_PAIRS = TileConfig(rows=2, block=2048, warps=8)
-DOWN_TOKEN = TileConfig(rows=8, block=256, warps=4)
-DOWN_TOKENS = TileConfig(rows=4, block=256, warps=4)
-
-
 def gate_pairs(x: Tensor, chosen: Tensor, experts: Experts, spec: MoE, config: TileConfig) -> Tensor:
     """Each pair's numbers between its expert's two products, [pairs, width]."""
     (num_tokens, size), width, active = x.shape, spec.expert.width, spec.num_active
@@ -326,15 +310,12 @@ def weigh(made: Tensor, weights: Tensor) -> Tensor:
 
 
 def tile_configs(x: Tensor, spec: MoE) -> tuple[int, TileConfig, TileConfig]:
-    """Pairs a tile, and the tiles of both products. While an expert has few pairs its matrices' bytes are what counts."""
-    if x.element_size() > 2:  # float32 takes twice the room
-        return 16, TileConfig(32, 32, 4, 2), TileConfig(32, 32, 4, 2)
+    """Pairs a tile, and the tiles of both products."""
     pairs_of_expert = x.shape[0] * spec.num_active / spec.num_experts
-    if pairs_of_expert <= 16:
-        return (16 if pairs_of_expert <= 8 else 32), TileConfig(64, 128, 4, 3), TileConfig(64, 128, 4, 3)
-    if pairs_of_expert <= 64:
-        return 64, TileConfig(128, 64, 8, 4), TileConfig(128, 64, 8, 4)
-    return 128, TileConfig(128, 64, 8, 4), TileConfig(128, 64, 8, 3)
+    shape = {"num_rows": pairs_of_expert, "value_bytes": x.element_size()}
+    pairs = next((most for most, few in ((16, 8), (32, 16), (64, 64)) if pairs_of_expert <= few), 128)
+    pairs = 16 if x.element_size() > 2 else pairs  # float32 takes twice the room
+    return pairs, tiles_of("expert tiles gate", **shape), tiles_of("expert tiles down", **shape)
 
 
 def _fits(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> bool:
@@ -348,8 +329,8 @@ def _fits_singles(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, 
 
 @mix_experts.kernel("cuda", fits=_fits_singles)
 def mix_by_pairs(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    inner = gate_pairs(x, chosen, experts, spec, GATE_PAIRS)
-    return down_tokens(inner, weights, chosen, experts, spec, DOWN_TOKEN if len(x) == 1 else DOWN_TOKENS)
+    inner = gate_pairs(x, chosen, experts, spec, tiles_of("expert pairs"))
+    return down_tokens(inner, weights, chosen, experts, spec, tiles_of("expert sums", num_rows=len(x)))
 
 
 @mix_experts.kernel("cuda", fits=_fits)

@@ -3,8 +3,6 @@
 Many rows are worth a copy of the matrix in floats, which the library multiplies.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +21,7 @@ from penstock.runtime.ops.packed import (
 )
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.small_batch import MAX_PROGRAMS, counters, sum_parts
 
 MAX_SMALL_BATCH = 128
@@ -210,24 +209,6 @@ def _widen(
         tl.store(out + target * SIZE + columns, (numbers * scale_of_all).to(out.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """Rows of the matrix a program reads, warps, loads under way, programs the columns are split over."""
-
-    rows: int
-    warps: int
-    stages: int
-    splits: int = 1
-
-
-def tile_config(num_rows: int, weight: PackedWords) -> TileConfig:
-    """Measured on an H200: few rows of the matrix alone do not keep the whole chip busy."""
-    splits = 1 if weight.num_rows > 65536 else 2 if weight.num_rows > 16384 else 4 if weight.bits == 4 else 8
-    if num_rows <= 32:
-        return TileConfig(64, 4, 3, splits)
-    return TileConfig(128, 8, 2 if weight.bits == 4 else 3, splits)
-
-
 def small_batch(
     x: Tensor,
     weight: PackedWords,
@@ -237,7 +218,7 @@ def small_batch(
 ) -> Tensor:
     """Up to MAX_FEW rows; the result in `dtype`, if it is not that of x."""
     (num_rows, size), num_out = x.shape, weight.num_rows
-    config = config or tile_config(num_rows, weight)
+    config = config or tiles_of(f"packed {weight.bits}", weight.num_rows, num_rows=num_rows)
     minimums = weight.scales if weight.minimums is None else weight.minimums
     shape = {
         "SIZE": size, "GROUP": weight.group, "PER": weight.values_per_word, "LANES": LANES, "TAIL": weight.tail,

@@ -4,7 +4,6 @@ Rows of the matrix are the tall side of the matrix units' tile, rows of x the sh
 rows of x enough to fill larger tiles.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from penstock.runtime.ops.activation import CLAMP, SHARPNESS
 from penstock.runtime.ops.triton.activation import KINDS, gated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
 MAX_PROGRAMS = 4096
 """Rows of programs among which columns can be split."""
@@ -115,17 +115,6 @@ def _small_batch(
                 other += tl.load(bias + num_out + bounded).to(tl.float32)[:, None]
             total = gated(total, other, kind, KIND, CLAMP, SHARPNESS)
         tl.store(out + tokens[None, :] * num_out + rows[:, None], total.to(kind), mask=is_token & is_row)
-
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """Rows of the matrix a program reads, columns at a time, warps, loads under way, programs the columns are split over."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int
-    splits: int = 1
 
 
 class Scales(NamedTuple):

@@ -197,8 +197,8 @@ class InboundConnection(asyncio.Protocol):
             self.refuse(error)
         except httptools.HttpParserError as error:
             cause = error.__context__
-            told = cause if isinstance(cause, Refusal) else None
-            self.refuse(told or not_http("the request is not HTTP as we read it; mend it"))
+            refusal = cause if isinstance(cause, Refusal) else None
+            self.refuse(refusal or not_http("the request is not HTTP as we read it; mend it"))
 
     def eof_received(self) -> bool:
         return False

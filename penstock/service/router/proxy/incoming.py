@@ -10,6 +10,7 @@ from penstock.service.edge.refusal import not_http
 
 _PLAIN = "/-._~!$&'()*+,;=:@"
 """What a path holds unescaped; a percent sign begins anything else."""
+_SAFE = re.compile(r"[\w/.~-]+", re.ASCII)
 _ODD = re.compile(rb"[\x00-\x1f\x7f\\\\]|/(?:\.{0,2}/|\.{1,2}$)")
 """Parts that are empty or go up, and letters that no path needs."""
 
@@ -30,7 +31,7 @@ class Incoming(NamedTuple):
     @property
     def target(self) -> str:
         """The path as it is written on the wire."""
-        return quote(self.path, safe=_PLAIN, encoding="latin-1")
+        return self.path if _SAFE.fullmatch(self.path) else quote(self.path, safe=_PLAIN, encoding="latin-1")
 
 
 class AnswerSink(Protocol):

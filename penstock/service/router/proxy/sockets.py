@@ -206,7 +206,7 @@ class SocketAnswer:
         self._finish()
 
     def leave(self) -> None:
-        """Nobody waits for it any more."""
+        """The client no longer waits for the answer."""
         self._is_left = True
         answering, self.answering = self.answering, None
         self._give_back()

@@ -19,7 +19,7 @@ BACK = 10
 
 
 async def yield_to_others() -> None:
-    """Let everybody run who can."""
+    """Let every task run that is ready."""
     for _ in range(NUM_TURNS):
         await asyncio.sleep(0)
 
@@ -34,7 +34,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def take(self, tenant: str) -> AsyncIterator[None]:
-        """Nobody else is in such a block meanwhile."""
+        """The only block of its kind that runs meanwhile."""
         if self._is_taken:
             mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(tenant, deque()).append(mine)

@@ -62,7 +62,7 @@ def _shrink(
     columns = tl.arange(0, BLOCK)
     split = tl.program_id(1)
     part = tl.program_id(2)
-    a = numbers + slot * room + tl.multiple_of(tl.load(places + slot * stride + 1), 16) + part * rank * COLUMNS
+    a = numbers + (slot - 1) * room + tl.multiple_of(tl.load(places + slot * stride + 1), 16) + part * rank * COLUMNS
     a = tl.multiple_of(a, 16)
     await_others(CHAINS)
     target = out + (split * num_tokens + sorted_at.to(tl.int64))[:, None] * (PARTS * WIDTH) + part * WIDTH
@@ -123,7 +123,7 @@ def _expand(
     rows = first + tl.arange(0, ROWS)
     inside = rows < OUTPUTS
     ranks = tl.arange(0, RANKS)
-    b = numbers + slot * room + tl.multiple_of(tl.load(told + 2), 16)
+    b = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16)
     weights = tl.load(
         b + ranks[:, None] * OUTPUTS + rows[None, :], mask=(ranks < rank)[:, None] & inside[None, :], other=0.0
     )
@@ -167,7 +167,7 @@ def _expand_gated(
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = rows < HALF
     ranks = tl.arange(0, RANKS)
-    b = numbers + slot * room + tl.multiple_of(tl.load(told + 2), 16)
+    b = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16)
     at = b + ranks[:, None] * (2 * HALF) + rows[None, :]
     there = (ranks < rank)[:, None] & inside[None, :]
     gate_weights = tl.load(at, mask=there, other=0.0)
