@@ -141,8 +141,10 @@ def test_every_option_of_the_ranking_has_its_command(capsys):
     assert len(data["options"]) > 1
     assert any(option["gaps"] for option in data["options"])
     made = next(option for option in data["options"] if option["weights"] == "int4" and not option["gaps"])
-    assert made["launch"][0] == ("penstock quantize hf:HuggingFaceTB/SmolLM2-135M --to int4 --out SmolLM2-135M-int4")
-    assert made["launch"][1].startswith("penstock serve SmolLM2-135M-int4 --weights packed")
+    assert made["launch"][0] == (
+        "penstock quantize hf:HuggingFaceTB/SmolLM2-135M-Instruct --to int4 --out SmolLM2-135M-Instruct-int4"
+    )
+    assert made["launch"][1].startswith("penstock serve SmolLM2-135M-Instruct-int4 --weights packed")
     print_plan(data)
     launch = capsys.readouterr().out.partition("Launch\n")[2]
     for number, option in enumerate(data["options"], 1):

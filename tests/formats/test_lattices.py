@@ -42,7 +42,7 @@ def _nf4(name: str, weight: torch.Tensor, nested: bool) -> tuple[dict[str, torch
     """A matrix as bitsandbytes writes it, and the numbers it stands for."""
     blocks = weight.float().view(-1, BLOCK)
     most = blocks.abs().amax(-1)
-    parts: dict[str, torch.Tensor] = {"quant_map": NF4}
+    parts: dict[str, torch.Tensor] = {"quant_map": NF4.clone()}
     state = {"quant_type": "nf4", "blocksize": BLOCK, "dtype": "float32", "shape": list(weight.shape)}
     if nested:
         offset, table = float(most.mean()), torch.linspace(-1, 1, 256)
