@@ -38,12 +38,19 @@ def test_a_step_takes_twice_as_long_as_one_of_answers_alone_and_is_whole_tiles(a
     assert abs(size * token_s - STRETCH * answer_step_s) <= WAVE * token_s
 
 
-def test_much_that_waits_makes_steps_longer_up_to_a_bound():
+def test_what_waits_is_computed_in_few_steps():
     steps = seen(0.005, 2.5e-5)
     sizes = [steps.size(16, waiting, MOST) for waiting in (0, 3000, 5000, 10_000, 100_000)]
     assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[2] < sizes[-1] <= STRETCH * sizes[0] + WAVE
+    assert sizes[0] < sizes[2] < sizes[-1] == MOST
     assert steps.size(16, MAX_STEPS_WAITING * sizes[0] // 2, MOST) == sizes[0]
+    assert MAX_STEPS_WAITING * (sizes[3] + WAVE) >= 10_000
+
+
+def test_a_long_prompt_is_computed_whole():
+    steps = seen(0.005, 2.5e-5)
+    assert steps.size(16, 3000, MOST, longest=3000) == MOST
+    assert steps.size(16, 3000, MOST, longest=1000) < 1024
 
 
 def test_a_step_that_was_held_up_hardly_counts():
@@ -77,7 +84,7 @@ def test_an_engine_s_steps_follow_what_they_cost():
     for request in requests:
         engine.submit(request)
     assert_right(requests, drain(engine), limits)
-    late = make_request(10, range(200), max_tokens=100), make_request(11, (7,) * 1500, max_tokens=5)
+    late = make_request(10, range(200), max_tokens=100), make_request(11, (7,) * 900, max_tokens=5)
     engine.submit(late[0])
     for _ in range(30):
         engine.step()

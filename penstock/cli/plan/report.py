@@ -250,6 +250,7 @@ def _print_trust(trust: Data) -> None:
         ("memory", trust["memory"]),
         ("scheduling", trust["scheduling"]),
         ("load", trust["load"]),
+        *(("price", f"{name}: {source}") for name, source in trust["prices"].items()),
         ("resolution", f"capacities are distinguished to {100 * trust['capacity_resolution']:.1f} %"),
     ]
     _rows(*rows)

@@ -16,8 +16,11 @@ WAVE = 128
 """Tokens of a tile in which a GPU computes large products: a few tokens more cost as much as a whole tile."""
 STRETCH = 2.0
 """Times as long as a step of answers alone."""
-MAX_STEPS_WAITING = 8
-"""Prompts that would take more steps than this make steps longer, up to twice as long."""
+MAX_STEPS_WAITING = 4
+"""Steps in which all prompts that wait are computed: where many wait, rows are filled first."""
+LONG_PROMPT = 1024
+"""Tokens from which a prompt is computed in as few steps as there can be: each of more pieces reads again what those before it
+left, and answers go on between them."""
 MIN_PROMPT_TOKENS = 512
 """Tokens of prompts in a step that tells what a token of one costs."""
 
@@ -44,7 +47,7 @@ def dynamic(gather_s: float) -> Batching:
 
 
 class MixedSteps:
-    """Steps of answers and prompts take about twice as long as steps of answers alone, longer while much waits."""
+    """Steps of answers and prompts take about twice as long as steps of answers alone, and longer while much waits."""
 
     def __init__(self) -> None:
         self._answer_step_s: dict[int, float] = {}
@@ -60,15 +63,15 @@ class MixedSteps:
         elif num_tokens - num_answers >= MIN_PROMPT_TOKENS:
             self._token_s = _follow(self._token_s, seconds / num_tokens)
 
-    def size(self, num_answers: int, num_prompt_tokens: int, most: int) -> int:
-        """Tokens of the next step, given how many answers go on and how much of prompts waits."""
-        if not (num_answers and self._answer_step_s and self._token_s):
+    def size(self, num_answers: int, num_prompt_tokens: int, most: int, longest: int = 0) -> int:
+        """Tokens of the next step, given how many answers go on, how much of prompts waits, and how much of the longest."""
+        if longest > LONG_PROMPT or not (num_answers and self._answer_step_s and self._token_s):
             return most
         size = num_answers.bit_length()
         nearest = min(self._answer_step_s, key=lambda known: (abs(known - size), known))
         tokens = STRETCH * self._answer_step_s[nearest] / self._token_s
         longer = num_answers + num_prompt_tokens / MAX_STEPS_WAITING
-        waves = round(min(max(tokens, longer), STRETCH * tokens) / WAVE)
+        waves = round(max(tokens, longer) / WAVE)
         return min(max(waves * WAVE, num_answers + WAVE), most)
 
 

@@ -75,9 +75,11 @@ class StepPlan:
         if self.is_batch_lane:
             self.budget = min(self.budget, self._limits.batch_lane_tokens)
         elif self._mixed is not None:
-            behind = sum([len(sequence.tokens) - sequence.num_launched for sequence in roster.behind])
-            num_answers = len(roster.running) - len(roster.behind)
-            self.budget = self._mixed.size(num_answers, behind + roster.num_waiting_tokens, self.budget)
+            first = roster.order.peek() if roster.waiting_since is not None else None
+            left = [len(sequence.tokens) - sequence.num_launched for sequence in roster.behind]
+            longest = max(left, default=0) if first is None else max(*left, len(first.tokens), 0)
+            num_answers, num_waiting = len(roster.running) - len(left), sum(left) + roster.num_waiting_tokens
+            self.budget = self._mixed.size(num_answers, num_waiting, self.budget, longest)
         prompts = self.add_decodes()
         if prompts:
             for sequence in sorted(prompts, key=roster.order.rank):

@@ -46,7 +46,9 @@ class RelayedSocket:
         self._protocol = ServerProtocol(max_size=handler.max_body_bytes)
         self._parts: list[bytes] = []
         """Of a message that comes in several frames."""
-        self._pending: deque[dict[str, Any] | str] = deque()
+        self._pending: deque[tuple[dict[str, Any] | str, BodyAccount]] = deque()
+        """Requests sent ahead, and the memory they take."""
+        self._tenant = getattr(request.caller, "tenant", "")
         self._answer: SocketAnswer | None = None
         self._is_draining = False
         self._shake_hands(request)
@@ -73,6 +75,7 @@ class RelayedSocket:
                 self._take(event)
         self._flush()
         if self._protocol.state is not State.OPEN:
+            self._forget()
             self._give_up()
         else:
             self._next()
@@ -80,11 +83,11 @@ class RelayedSocket:
     def drain(self) -> None:
         """No further request is taken; the answer under way goes on to its end."""
         self._is_draining = True
-        self._pending.clear()
+        self._forget()
         self._next()
 
     def on_client_gone(self) -> None:
-        self._pending.clear()
+        self._forget()
         self._give_up()
 
     def on_client_slow(self) -> None:
@@ -103,37 +106,48 @@ class RelayedSocket:
         self._parts.append(bytes(frame.data))
         if not frame.fin:
             return
-        body = body_of(b"".join(self._parts))
-        self._parts = []
+        data, self._parts = b"".join(self._parts), []
+        body = body_of(data)
         if body == CANCEL:
             if self._answer is not None:
                 self._give_up()
                 self.send(CANCELLED)
         elif len(self._pending) >= MAX_PENDING:
-            self._pending.clear()
+            self._forget()
             self._give_up()
             self._close(POLICY, "too many requests ahead")
         elif not self._is_draining:
-            self._pending.append(body)
+            self._keep(body, len(data))
+
+    def _keep(self, body: dict[str, Any] | str, num_bytes: int) -> None:
+        account = BodyAccount(self._handler.bodies, self._tenant)
+        try:
+            account.add(num_bytes)
+            self._pending.append((body, account))
+        except Refusal as error:
+            self.send(whole_frame(error.status, dict(error.headers), error.body))
+
+    def _forget(self) -> None:
+        """Requests sent ahead are not answered any more."""
+        while self._pending:
+            self._pending.popleft()[1].close()
 
     def _next(self) -> None:
         while self._answer is None and self._pending and self._client.is_open:
-            body = self._pending.popleft()
+            body, account = self._pending.popleft()
             if isinstance(body, str):
+                account.close()
                 self.send(bad_frame(body))
                 continue
-            self._ask(streamed(body))
+            self._ask(streamed(body), account)
         if self._is_draining and self._answer is None:
             self._close(GOING_AWAY, "shutting down")
 
-    def _ask(self, data: bytes) -> None:
-        self._answer = answer = SocketAnswer(self)
+    def _ask(self, data: bytes, account: BodyAccount) -> None:
+        self._answer = answer = SocketAnswer(self, account)
         request = Incoming("POST", self._path, "", self._headers, data, time.monotonic(), None)
         try:
-            caller = self._handler.check("POST", self._path, self._headers)
-            request = request._replace(caller=caller)
-            answer.account = BodyAccount(self._handler.bodies, getattr(caller, "tenant", ""))
-            answer.account.add(len(data))
+            request = request._replace(caller=self._handler.check("POST", self._path, self._headers))
         except Refusal as error:
             self._handler.refuse(request, answer, error)
         else:
@@ -178,12 +192,12 @@ class RelayedSocket:
 class SocketAnswer:
     """Takes the answer to one frame as a connection would, and sends it as frames."""
 
-    def __init__(self, session: RelayedSocket) -> None:
+    def __init__(self, session: RelayedSocket, account: BodyAccount) -> None:
         self._session = session
+        self._account = account
         self._is_left = False
         self._rest = b""
         self.answering: Answering | None = None
-        self.account: BodyAccount | None = None
 
     @property
     def is_open(self) -> bool:
@@ -209,7 +223,7 @@ class SocketAnswer:
         """The client no longer waits for the answer."""
         self._is_left = True
         answering, self.answering = self.answering, None
-        self._give_back()
+        self._account.close()
         if answering is not None:
             answering.on_client_gone()
 
@@ -219,10 +233,5 @@ class SocketAnswer:
 
     def _finish(self) -> None:
         self.answering = None
-        self._give_back()
+        self._account.close()
         self._session.over(self)
-
-    def _give_back(self) -> None:
-        account, self.account = self.account, None
-        if account is not None:
-            account.close()
