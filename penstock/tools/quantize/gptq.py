@@ -29,9 +29,8 @@ def solve(weight: Tensor, hessian: Tensor, encoding: IntegerEncoding, damping: f
     for rows in weight.split(ROWS_AT_ONCE):  # type: ignore[no-untyped-call]
         grid = encoding.grid(rows, importance)
         parts.append(IntegerCodes(_values(rows, grid, upper, order, is_dead, encoding.most), grid))
-    grid = replace(
-        parts[0].grid, **{name: torch.cat([getattr(part.grid, name) for part in parts]) for name in ("scales", "zeros")}
-    )
+    scales, zeros = (torch.cat([getattr(part.grid, name) for part in parts]) for name in ("scales", "zeros"))
+    grid = replace(parts[0].grid, scales=scales, zeros=zeros)
     return IntegerCodes(torch.cat([part.values for part in parts]), grid)
 
 
