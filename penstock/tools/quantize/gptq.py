@@ -4,6 +4,8 @@
 are fixed before, in the file's own order, so that what is written needs no order of its own (`actorder: static`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from penstock.tools.quantize.integers import Grid, IntegerCodes, IntegerEncoding
 
-BLOCK = 128
+BLOCK = 32
 ROWS_AT_ONCE = 4096
 DAMPING = 0.01
 """Of the mean diagonal, added to it: inputs that calibration hardly moves must not be trusted with large corrections."""
@@ -26,12 +28,24 @@ def solve(weight: Tensor, hessian: Tensor, encoding: IntegerEncoding, damping: f
     order = torch.argsort(diagonal, descending=True)
     upper = _inverse_factor(hessian, is_dead, order, damping)
     parts = []
-    for rows in weight.split(ROWS_AT_ONCE):  # type: ignore[no-untyped-call]
-        grid = encoding.grid(rows, importance)
-        parts.append(IntegerCodes(_values(rows, grid, upper, order, is_dead, encoding.most), grid))
+    with _one_thread():
+        for rows in weight.split(ROWS_AT_ONCE):  # type: ignore[no-untyped-call]
+            grid = encoding.grid(rows, importance)
+            parts.append(IntegerCodes(_values(rows, grid, upper, order, is_dead, encoding.most), grid))
     scales, zeros = (torch.cat([getattr(part.grid, name) for part in parts]) for name in ("scales", "zeros"))
     grid = replace(parts[0].grid, scales=scales, zeros=zeros)
     return IntegerCodes(torch.cat([part.values for part in parts]), grid)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Columns are too small to be shared: on a CPU with other work, threads that wait for each other made it ten times slower."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def _values(weight: Tensor, grid: Grid, upper: Tensor, order: Tensor, is_dead: Tensor, most: int) -> Tensor:
