@@ -39,7 +39,7 @@ def solve(weight: Tensor, hessian: Tensor, encoding: IntegerEncoding, damping: f
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Columns are too small to be shared: on a CPU with other work, threads that wait for each other made it ten times slower."""
+    """Columns are too small to be shared: where a CPU has other work, threads waiting for each other take ten times as long."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
