@@ -139,6 +139,10 @@ class Scheduler:
 
     # Commands
 
+    def resize(self, max_batch_tokens: int) -> None:
+        """Plan steps of at most so many tokens from now on."""
+        self.limits = self.limits._replace(max_batch_tokens=max_batch_tokens)
+
     def add(self, request: Request, now: float) -> None:
         """Queue a request. Raises RequestError for what could never run, CapacityError when too much waits already."""
         if request.request_id in self._requests:
