@@ -10,7 +10,7 @@ import pytest
 
 from penstock.tools.evaluate.kept import keep, kept_reports
 from penstock.tools.evaluate.page import page_of
-from penstock.tools.evaluate.summary import summarize
+from penstock.tools.evaluate.summary import recommend, summarize
 
 pytestmark = pytest.mark.plain
 SHAPE = (1000, 2, 32, 64)
@@ -59,6 +59,13 @@ def test_the_advice_follows_what_it_costs(loss: float, advice: str) -> None:
 def test_a_mix_names_the_layers_it_spared() -> None:
     mixture = {"formats": ["int4", "int8"], "matrices": {"layers.0.a": [1, 0.1, 0.0], "layers.2.a": [0, 0.1, 0.0]}}
     assert "layers 0 keep matrices in int8" in report(0.01, mixture=mixture)["recommendation"]
+
+
+def test_too_little_text_decides_nothing() -> None:
+    wide = report(0.0) | {
+        "comparisons": [{"measure": "perplexity", "change": 0.01, "interval": [-0.1, 0.2], "verdict": "within chance"}]
+    }
+    assert "more --tokens" in recommend(wide)
 
 
 def test_what_was_not_measured_is_said() -> None:

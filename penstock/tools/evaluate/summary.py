@@ -96,6 +96,8 @@ def recommend(report: Measured) -> str:
 
 def _advice(loss: Measured, tasks: Measured | None) -> str:
     is_worse = tasks is not None and tasks["verdict"] == "worse"
+    if loss["verdict"] == "within chance" and loss["interval"][1] > SMALL and not is_worse:
+        return "measure on more --tokens before you decide"
     if (loss["verdict"] != "worse" or loss["change"] <= LOSSLESS) and not is_worse:
         return "use it"
     if loss["change"] <= SMALL and not is_worse:
