@@ -330,7 +330,7 @@ class ClusterConfig:
     down_delay_s: float = 300.0
     """How long fewer replicas must suffice before one is drained and ended"""
     window_s: float = 15.0
-    """Time in which replicas at most double, whatever the load; 0 sets no bound"""
+    """Time in which replicas at most double, or four come, whatever the load; 0 sets no bound"""
     arrival_curve: Path | None = None
     """File to keep requests a second by the time of day in: replicas are ready when the load of the days before comes again"""
     look_s: float = 1.0

@@ -4,7 +4,7 @@ All are immutable and hold no object of any layer, so a `Batch` could have been 
 step makes one of each per sequence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -26,6 +26,14 @@ class Arrival(NamedTuple):
     history: tuple[int, ...]
     """Tokens before the chunk's start, where drawing needs them (penalties); else empty."""
     adapter: str
+
+
+def num_agreeing(guess: Sequence[int], tokens: Sequence[int], begin: int = 0) -> int:
+    """Tokens of a guess that are those from `begin` on, before the first that is not."""
+    count = 0
+    while count < len(guess) and guess[count] == tokens[begin + count]:
+        count += 1
+    return count
 
 
 class Chunk(NamedTuple):
@@ -61,6 +69,10 @@ class Chunk(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 class Batch(NamedTuple):
