@@ -1,15 +1,11 @@
-"""How fast a model runs here: prefill, one stream, a full batch, and the memory they take, in a process of its own.
-
-    python -m penstock.offline.speed MODEL [REPEATS]
+"""How fast a model runs here: prefill, one stream, a full batch, and the memory they take.
 
 Greedy, end-of-text ignored, random token ids from a fresh seed, so that a prefix cache starts cold.
 """
 
-import json
 import random
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +17,7 @@ Figures = dict[str, float]
 
 
 @dataclass
-class Watch:
+class TokenTimes:
     """When each request's tokens came."""
 
     times: dict[int, list[float]] = field(default_factory=dict)
@@ -40,9 +36,9 @@ class SpeedTest:
     def ids(self, count: int) -> list[int]:
         return [self.random.randrange(10, self.llm.spec.vocab_size) for _ in range(count)]
 
-    def timed(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, Watch, float]:
+    def timed(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, TokenTimes, float]:
         """Seconds, the times of all tokens, and when it began."""
-        watch, params = Watch(), SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        watch, params = TokenTimes(), SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         begin = time.monotonic()
         self.llm.generate(prompts, params, on_update=watch.see)
         return time.monotonic() - begin, watch, begin
@@ -64,20 +60,15 @@ class SpeedTest:
         return {"output_tokens_per_s": num_requests * 128 / seconds}
 
 
-def main() -> None:
-    model, repeats = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
+def measure_speed(model: str, repeats: int) -> dict[str, object]:
+    """Medians in tokens a second, and the most memory this process has taken."""
+    found: dict[str, object] = {}
     with LLM(model, max_sequences=32, max_context=1024, speculate="off", prefix_caching=False) as llm:
         test = SpeedTest(llm, random.SystemRandom().randrange(2**31))
         test.timed([test.ids(8)], 1)
         parts: dict[str, Callable[[], Figures]] = {"W1": test.w1, "W2": test.w2, "W3": lambda: test.w3(32)}
-        found: dict[str, object] = {}
         for name, part in parts.items():
             runs = 1 if name == "W3" else repeats  # many requests are an average already
             found[name] = round(statistics.median(next(iter(part().values())) for _ in range(runs)), 2)
         found |= {"weight_bytes": llm.loaded.weight_bytes, "runner": type(llm.loaded.network).__name__}
-    found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found | {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -104,7 +104,7 @@ def _measured(config: Config, model: str, files: "ModelFiles", reference: str | 
             "tasks", ["penstock", "eval", "tasks", config.tasks, model, "--json", *count, *rounding]
         )
     if config.speed:
-        found["speed"] = _child("speed", ["penstock.offline.speed", model])
+        found["speed"] = _child("speed", ["penstock.cli.evaluate.speed", model])
     return found
 
 
