@@ -21,61 +21,17 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 BEGIN = time.monotonic()
 
 import torch  # noqa: E402
 
-from penstock import LLM, SamplingParams  # noqa: E402
-from penstock.offline.llm import Update  # noqa: E402
-
-Figures = dict[str, float]
+from penstock import LLM  # noqa: E402
+from penstock.offline.speed import Figures, SpeedTest  # noqa: E402
 
 
-@dataclass
-class Watch:
-    """When each request's tokens came."""
-
-    times: dict[int, list[float]] = field(default_factory=dict)
-
-    def see(self, update: Update) -> None:
-        self.times.setdefault(id(update.completion), []).extend([time.monotonic()] * update.num_tokens)
-
-
-def greedy(num_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-
-
-class Bench:
-    def __init__(self, llm: LLM, seed: int) -> None:
-        self.llm = llm
-        self.random = random.Random(seed)
-
-    def ids(self, count: int) -> list[int]:
-        return [self.random.randrange(10, self.llm.spec.vocab_size) for _ in range(count)]
-
-    def timed(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, Watch, float]:
-        """Seconds, the times of all tokens, and when it began."""
-        watch = Watch()
-        begin = time.monotonic()
-        self.llm.generate(prompts, greedy(num_tokens), on_update=watch.see)
-        return time.monotonic() - begin, watch, begin
-
-    def w1(self) -> Figures:
-        seconds, _, _ = self.timed([self.ids(512)], 1)
-        return {"tokens_per_s": 512 / seconds}
-
-    def w2(self) -> Figures:
-        _, watch, _ = self.timed([self.ids(64)], 128)
-        (times,) = watch.times.values()
-        return {"tokens_per_s": (len(times) - 1) / (times[-1] - times[0])}
-
-    def w3(self) -> Figures:
-        seconds, _, _ = self.timed([self.ids(256) for _ in range(64)], 128)
-        return {"output_tokens_per_s": 64 * 128 / seconds}
-
+class Bench(SpeedTest):
     def w4(self) -> Figures:
         shared = self.ids(512)
         seconds, _, _ = self.timed([shared + self.ids(32) for _ in range(64)], 32)

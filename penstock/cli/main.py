@@ -66,6 +66,9 @@ COMMANDS: Mapping[str, Command] = {
     "eval": Command(
         "penstock.cli.evaluate.command", "Measure a model on a text or on questions, alone or beside another"
     ),
+    "eval report": Command(
+        "penstock.cli.evaluate.report", "Report what making a model smaller changed: page and values"
+    ),
     "eval compare": Command("penstock.cli.evaluate.compare", "Compare two reports of eval: better, worse, or chance"),
     "train-draft": Command(
         "penstock.cli.train_draft",

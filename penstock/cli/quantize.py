@@ -46,7 +46,7 @@ class Config:
     data_tokens: int = 16384
     """Calibrate on this many tokens, from all over the text"""
     group: int | None = None
-    """SeenInputs that share a scale: 32, 64 or 128 (default: the largest that fits)"""
+    """Inputs that share a scale: 32, 64 or 128 (default: the largest that fits)"""
     damping: float = 0.01
     """GPTQ's damping, as a share of the mean diagonal"""
     bits_per_weight: float | None = None

@@ -26,6 +26,7 @@ from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.hardware import find as find_hardware
 from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.precision import Precision
+from penstock.tools.evaluate.kept import keep
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.money import HOURS_PER_MONTH
 from tests.cli.test_simulate import SHAPE
@@ -133,12 +134,18 @@ def test_the_page_has_every_part(capsys):
 
 
 def test_every_option_of_the_ranking_has_its_command(capsys):
-    """Those that no engine runs say what is missing."""
-    status, printed = plan(capsys, "smollm2-135m", *SMALL[:-4], "--weights", "bf16,int4", "--kv", "bf16,fp8", "--json")
+    """Those that no engine runs say what is missing; those that have to be made first say how."""
+    status, printed = plan(capsys, "smollm2-135m", *SMALL[:-4], "--weights", "fp16,int4", "--kv", "bf16,fp8", "--json")
     assert status == 0
     data = json.loads(printed.out)
     assert len(data["options"]) > 1
     assert any(option["gaps"] for option in data["options"])
+    made = next(option for option in data["options"] if option["weights"] == "int4" and not option["gaps"])
+    assert made["launch"][0] == (
+        "penstock quantize hf:HuggingFaceTB/SmolLM2-135M-Instruct --to int4 --out SmolLM2-135M-Instruct-int4"
+    )
+    assert made["launch"][1].startswith("penstock serve --weights packed")
+    assert made["launch"][1].endswith(" SmolLM2-135M-Instruct-int4")
     print_plan(data)
     launch = capsys.readouterr().out.partition("Launch\n")[2]
     for number, option in enumerate(data["options"], 1):
@@ -146,6 +153,16 @@ def test_every_option_of_the_ranking_has_its_command(capsys):
             assert f"\n{number}  {option['launch'][0]}" in launch
         else:
             assert launch.splitlines()[1] == option["launch"][0]
+
+
+def test_a_plan_knows_the_measured_quality_of_formats_that_were_reported(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spec = find_model("smollm2-135m")
+    report = {"format": "int4", "method": "gptq", "after": {"bits_per_weight": 4.3}, "divergence": {"kl": 0.02},
+              "comparisons": [{"measure": "perplexity", "change": 0.031}]}  # fmt: skip
+    keep(report, (spec.num_parameters, spec.num_layers, spec.hidden_size, spec.vocab_size), default_cache())
+    printed = plan(capsys, "smollm2-135m", *SMALL[:-4], "--weights", "bf16,int4")[1].out
+    assert "quality     int4: perplexity +3.1 %, KL 0.0200 nats by gptq, as reported" in printed
 
 
 def test_a_month_is_of_as_many_replicas_as_its_use_asks_for(capsys):

@@ -4,12 +4,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from penstock.errors import ConfigError, ModelFileError
 from penstock.runtime.files import ModelFiles
-from penstock.tools.quantize.schemes import SCHEMES
+from penstock.tools.quantize.observe import ObservedProjection, observed
+from penstock.tools.quantize.schemes import SCHEMES, quantization_config
+from penstock.tools.quantize.walk import LayerWalk
+from tests.models.ours import Ours
 from tests.models.tiny import SMALL, Variant, llama
 from tests.quantize.making import job, make, read, save
 
@@ -141,3 +145,26 @@ def test_groups_that_do_not_fit_are_refused_by_size(tmp_path: Path) -> None:
         SCHEMES["int4"].in_groups(spec, 64)
     with pytest.raises(ConfigError, match="--group"):
         SCHEMES["q4_0"].in_groups(spec, 32)
+
+
+def test_scales_of_a_cache_reach_the_largest_key_and_value_and_hinder_nobody(plain: Path, tmp_path: Path) -> None:
+    made = job(plain, tmp_path / "made", "w8a8")
+    made.kv_scales = True
+    made.run(lambda stage, done, total: None)
+    made.target.finish(quantization_config(made.scheme, made.method, ["lm_head"]), {}, "")
+    files = ModelFiles("", tmp_path / "made")
+    scales = [float(_numbers(files, f"model.layers.0.self_attn.{part}_scale")) for part in "kv"]
+    layer = made.original.layer(0)
+    walk = LayerWalk(made.original, made.tokens)  # type: ignore[arg-type]
+    walk.begin()
+    with observed(layer.layers[0], products=False) as seen:
+        walk.run(layer, keep=False)
+    watched = seen["attention.qkv"]
+    assert isinstance(watched, ObservedProjection)
+    assert scales[0] == pytest.approx(float(watched.most[64:96].max()) / 448, rel=1e-5)
+    assert scales[1] == pytest.approx(float(watched.most[96:].max()) / 448, rel=1e-5)
+    assert len(Ours(tmp_path / "made", 64).greedy([1, 2, 3], 2, 4)[0]) == 7
+
+
+def _numbers(files: ModelFiles, name: str) -> float:
+    return float(np.frombuffer(files.checkpoint.tensor(name).data.tobytes(), np.float32)[0])

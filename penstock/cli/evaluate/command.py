@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.evaluate.config import Config, engine_config
-from penstock.cli.loading import adapter_at, open_llm
+from penstock.cli.evaluate.config import Config
+from penstock.cli.evaluate.rounding import open_measured
+from penstock.cli.loading import adapter_at
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -57,7 +58,7 @@ def _cell(value: object) -> str:
 
 
 def _perplexity(config: Config, text: str) -> dict[str, Any]:
-    with open_llm(engine_config(config, config.model)) as llm:
+    with open_measured(config) as llm:
         from penstock.offline.perplexity import longest_context, measure
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens]
@@ -106,7 +107,7 @@ def _tasks(config: Config) -> dict[str, Any]:
             questions = read_suite(name, fetch_text(name, fetched))[: config.tokens]
     else:
         questions = read_questions(config.file, config.tokens)
-    with open_llm(engine_config(config, config.model)) as llm, ProgressBar("questions") as progress:
+    with open_measured(config) as llm, ProgressBar("questions") as progress:
         right = []
         for number, question in enumerate(questions):
             progress("asking", number, len(questions))

@@ -37,6 +37,8 @@ class Config:
     """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     reference: str | None = None
     """Model to compare predictions with, or a file that --save-logits wrote"""
+    activations: Literal["served", "int8", "q8"] = "served"
+    """Round what matrices are multiplied with as W8A8 engines do (int8, by token) or as llama.cpp does (q8, blocks of 32)"""
     save_logits: Path | None = None
     """File to keep this model's predictions in, as a --reference for others"""
     draft_model: str | None = None

@@ -1,5 +1,6 @@
 """A plan as plain data: what `--json` prints, what `plan verify` reads, and what the report lays out."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -7,6 +8,9 @@ from penstock.cli.plan.config import Config, as_plain
 from penstock.cli.plan.launch import launch_lines, standing
 from penstock.cli.plan.model import Described
 from penstock.metrics.summary import Percentiles
+from penstock.runtime.formats.hub import default_cache
+from penstock.runtime.models.spec import ModelSpec
+from penstock.tools.evaluate.kept import kept_reports
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.capacity import CapacityTrial
 from penstock.tools.planner.constraint import extrapolated_fraction, moments
@@ -23,6 +27,7 @@ def plan_data(
     spec, sizes = described.spec, plan.demand.sizes
     chosen = plan.chosen
     options = [_with_chosen(option, chosen) for option in plan.options]
+    quality = measured_quality(spec)
     return {
         "penstock_plan": VERSION,
         "asked": as_plain(config),
@@ -46,8 +51,8 @@ def plan_data(
         },
         "target": asdict(plan.target),
         "took": {"seconds": round(seconds, 2), "num_simulations": num_runs, "num_fitting": plan.num_bounded},
-        "chosen": None if chosen is None else option_data(chosen, plan, described.source),
-        "options": [option_data(option, plan, described.source) for option in options],
+        "chosen": None if chosen is None else option_data(chosen, plan, described.source, quality),
+        "options": [option_data(option, plan, described.source, quality) for option in options],
         "pareto": [asdict(point) for point in plan.pareto],
         "rejected": [asdict(one) for one in plan.rejected],
         "at_load": None if plan.at_load is None or chosen is None else _at_load(plan.at_load, chosen),
@@ -66,7 +71,19 @@ def _with_chosen(option: Option, chosen: Option | None) -> Option:
     return chosen if chosen is not None and option.candidate.key == chosen.candidate.key else option
 
 
-def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
+def measured_quality(spec: ModelSpec) -> dict[str, dict[str, Any]]:
+    """By number format: what a report of `penstock eval report` says of this model in it; the least loss, where several do."""
+    shape = (spec.num_parameters, spec.num_layers, spec.hidden_size, spec.vocab_size)
+    found: dict[str, dict[str, Any]] = {}
+    for report in kept_reports(shape, default_cache()):
+        if report["loss"] is not None:
+            kl = (report["divergence"] or {}).get("kl")
+            values = {"method": report["method"], "perplexity_change": report["loss"], "kl": kl}
+            found.setdefault(str(report["format"]), {**values, "bits_per_weight": report["after"]["bits_per_weight"]})
+    return found
+
+
+def option_data(option: Option, plan: Plan, source: str, quality: Mapping[str, Any]) -> dict[str, Any]:
     candidate, at = option.candidate, option.capacity.at
     sizes = plan.demand.sizes
     tokens = option.replica_rate * sizes.mean_answer
@@ -77,6 +94,7 @@ def option_data(option: Option, plan: Plan, source: str) -> dict[str, Any]:
         "hardware": candidate.hardware.name,
         "layout": asdict(candidate.layout),
         "weights": candidate.weights,
+        "quality": quality.get(candidate.weights),
         "kv": candidate.kv,
         "max_sequences": candidate.max_sequences,
         "max_batch_tokens": candidate.max_batch_tokens,

@@ -11,7 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.cli import serve
-from penstock.config import AdapterConfig, CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
+from penstock.config import (
+    AdapterConfig,
+    CacheConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    Weights,
+)
 from penstock.console.args import arguments_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
@@ -20,7 +28,9 @@ from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.search import Option
 from penstock.tools.sim.adapters import AskedAdapters
 
-SERVED_WEIGHTS = ("bf16", "fp8", "file")
+MADE_WEIGHTS = ("int8", "int4")
+"""Number formats that `quantize` writes once, before serve."""
+SERVED_WEIGHTS = ("bf16", "fp8", "file", *MADE_WEIGHTS)
 """Number formats that serve can be asked for, or that a file brings."""
 ADAPTERS_DIR = "ADAPTERS"
 """Stands for the directory that adapters lie in."""
@@ -47,7 +57,7 @@ def gaps_of(candidate: Candidate) -> tuple[str, ...]:
     else:
         gaps.append("latent attention (MLA) is not computed yet")
     if candidate.weights not in SERVED_WEIGHTS:
-        gaps.append(f"{candidate.weights} weights made at load: serve keeps weights as the file has them, or in fp8")
+        gaps.append(f"{candidate.weights} weights: serve keeps weights as the file has them, or in fp8")
     if candidate.kv not in SERVED_KV:
         gaps.append(f"{candidate.kv} KV")
     return tuple(gaps)
@@ -73,12 +83,15 @@ def nodes_of(candidate: Candidate) -> int:
 
 def serve_config(candidate: Candidate, source: str, port: int = 8000) -> serve.Config:
     """What serve must be told so that its engine is the one that was simulated."""
-    is_fp8 = candidate.weights == "fp8"
+    weights: Weights = "fp8" if candidate.weights == "fp8" else "auto"
+    if candidate.weights in MADE_WEIGHTS:
+        source = made_name(candidate, source)
+        weights = "packed" if candidate.hardware.kind == "gpu" else "auto"
     layout, nodes = candidate.layout, nodes_of(candidate)
     rendezvous = RENDEZVOUS if nodes > 1 else None
     return serve.Config(
         server=ServerConfig(port=port),
-        model=ModelConfig(source, weights="fp8" if is_fp8 else "auto", max_context=candidate.max_context),
+        model=ModelConfig(source, weights=weights, max_context=candidate.max_context),
         cache=replace(CacheConfig(), kv={"fp8": "fp8", "int8": "int8"}.get(candidate.kv, "auto")),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(max_batch_tokens=candidate.max_batch_tokens, max_sequences=candidate.max_sequences),
         parallel=ParallelConfig(layout.tensor, layout.pipeline, layout.expert, nodes, rendezvous),
@@ -94,6 +107,20 @@ def _adapters(asked: AskedAdapters) -> AdapterConfig:
     )
 
 
+def made_name(candidate: Candidate, source: str) -> str:
+    """The folder that a made format is written to and served from."""
+    return f"{source.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-{candidate.weights}"
+
+
+def making(candidate: Candidate, source: str) -> list[str]:
+    """The command that writes the weights, where they have to be made first."""
+    if candidate.weights not in MADE_WEIGHTS:
+        return []
+    return [
+        shlex.join(["penstock", "quantize", source, "--to", candidate.weights, "--out", made_name(candidate, source)])
+    ]
+
+
 def command(candidate: Candidate, source: str, port: int = 8000) -> str:
     return shlex.join(["penstock", "serve", *arguments_of(serve_config(candidate, source, port))])
 
@@ -105,7 +132,8 @@ def launch_lines(option: Option, source: str) -> list[str]:
         return [f"not yet: {gap}" for gap in option.gaps]
     if not source:
         return ["give the model's directory, file or hf:ORG/NAME to get its command"]
-    return [*_commands(option, source), *([f"# {UNTRIED}"] if standing(candidate, ()) == UNTRIED else [])]
+    made = making(candidate, source)
+    return [*made, *_commands(option, source), *([f"# {UNTRIED}"] if standing(candidate, ()) == UNTRIED else [])]
 
 
 def _commands(option: Option, source: str) -> list[str]:
@@ -138,6 +166,9 @@ def simulate_command(option: Option, model: str, config_path: str, profile: Path
 def config_text(option: Option, model: str, source: str, path: str, profile: Path | None = None) -> str:
     """A TOML file that `serve --config` and `simulate --config` both read."""
     lines = [f"# {model} on {option.candidate.name}: {option.num_replicas} of these"]
+    if option.candidate.weights in MADE_WEIGHTS and source:
+        lines += [f"# {line}" for line in making(option.candidate, source)]
+        source = made_name(option.candidate, source)
     if option.gaps:
         lines += [f"# The engine cannot run this layout yet: {gap}" for gap in option.gaps]
     else:
@@ -151,6 +182,8 @@ def config_text(option: Option, model: str, source: str, path: str, profile: Pat
 def cluster_text(option: Option, model: str, source: str, path: str) -> str:
     """A TOML file that `up` takes: the same engine, so many of them."""
     candidate, count = option.candidate, max(option.num_replicas, 1)
+    if candidate.weights in MADE_WEIGHTS:
+        source = made_name(candidate, source)
     lines = [f"# {model} on {candidate.name}: {count} replicas", f"# {shlex.join(['penstock', 'up', path])}", ""]
     values = [f"model = {json.dumps(source)}", f"min-replicas = {count}", f"max-replicas = {count}"]
     if candidate.hardware.kind == "gpu":
@@ -165,8 +198,9 @@ def _settings(candidate: Candidate) -> list[str]:
         "max-sequences": str(candidate.max_sequences),
         "max-batch-tokens": str(candidate.max_batch_tokens),
     }
-    if candidate.weights == "fp8":
-        values["weights"] = '"fp8"'
+    asked = serve_config(candidate, "").model.weights
+    if asked != "auto":
+        values["weights"] = f'"{asked}"'
     if candidate.kv != "bf16":
         values["kv"] = f'"{candidate.kv}"'
     if candidate.max_context is not None:

@@ -151,6 +151,10 @@ def _print_ranking(data: Data) -> None:
         )
     columns = ("", "a replica", "sequences", "budget", "devices", "$/hour", "req/s each", "tok/s/device", "tok/s/user")
     print_table((*columns, "runs today"), rows)
+    for name, quality in {one["weights"]: one["quality"] for one in data["options"] if one.get("quality")}.items():
+        kl = "" if quality["kl"] is None else f", KL {quality['kl']:.4f} nats"
+        words = f"perplexity {100 * quality['perplexity_change']:+.1f} %{kl} by {quality['method']}, as reported"
+        print(printable(f"quality     {name}: {words}"))
     if data["pareto"]:
         print()
         points = [

@@ -60,7 +60,7 @@ def _question(entry: Mapping[str, Any]) -> TaskQuestion:
             entry["ctx"], tuple(f" {end}" for end in entry["endings"]), int(entry["label"]), topic, hard
         )
     if "sol1" in entry:  # PIQA
-        prompt = f"TaskQuestion: {entry['goal']}\nAnswer:"
+        prompt = f"Question: {entry['goal']}\nAnswer:"
         return TaskQuestion(prompt, (f" {entry['sol1']}", f" {entry['sol2']}"), int(entry["label"]), topic, hard)
     if "option1" in entry:  # WinoGrande: what follows the gap is scored, after either filling
         before, _, after = entry["sentence"].partition("_")
@@ -75,7 +75,7 @@ def _question(entry: Mapping[str, Any]) -> TaskQuestion:
         else:
             pairs = [(choice["text"], choice["label"]) for choice in listed or ()]
         texts, labels = zip(*pairs)
-        prompt = f"TaskQuestion: {body}\nAnswer:"
+        prompt = f"Question: {body}\nAnswer:"
         return TaskQuestion(prompt, tuple(f" {text}" for text in texts), labels.index(entry["answerKey"]), topic, hard)
     if "choices" in entry:
         prompt = entry.get("prompt", entry.get("question"))
@@ -83,7 +83,7 @@ def _question(entry: Mapping[str, Any]) -> TaskQuestion:
             str(prompt), tuple(f" {text}" for text in entry["choices"]), int(entry["answer"]), topic, hard
         )
     answer = str(entry["answer"]).rpartition("####")[2].strip()  # GSM8K
-    return TaskQuestion(f"TaskQuestion: {entry.get('question', entry.get('prompt'))}\nAnswer:", (), answer, topic, hard)
+    return TaskQuestion(f"Question: {entry.get('question', entry.get('prompt'))}\nAnswer:", (), answer, topic, hard)
 
 
 def choose(scores: Sequence[float], choices: Sequence[str]) -> int:

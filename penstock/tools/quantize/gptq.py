@@ -4,26 +4,54 @@
 are fixed before, in the file's own order, so that what is written needs no order of its own (`actorder: static`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from penstock.tools.quantize.integers import IntegerCodes, IntegerEncoding
+from penstock.tools.quantize.integers import Grid, IntegerCodes, IntegerEncoding
 
-BLOCK = 128
+BLOCK = 32
+ROWS_AT_ONCE = 4096
 DAMPING = 0.01
 """Of the mean diagonal, added to it: inputs that calibration hardly moves must not be trusted with large corrections."""
 MOST_DAMPING = 1.0
 
 
 def solve(weight: Tensor, hessian: Tensor, encoding: IntegerEncoding, damping: float = DAMPING) -> IntegerCodes:
-    """[rows, columns] in float32."""
+    """[rows, columns] in float32. Rows do not depend on each other, so a wide matrix takes no more memory than some of them."""
     diagonal = hessian.diagonal().clone()
     is_dead = diagonal <= 0
-    grid = encoding.grid(weight, torch.where(is_dead, diagonal.mean().clamp(min=1e-12), diagonal))
+    importance = torch.where(is_dead, diagonal.mean().clamp(min=1e-12), diagonal)
     order = torch.argsort(diagonal, descending=True)
     upper = _inverse_factor(hessian, is_dead, order, damping)
+    parts = []
+    with _one_thread():
+        for rows in weight.split(ROWS_AT_ONCE):  # type: ignore[no-untyped-call]
+            grid = encoding.grid(rows, importance)
+            parts.append(IntegerCodes(_values(rows, grid, upper, order, is_dead, encoding.most), grid))
+    scales, zeros = (torch.cat([getattr(part.grid, name) for part in parts]) for name in ("scales", "zeros"))
+    grid = replace(parts[0].grid, scales=scales, zeros=zeros)
+    return IntegerCodes(torch.cat([part.values for part in parts]), grid)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Columns are too small to be shared: where a CPU has other work, threads waiting for each other take ten times as long."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
+def _values(weight: Tensor, grid: Grid, upper: Tensor, order: Tensor, is_dead: Tensor, most: int) -> Tensor:
+    """Column by column in `order`; what rounding one costs is spread over those after it."""
     scales, zeros = (each.t()[order] for each in grid.spread())
-    columns = weight.t()[order].clone()
+    columns = weight.t()[order]
     columns[is_dead[order]] = 0
     values = torch.empty_like(columns, dtype=torch.uint8)
     for start in range(0, len(columns), BLOCK):
@@ -32,12 +60,12 @@ def solve(weight: Tensor, hessian: Tensor, encoding: IntegerEncoding, damping: f
         errors = torch.empty_like(block)
         for place in range(stop - start):
             scale, zero = scales[start + place], zeros[start + place]
-            value = (block[place] / scale).add_(zero).round_().clamp_(0, encoding.most)
+            value = (block[place] / scale).add_(zero).round_().clamp_(0, most)
             values[start + place] = value.to(torch.uint8)
             errors[place] = value.sub_(zero).mul_(scale).sub_(block[place]).div_(-factor[place, place])
             block[place + 1 :].addr_(factor[place, place + 1 :], errors[place], alpha=-1)
         columns[stop:].addmm_(upper[start:stop, stop:].t(), errors, alpha=-1)
-    return IntegerCodes(values[torch.argsort(order)].t().contiguous(), grid)
+    return values[torch.argsort(order)].t().contiguous()
 
 
 def _inverse_factor(hessian: Tensor, is_dead: Tensor, order: Tensor, damping: float) -> Tensor:

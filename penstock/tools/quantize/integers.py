@@ -58,7 +58,7 @@ class IntegerCodes:
 class IntegerEncoding:
     bits: int
     group: int | None
-    """SeenInputs that share a scale; None for a whole row."""
+    """Inputs that share a scale; None for a whole row."""
     symmetric: bool
     layout: Layout
     scale_dtype: torch.dtype

@@ -1,0 +1,111 @@
+"""A report of `eval report` as one page for people: the sentence, tables, plots. It holds all it needs and fetches nothing."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from penstock.tools.bench.report.page import STYLE, table
+from penstock.tools.bench.report.plot import NUM_COLOURS, Line, plot
+from penstock.tools.evaluate.summary import WORKLOADS
+
+Report = Mapping[str, Any]
+
+
+def page_of(report: Report) -> str:
+    title = f"{report['before']['model']} as {report['format'] or report['after']['model']}"
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            f"<p><strong>{escape(report['recommendation'])}.</strong></p>",
+            table(("", "before", "after", "after / before"), rows_of(report)),
+            _quality(report),
+            f'<div class="plots">{_plots(report)}</div>',
+            _legend(report),
+            _strata(report),
+            "</body></html>",
+        ]
+    )
+
+
+def rows_of(report: Report) -> list[tuple[str, ...]]:
+    before, after, ratios = report["before"], report["after"], report["ratios"]
+    found: list[tuple[str, ...]] = [
+        ("size, MB", *(f"{side['bytes'] / 1e6:,.1f}" for side in (before, after)), _ratio(ratios, "bytes")),
+        ("bits a weight", *(f"{side['bits_per_weight']:.2f}" for side in (before, after)), ""),
+    ]
+    speeds = [side["speed"] or {} for side in (before, after)]
+    if any(speeds):
+        peaks = [f"{speed['peak_bytes'] / 1e6:,.0f}" if speed else "" for speed in speeds]
+        found.append(("peak memory, MB", *peaks, _ratio(ratios, "peak_bytes")))
+        for name, words in WORKLOADS.items():
+            cells = [f"{speed[name]:,.1f}" if speed else "" for speed in speeds]
+            found.append((f"{name}, {words}, tokens/s", *cells, _ratio(ratios, name)))
+    for name in ("perplexity", "accuracy"):
+        if before[name] is not None and after[name] is not None:
+            found.append((name, f"{before[name]:.4g}", f"{after[name]:.4g}", ""))
+    return found
+
+
+def _ratio(ratios: Mapping[str, float], name: str) -> str:
+    return f"{ratios[name]:.2f}" if name in ratios else ""
+
+
+def _quality(report: Report) -> str:
+    rows = [
+        (line["measure"], f"{line['change']:+.4f}", " to ".join(f"{each:+.4f}" for each in line["interval"]), line["verdict"])
+        for line in report["comparisons"]
+    ]  # fmt: skip
+    found = table(("measure", "change", "19 of 20 lie between", "after is"), rows) if rows else ""
+    divergence = report["divergence"]
+    if divergence:
+        quantiles = [(f"{float(name):.1%}", f"{value:.5f}") for name, value in divergence["kl_quantiles"].items()]
+        same = f"{divergence['same_top_1']:.1%}"
+        found += f"<p>KL divergence {divergence['kl']:.5f} nats a token; the same likeliest token {same}.</p>"
+        found += table(("tokens below", "KL"), [*quantiles, ("all", f"{divergence['kl_most']:.4f}")])
+    return found
+
+
+def _plots(report: Report) -> str:
+    names = matrices_of(report)
+    errors = [
+        Line([(each["layer"], each[name]) for each in report["layers"] if name in each], number % NUM_COLOURS, True)
+        for number, name in enumerate(names)
+    ]
+    found = plot("Relative error behind each matrix", errors, "layer", "error") if errors else ""
+    divergence = report["divergence"]
+    if divergence:
+        points = [(float(name), value) for name, value in divergence["kl_quantiles"].items()]
+        found += plot("KL divergence by share of tokens", [Line(points, 0, True)], "share of tokens", "nats")
+    ratios = [(number, report["ratios"][name]) for number, name in enumerate(WORKLOADS, 1) if name in report["ratios"]]
+    if ratios:
+        found += plot("Speed after / before, W1 to W3", [Line(ratios, 2, True)], "workload", "times")
+    return found
+
+
+def matrices_of(report: Report) -> list[str]:
+    return sorted({name for each in report["layers"] for name in each if name != "layer"})
+
+
+def _legend(report: Report) -> str:
+    items = "".join(
+        f'<li><span class="c{number % NUM_COLOURS}"></span>{escape(name)}</li>'
+        for number, name in enumerate(matrices_of(report))
+    )
+    return f'<ul class="legend">{items}</ul>' if items else ""
+
+
+def _strata(report: Report) -> str:
+    before, after = report["strata"]["before"], report["strata"]["after"]
+    if not before or not after:
+        return ""
+    rows = [
+        (f"{kind}: {name}", each["questions"], f"{each['accuracy']:.3f}", f"{now['accuracy']:.3f}",
+         " to ".join(f"{limit:.3f}" for limit in now["interval"]))
+        for kind, groups in before.items()
+        for name, each in groups.items()
+        if (now := after.get(kind, {}).get(name))
+    ]  # fmt: skip
+    return "<h2>Tasks</h2>" + table(("stratum", "questions", "before", "after", "19 of 20"), rows)

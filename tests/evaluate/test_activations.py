@@ -1,0 +1,48 @@
+"""Activations are rounded as the engines do that are stood in for, and only before matrices."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.runtime.formats.quants import unpack
+from penstock.runtime.layers.decoder import Decoder
+from penstock.tools.evaluate.activations import RoundedLinear, round_inputs, rounded
+from penstock.tools.quantize.ggml import encode
+from tests.models.ours import Ours
+from tests.models.tiny import SMALL, Variant
+from tests.quantize.making import save
+
+pytestmark = pytest.mark.torch
+
+
+def rows() -> torch.Tensor:
+    found = torch.randn((9, 96), generator=torch.Generator().manual_seed(2))
+    found[3] = 0
+    found[4, 5] = 60.0  # an outlier takes its row's steps
+    return found
+
+
+def test_blocks_are_those_of_llama_cpp() -> None:
+    found = rounded(rows(), "q8")
+    packed = encode("Q8_0", rows().numpy())
+    assert np.allclose(found.numpy(), unpack("Q8_0", packed), rtol=0, atol=1e-6)
+
+
+def test_an_error_is_at_most_half_a_step_and_blocks_err_less() -> None:
+    x = rows()
+    by_token, by_block = rounded(x, "int8"), rounded(x, "q8")
+    assert ((by_token - x).abs() <= x.abs().amax(-1, keepdim=True) / 254 + 1e-6).all()
+    assert (by_block - x)[4].norm() < (by_token - x)[4].norm()
+    assert (by_token[3] == 0).all()
+
+
+def test_every_matrix_of_the_layers_is_taken_hold_of(tmp_path: Path) -> None:
+    ours = Ours(save(Variant("Llama", SMALL | {"vocab_size": 257}), tmp_path / "model"), 64)
+    network = ours.module
+    assert isinstance(network, Decoder)
+    count = sum(isinstance(module, RoundedLinear) for module in network.modules())
+    assert count == 0
+    assert round_inputs(network, "int8") == 4 * network.spec.num_layers
+    assert sum(isinstance(module, RoundedLinear) for module in network.modules()) == 4 * network.spec.num_layers
