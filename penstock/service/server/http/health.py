@@ -7,6 +7,7 @@ from starlette.requests import Request
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.connection import exchange_of
 
 
 async def live(request: Request) -> Json:
@@ -36,7 +37,7 @@ async def health(request: Request) -> Json:
 
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
-    async with front.turns.take(request.scope.get("penstock.tenant", "")):
+    async with front.turns.take(exchange_of(request.scope).tenant):
         return PlainText(front.render_metrics().encode(), CONTENT_TYPE)
 
 
