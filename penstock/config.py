@@ -148,7 +148,7 @@ class SchedulerConfig:
     """Who is admitted first: first-come, priority, deadline, fair between tenants, or auto (fair if there are several keys)"""
     max_batch_tokens: int | None = None
     """Most tokens computed in one step; longer prompts are split over steps (default: what a GPU computes in 0.12 s, at most
-    8,192, or a CPU in a second, at most 1,024)"""
+    8,192, and fewer beside answers where steps cost less so; what a CPU computes in a second, at most 1,024)"""
     max_sequences: int = 256
     """Most sequences generating at once"""
     max_waiting: int = 1024
@@ -330,7 +330,7 @@ class ClusterConfig:
     down_delay_s: float = 300.0
     """How long fewer replicas must suffice before one is drained and ended"""
     window_s: float = 15.0
-    """Time in which replicas at most double, whatever the load; 0 sets no bound"""
+    """Time in which replicas at most double, or four come, whatever the load; 0 sets no bound"""
     arrival_curve: Path | None = None
     """File to keep requests a second by the time of day in: replicas are ready when the load of the days before comes again"""
     look_s: float = 1.0
