@@ -159,6 +159,18 @@ class PrefixHit(NamedTuple):
     """When it was admitted: before that it waited, after that it computed."""
     differs: tuple[int, int, int] | None = None
     """Where the most recent cached prompt with the same beginning differs: position, own token, the token there."""
+    host: int = 0
+    """Of the tokens, those that came back from host memory."""
+    disk: int = 0
+    tier_miss: str = ""
+    """Why tiers gave no more."""
+    num_moved: int = 0
+    """Of the tokens, those that another engine computed for this request: they were not in any cache."""
+
+    @property
+    def num_reused(self) -> int:
+        """Tokens that had been computed before."""
+        return self.num_tokens - self.num_moved
 
 
 class Drafted(NamedTuple):

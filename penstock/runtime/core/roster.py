@@ -3,6 +3,8 @@
 Sole writer of queues and epochs. Knows no steps, and nothing of what is computed.
 """
 
+from collections.abc import Callable
+
 from penstock.runtime.core.batching import Batching
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.limits import Limits
@@ -25,6 +27,7 @@ class Roster:
         "num_batch_waiting",
         "num_epochs",
         "num_waiting_tokens",
+        "on_preempt",
         "order",
         "present",
         "running",
@@ -46,6 +49,8 @@ class Roster:
         self.num_batch_waiting = 0
         """Waiting batch sequences; they count towards no limit of interactive ones."""
         self.num_waiting_tokens = 0
+        self.on_preempt: Callable[[Sequence], None] | None = None
+        """Called with a sequence that is about to lose its blocks and wait again."""
         self._pool = pool
         self._max_sequences = limits.max_sequences
         self._rows = list(range(limits.max_sequences - 1, -1, -1))
@@ -141,6 +146,8 @@ class Roster:
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a running sequence: it waits again and recomputes everything that is not cached by then."""
+        if self.on_preempt is not None:
+            self.on_preempt(sequence)
         self.leave(sequence)
         self.wait(sequence)
 
