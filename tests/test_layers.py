@@ -398,3 +398,25 @@ def test_a_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef) and node.name not in CONVENTIONS:
                 homes.setdefault(node.name, []).append(module_of(path))
     assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
+def test_a_scope_has_one_key_of_ours() -> None:
+    """What is known of an exchange is one typed value; the connection's own key apart."""
+    strings = {
+        (module_of(path), node.slice.value if isinstance(node, ast.Subscript) else node.args[0].value)
+        for path in sources()
+        if room_of(path) == "server"
+        for node in nodes(path)
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.slice, ast.Constant)
+            and dotted(node.value).endswith("scope")
+        )
+        or (
+            isinstance(node, ast.Call)
+            and dotted(node.func).endswith(("scope.get", "scope.pop", "scope.setdefault"))
+            and isinstance(node.args[0], ast.Constant)
+        )
+    }
+    ours = {(module, key) for module, key in strings if str(key).startswith("penstock.")}
+    assert {key for _, key in ours} <= {"penstock.connection"}, f"use exchange_of(scope): {sorted(ours)}"

@@ -9,6 +9,7 @@ from penstock.runtime.core.inspection import CACHED, FREE, HELD, NO_PREFIX, SHAR
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.client import StepView
+from penstock.service.server.http.connection import KEY, ServerExchange
 from penstock.service.server.ui.ledger import RequestRecord
 from penstock.service.server.ui.refusals import MAX_KEPT, RefusalLog
 from penstock.service.server.ui.throttle import ToolThrottle
@@ -59,7 +60,7 @@ def test_every_block_tells_its_state_and_its_prefix() -> None:
 def test_refusals_are_bounded_and_belong_to_somebody() -> None:
     log = RefusalLog()
     for number in range(MAX_KEPT + 5):
-        scope = {"path": "/v1/x", "penstock.tenant": f"key-{number % 2}", "penstock.request_id": b"r"}
+        scope = {"path": "/v1/x", KEY: ServerExchange(b"r", tenant=f"key-{number % 2}")}
         log.note(scope, 429, "full" * 100, "busy", 0.0)
     log.note({"path": "/app/v1/simulate"}, 409, "superseded", "superseded", 0.0)
     everything = log.since(0, None)

@@ -22,6 +22,7 @@ from penstock.service.server.blocks import block_events
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.front import Front
 from penstock.service.server.http import docs, health
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.guard import Guard
 from penstock.service.server.jobs import batches, bills, files
 from penstock.service.server.jobs.protocol import BatchBody
@@ -170,7 +171,7 @@ def _count(front: Front, scope: dict[str, Any], status: int) -> None:
 
 
 def _over(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:
-    fault = scope.get("penstock.fault")
+    fault = exchange_of(scope).fault
     if fault is not None and status >= HTTPStatus.BAD_REQUEST:
         front.refusals.note(scope, status, fault.message, fault.code or fault.kind.name.lower(), time.time())
     _trace(front, scope, status, start_s)
@@ -180,7 +181,7 @@ def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> 
     """Tell the collector, if there is one, of a request for work; a fault in telling is nobody else's."""
     if front.tracer is None or scope["method"] != "POST":
         return
-    model = scope.get("penstock.model") or front.models.first.known_name
+    model = exchange_of(scope).model or front.models.first.known_name
     try:
         front.tracer.report(scope, _path(scope), status, start_s, model)
     except Exception as error:

@@ -33,6 +33,7 @@ from penstock.service.server.http.body import (
 )
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import busy, invalid, unsupported
 from penstock.service.server.http.large import Turns, yield_to_others
 from penstock.service.server.http.relay import RELAYED, check_resumed, random_hex, relayed_of, split_body, unix_time
@@ -132,7 +133,7 @@ class Front:
         if self.models.only is not None and self.pool is None:  # refused before a byte of the body is read
             self.models.only.admission.check(caller.tenant)
         body, ignored = await self.body(request, type_, refused)
-        request.scope["penstock.read_s"] = read_s = time.monotonic()
+        exchange_of(request.scope).read_s = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
         if self.pool is None:
             self._enter(request, model, caller.tenant)  # once the body is here, not while it trickles in
@@ -162,12 +163,14 @@ class Front:
         with ExitStack() as stack:
             stack.callback(pool.release, resident, delivery.keep_alive_s if self.may_unload(request) else None)
             self._enter(request, model, caller.tenant)
-            stack.callback(request.scope["penstock.leave"])
-            request.scope["penstock.leave"] = stack.pop_all().close
+            exchange = exchange_of(request.scope)
+            if exchange.leave is not None:
+                stack.callback(exchange.leave)
+            exchange.leave = stack.pop_all().close
 
     def may_unload(self, request: Request) -> bool:
         """How long a model stays is a client's to say where there is one key at most, and otherwise an admin's."""
-        return len(self.config.keys) < 2 or bool(request.scope.get("penstock.is_admin"))
+        return len(self.config.keys) < 2 or exchange_of(request.scope).is_admin
 
     @asynccontextmanager
     async def having(self, model: ServedModel) -> AsyncIterator[None]:
@@ -184,7 +187,7 @@ class Front:
             pool.release(resident)
 
     async def body(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
-        tenant = request.scope.get("penstock.tenant", "")
+        tenant = exchange_of(request.scope).tenant
         with open_account(self.bodies, tenant) as account:
             data = await read_body(request, self.body_limits, account)
             relayed = relayed_of(request)
@@ -223,8 +226,9 @@ class Front:
 
     def _enter(self, request: Request, model: ServedModel, tenant: str) -> None:
         model.admission.enter(tenant)
-        request.scope["penstock.model"] = model.known_name
-        request.scope["penstock.leave"] = partial(model.admission.leave, tenant)
+        exchange = exchange_of(request.scope)
+        exchange.model = model.known_name
+        exchange.leave = partial(model.admission.leave, tenant)
 
     def answer(self, prepared: Prepared, begun: Begun[Any]) -> "Counted":
         model, call = prepared.model, prepared.call
@@ -319,7 +323,7 @@ class Front:
 
 def tenant_of(request: Request) -> str:
     """Whose request it is: what is kept and cached is kept apart by it. Of a router's request, whose the router says."""
-    return str(request.scope.get("penstock.tenant", ""))
+    return str(exchange_of(request.scope).tenant)
 
 
 def caller_of(request: Request) -> Caller:
@@ -330,7 +334,7 @@ def caller_of(request: Request) -> Caller:
         most=relayed.most if relayed is not None else None,
         account=relayed.account if relayed is not None else "",
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
-        request_id=scope.get("penstock.request_id", b"").decode(),
+        request_id=exchange_of(scope).name,
     )
 
 
@@ -369,7 +373,7 @@ class Counted:
             answer = PrefillAnswer(call)
         elif relayed is not None and relayed.resumed is not None:
             check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
-        scope["penstock.call"] = call
+        exchange_of(scope).call = call
         front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)
         ledger = prepared.model.live.ledger
@@ -382,5 +386,5 @@ class Counted:
             front.calls.leave(call)
             ledger.leave(call, meters.watches(call), time.monotonic())
             if front.tracer is not None:
-                scope["penstock.timings"] = meters.timings(call)
+                exchange_of(scope).timings = meters.timings(call)
             meters.leave(call)

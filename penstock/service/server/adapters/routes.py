@@ -9,6 +9,7 @@ from starlette.requests import Request
 from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.http.health import PlainText
 
@@ -80,7 +81,7 @@ async def scale_adapters(request: Request) -> Json:
 
 def _table(request: Request) -> tuple[AdapterTable, Front]:
     front: Front = request.app.state.front
-    if front.config.keys and not request.scope.get("penstock.is_admin"):
+    if front.config.keys and not exchange_of(request.scope).is_admin:
         raise ApiError(
             ErrorKind.PERMISSION, "adapters are an admin's to change; send an --admin-key", code="admin_only"
         )

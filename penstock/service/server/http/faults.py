@@ -12,6 +12,7 @@ from penstock.errors import CapacityError, PenstockError, RequestError, StoreErr
 from penstock.runtime.core.batch import Fault, Finish
 from penstock.runtime.engine.client import GONE, SHUTTING_DOWN
 from penstock.service import marks
+from penstock.service.server.http.connection import exchange_of
 
 LOGGER = logging.getLogger(__name__)
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -167,6 +168,6 @@ def log_fault(error: ApiError, scope: Mapping[str, Any]) -> None:
         level, ended = logging.WARNING, "failed"
     if LOGGER.isEnabledFor(level):
         route = getattr(scope.get("route"), "path", "other")
-        request_id, status, code = scope["penstock.request_id"].decode(), error.status, error.code or error.kind.value
+        request_id, status, code = exchange_of(scope).name, error.status, error.code or error.kind.value
         fields = {"request": request_id, "route": route, "status": status, "code": code}
         LOGGER.log(level, "request %s %s: %d %s, %s", request_id, ended, status, code, route, extra={"fields": fields})

@@ -27,6 +27,7 @@ from penstock.service.edge.refusal import Refusal
 from penstock.service.edge.stamp import TRUST_HEADER, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.connection import KEY, ServerExchange, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
 from penstock.service.server.websocket.session import SocketSession, refuse
 
@@ -109,11 +110,9 @@ class Guard:
             await self._burst.take()
         headers = dict(reversed(scope["headers"]))  # of repeated ones the first counts
         request_id = _request_id(headers)
-        scope["penstock.request_id"] = request_id
-        scope["penstock.start_s"] = start_s
         scope["app"] = self
         dialect = self._dialect_of(scope["path"], b"anthropic-version" in headers)
-        scope["penstock.dialect"] = dialect
+        exchange = scope[KEY] = ServerExchange(request_id, start_s, dialect)
         extra = self._access.cors(headers)
         if scope.get("http_version") == "1.0":
             send = WholeBody(send)
@@ -129,19 +128,19 @@ class Guard:
                 spent_ms = round((time.monotonic() - start_s) * 1000)
                 is_stream = any(pair in message["headers"] for pair in dialect.stream_headers[:1])
                 message["headers"] = [*message["headers"], *extra, *dialect.headers(request_id, spent_ms)]
-                if "penstock.stamp" in scope:
+                if exchange.stamp is not None:
                     message["headers"].append((TRUST_HEADER, b"1"))
                 self._on_response(scope, status)
             await send(message)
 
-        scope["penstock.send"] = report
+        exchange.send = report
         try:
             self._check(scope)
             await self._app(scope, receive, report)
         except ClientDisconnect:
             return  # it left while it was still sending
         except Exception as error:
-            fault = scope["penstock.fault"] = _fault(error, request_id)
+            fault = exchange.fault = _fault(error, request_id)
             log_fault(fault, scope)
             if not status and scope["method"] == "OPTIONS" and fault.kind is ErrorKind.METHOD:
                 await Json(b"", 200, list(fault.headers))(scope, receive, report)
@@ -151,11 +150,10 @@ class Guard:
             elif is_stream:
                 await send({"type": "http.response.body", "body": dialect.error_event(fault, request_id.decode())})
         finally:
-            leave = scope.get("penstock.leave")
-            if leave is not None:
-                leave()
+            if exchange.leave is not None:
+                exchange.leave()
             self._on_end(scope, status, start_s)
-            _let_go(scope)
+            _let_go(exchange)
 
     async def _talk(self, scope: Scope, receive: Any, send: Any) -> None:
         """A WebSocket: opened to whoever might send a request here, which each of its frames then is."""
@@ -176,14 +174,15 @@ class Guard:
             tally.add(name, value)
         tally.check(scope["http_version"])
         headers, method, path = tally.values, scope["method"], scope["path"]
+        exchange = exchange_of(scope)
         self._access.check(method, headers)
         tenant = self._access.tenant(method, path, headers)
         stamp = read_stamp(headers.get(marks.RELAY_HEADER, b""))
         if stamp is not None and (tenant == ROUTER or not self._access.keys):
             tenant = f"{tenant}/{stamp.tenant}" if stamp.tenant else tenant
-            scope["penstock.stamp"] = stamp
-        scope["penstock.tenant"] = tenant
-        scope["penstock.is_admin"] = ApiKeys.is_admin(tenant)
+            exchange.stamp = stamp
+        exchange.tenant = tenant
+        exchange.is_admin = ApiKeys.is_admin(tenant)
 
 
 class WholeBody:
@@ -213,10 +212,9 @@ def _request_id(headers: dict[bytes, bytes]) -> bytes:
     return given if _ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
 
 
-def _let_go(scope: Scope) -> None:
-    """What a request has in its scope points back at it, its body included: it would stay until garbage is looked for."""
-    scope.pop("penstock.send", None)
-    fault = scope.pop("penstock.fault", None)
+def _let_go(exchange: ServerExchange) -> None:
+    """What a request has in its exchange points back at it, its body included: it would stay until garbage is looked for."""
+    fault, exchange.fault, exchange.send = exchange.fault, None, None
     while fault is not None:
         fault.__traceback__ = None
         fault = fault.__cause__ or fault.__context__

@@ -9,6 +9,7 @@ from penstock.service import kv_events
 from penstock.service.server.blocks import offer_of
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.connection import exchange_of
 
 
 async def live(request: Request) -> Json:
@@ -38,13 +39,13 @@ async def health(request: Request) -> Json:
 
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
-    async with front.turns.take(request.scope.get("penstock.tenant", "")):
+    async with front.turns.take(exchange_of(request.scope).tenant):
         return PlainText(front.render_metrics().encode(), CONTENT_TYPE, _offer(front, request))
 
 
 def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:
     """For a router that we know: what other replicas may fetch here."""
-    is_told = front.pool is None and "penstock.stamp" in request.scope
+    is_told = front.pool is None and exchange_of(request.scope).stamp is not None
     offer = offer_of(front.models.first.client, front.config.role) if is_told else None
     return [] if offer is None else [(kv_events.OFFER_HEADER, offer.encode())]
 

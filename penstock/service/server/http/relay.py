@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from penstock.service import kv_events, marks
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import invalid
 
 MAX_RESUME_BYTES = 4 << 20
@@ -57,7 +58,7 @@ RELAYED: ContextVar[Relayed | None] = ContextVar("relayed", default=None)
 
 def relayed_of(request: Request) -> Relayed | None:
     """None for a request of a client's own: the guard believes nobody but a router it knows."""
-    stamp = request.scope.get("penstock.stamp")
+    stamp = exchange_of(request.scope).stamp
     if stamp is None:
         return None
     most = marks.bound_of(request.headers.get(marks.MOST_HEADER.decode(), "").encode("latin-1"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.metrics.spans import close_provider, nanoseconds, open_provider
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.usage import usage_of
 
 PARTS = ("queue", "prefill", "decode", "flush")
@@ -32,14 +33,15 @@ class SpanTracer:
         since_epoch_s = time.time() - time.monotonic()
         operation = OPERATIONS.get(route, route.rpartition("/")[2])
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        call: Call | None = scope.get("penstock.call")
+        exchange = exchange_of(scope)
+        call: Call | None = exchange.call
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "penstock",
             "gen_ai.request.model": model,
             "http.request.method": scope["method"],
             "http.route": route,
-            "penstock.request_id": scope["penstock.request_id"].decode(),
+            "penstock.request_id": exchange.name,
         }
         if status:
             attributes["http.response.status_code"] = status
@@ -59,7 +61,7 @@ class SpanTracer:
         if call is not None:
             at_s = call.arrival_s + since_epoch_s
             for part in PARTS:
-                duration_ms = scope["penstock.timings"][f"{part}_ms"]
+                duration_ms = exchange.timings[f"{part}_ms"]
                 span.add_event(part, {"duration_ms": duration_ms}, timestamp=nanoseconds(at_s))
                 at_s += duration_ms / 1000
         if status >= 500:

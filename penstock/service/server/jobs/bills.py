@@ -15,6 +15,7 @@ from penstock.service.marks import TokenBound
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.usage import usage_of
 from penstock.service.store import bills as tables
 from penstock.service.store.bills import AccountRow, Bill
@@ -105,7 +106,7 @@ def owner_of(tenant: str) -> str:
 
 async def list_bills(request: Request) -> Json:
     bills: Bills = request.app.state.bills
-    owner = request.scope.get("penstock.tenant", "")
+    owner = exchange_of(request.scope).tenant
     rows = await asyncio.wrap_future(
         bills.database.read(lambda transaction: tables.bills_of(transaction, owner, MAX_BILLS))
     )
@@ -114,7 +115,7 @@ async def list_bills(request: Request) -> Json:
 
 async def take_bills(request: Request) -> Json:
     bills: Bills = request.app.state.bills
-    owner = request.scope.get("penstock.tenant", "")
+    owner = exchange_of(request.scope).tenant
     body, _ = await request.app.state.front.body(request, TakenBody, NO_REFUSED)
     await asyncio.wrap_future(
         bills.database.write(lambda transaction: tables.take_bills(transaction, owner, body.taken[:MAX_BILLS]))

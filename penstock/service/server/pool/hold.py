@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from penstock.service.server.dialect import Dialect, Progress
 from penstock.service.server.generation import Delivery
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.relay import relayed_of
 
 PROGRESS_S = 0.5
@@ -41,8 +42,9 @@ async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, pro
 
 
 async def _tell(request: Request, progress: Progress, delivery: Delivery, *, is_begun: bool) -> None:
-    dialect: Dialect = request.scope["penstock.dialect"]
-    send = request.scope["penstock.send"]
+    exchange = exchange_of(request.scope)
+    dialect: Dialect = exchange.dialect
+    send = exchange.send
     if not is_begun:
         await send({"type": "http.response.start", "status": 200, "headers": list(dialect.stream_headers)})
     data = dialect.progress(progress) if delivery.reports_progress else dialect.comment(progress)

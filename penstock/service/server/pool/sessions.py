@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 
 ORDER_S = 120.0
@@ -41,7 +42,7 @@ async def _order(front: Front, action: str, name: str = "", seconds: float = 0.0
 
 def _front(request: Request) -> Front:
     front: Front = request.app.state.front
-    if front.config.keys and not request.scope.get("penstock.is_admin"):
+    if front.config.keys and not exchange_of(request.scope).is_admin:
         raise ApiError(
             ErrorKind.PERMISSION,
             "sessions of all tenants are an admin's to see; send an --admin-key",

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from penstock.runtime.models.catalog import CONFIGS
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
@@ -73,19 +74,19 @@ def _model(request: Request) -> ServedModel:
 
 def sees_all(request: Request) -> bool:
     """Where there are no keys everybody may look; else those with an admin key."""
-    return not _front(request).config.keys or bool(request.scope.get("penstock.is_admin"))
+    return not _front(request).config.keys or exchange_of(request.scope).is_admin
 
 
 def _tenant(request: Request) -> str | None:
     """Whose requests may be shown; None for everybody's."""
-    return None if sees_all(request) else request.scope.get("penstock.tenant", "")
+    return None if sees_all(request) else exchange_of(request.scope).tenant
 
 
 def _client(request: Request) -> str:
     """Who asks, as far as limits care."""
     address = request.client.host if request.client else ""
     tab = request.headers.get("x-penstock-tab", "")[:32]
-    return f"{request.scope.get('penstock.tenant') or address} {tab}"
+    return f"{exchange_of(request.scope).tenant or address} {tab}"
 
 
 async def about(request: Request) -> Json:

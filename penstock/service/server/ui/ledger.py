@@ -12,6 +12,7 @@ from typing import Any
 from penstock.runtime.core.batch import Delta, PrefixHit
 from penstock.runtime.engine.client import StepReport
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.meters import Watch
 
 MAX_RECORDS = 400
@@ -94,17 +95,18 @@ class RequestLedger:
         self.calls: dict[int, Call] = {}
 
     def enter(self, call: Call, scope: Any) -> None:
-        begin_s = scope.get("penstock.start_s", call.arrival_s)
+        exchange = exchange_of(scope)
+        begin_s = exchange.start_s or call.arrival_s
         for request in call.requests:
             self.calls[request.request_id] = call
             self.open[request.request_id] = RequestRecord(
                 request_id=request.request_id,
-                call_id=scope.get("penstock.request_id", b"").decode(),
+                call_id=exchange.name,
                 tenant=request.tenant,
                 num_prompt=len(request.prompt),
                 num_choices=request.params.n,
                 begin_s=begin_s,
-                read_s=scope.get("penstock.read_s", begin_s),
+                read_s=begin_s if exchange.read_s is None else exchange.read_s,
                 arrival_s=call.arrival_s,
             )
 

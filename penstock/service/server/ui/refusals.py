@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Any, NamedTuple
 
+from penstock.service.server.http.connection import exchange_of
+
 MAX_KEPT = 200
 MAX_MESSAGE = 240
 OWN_PREFIXES = ("/app/", "/assets/")
@@ -33,7 +35,8 @@ class RefusalLog:
         if path.startswith(OWN_PREFIXES):
             return
         self.num_refused += 1
-        tenant, call_id = scope.get("penstock.tenant", ""), scope.get("penstock.request_id", b"").decode()
+        exchange = exchange_of(scope)
+        tenant, call_id = exchange.tenant, exchange.name
         shown = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " ..."
         self._kept.append(RefusalRecord(self.num_refused, time_s, status, code, shown, path[:80], tenant, call_id))
 

@@ -6,6 +6,7 @@ Each is a call like any other, admitted, measured and listed; only its events tr
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from penstock.service.server.front import Front, Prepared, caller_of
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.body import convert
 from penstock.service.server.http.call import Failure
+from penstock.service.server.http.connection import KEY, exchange_of
 from penstock.service.server.http.faults import ApiError, error_of_finish
 from penstock.service.server.http.relay import random_hex
 from penstock.service.server.openai.chat import prepare_chat
@@ -67,7 +69,7 @@ async def _answer(
 ) -> None:
     """One of them, from its place to its end; a refusal is its own."""
     name = f"req_{random_hex()}"
-    scope |= {"penstock.request_id": name.encode(), "penstock.start_s": time.monotonic()}
+    scope[KEY] = replace(exchange_of(scope), request_id=name.encode(), start_s=time.monotonic())
     try:
         model = front.models.find(chat.model)
         async with front.having(model):
@@ -91,7 +93,7 @@ async def _tell(front: Front, prepared: Prepared, scope: dict[str, Any], put: Ca
     with front.running(prepared) as call:
         ledger.enter(call, scope)
         try:
-            put("begin", {"request_id": scope["penstock.request_id"].decode()})
+            put("begin", {"request_id": exchange_of(scope).name})
             while not call.is_over:
                 put("chunk", {"data": encoder.reporting(await call.news()).decode()})
             timings = model.meters.timings(call) if prepared.delivery.reports_timings else None
