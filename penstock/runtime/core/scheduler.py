@@ -36,6 +36,7 @@ from penstock.runtime.core.prefix import Holding, Namespace
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.roster import Roster
 from penstock.runtime.core.sequence import Sequence
+from penstock.runtime.core.tenants.shares import sole_tenant
 
 MISSED_DEADLINE = Finish(FinishReason.ERROR, "the deadline passed before the answer was complete", Fault.DEADLINE)
 CANCELLED = Finish(FinishReason.CANCELLED)
@@ -65,7 +66,11 @@ class Scheduler:
         self.lacks = ""
         """What the first in order waited for in the last step."""
         self.yields = False
-        """The last step has batch sequences alone: it may be abandoned when an interactive request comes."""
+        """The last step may be abandoned when a request comes: it has batch sequences alone, or one tenant has all of it."""
+        self.sole_tenant: str | None = None
+        """That tenant; its own requests interrupt nothing."""
+        self.is_shared = False
+        """The last step was short because several tenants have work, or had some lately."""
         self._order = self.roster.order
         self._requests: dict[int, list[Sequence]] = {}
         self._deadlines = Deadlines(self._requests)
@@ -226,7 +231,9 @@ class Scheduler:
         self.pool.unpin_expired(now)
         plan = StepPlan(self.limits, self.pool, self.roster)
         plan.fill()
-        self.preemptions, self.lacks, self.yields = plan.preemptions, plan.lacks, plan.is_batch_lane
+        self.preemptions, self.lacks, self.is_shared = plan.preemptions, plan.lacks, plan.is_shared
+        self.sole_tenant = None if plan.is_shared or plan.is_batch_lane else sole_tenant(self.roster)
+        self.yields = plan.is_batch_lane or self.sole_tenant is not None
         self.num_preemptions += len(plan.preemptions)
         if not plan.chunks:
             return None
